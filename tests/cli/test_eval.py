@@ -68,7 +68,7 @@ def test_what_cannot_be_judged_is_one_line(
     arguments: tuple[str, ...], code: int, words: str, tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.setattr("tuner.results.model.load_weights", None)  # refused before
+    monkeypatch.setattr("tuner.results.loaded_model.load_weights", None)  # refused before
 
     result = tuner("eval", *arguments)
 

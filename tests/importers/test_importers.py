@@ -17,7 +17,7 @@ from tests.importers.keys import OF_TOOL
 from tuner.errors import TunerError
 from tuner.importers import recipe_text, tools
 from tuner.importers.document import Document, Keys, walk
-from tuner.importers.recipe import Imported, finished
+from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Outcome, Tool, Translation
 from tuner.recipes import loading
 from tuner.recipes.merging import leaves, nested

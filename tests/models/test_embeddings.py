@@ -19,7 +19,7 @@ from tuner.models.load import CACHE, load_model, load_reference
 from tuner.models.tiny import materialize
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.results import model as results_model
+from tuner.results import loaded_model as results_model
 from tuner.results.export import Options, export
 from tuner.results.saved import find
 from tuner.runs.directory import RunDirectory

@@ -33,7 +33,7 @@ from tuner.models.load import CACHE, load_model, load_weights
 from tuner.models.tiny import materialize
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.results import model as results_model
+from tuner.results import loaded_model as results_model
 
 Tensors = dict[str, torch.Tensor]
 SMALL = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

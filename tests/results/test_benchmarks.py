@@ -12,8 +12,8 @@ import torch
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import MachineError, UsageError
-from tuner.results.benchmarks import check, scores
-from tuner.results.model import LoadedModel, load, spec_of
+from tuner.results.evaluate import check_tasks, task_scores
+from tuner.results.loaded_model import LoadedModel, load, spec_of
 
 TASK = """
 task: colours
@@ -44,7 +44,7 @@ def test_a_missing_lm_eval_is_told_before_anything_is_loaded(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "lm_eval", None)
 
     with pytest.raises(MachineError, match=r"task scores need lm-eval.*pip install 'tuner-deepspeed\[eval\]'"):
-        check(("hellaswag",))
+        check_tasks(("hellaswag",))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -56,8 +56,8 @@ def test_a_task_is_scored_by_lm_eval(tmp_path: Path) -> None:
     make_result(tmp_path / "run", "tiny_lora_sample_e1")
     tiny = load(spec_of(str(tmp_path / "run"), None), CPU)
 
-    found = scores(tiny, [str(task)], 2, limit=4)
+    found = task_scores(tiny, [str(task)], 2, limit=4)
     assert found["colours"]["sample_len"] == 4
     assert found["colours"]["acc,none"] == sum(likelier(tiny, f"{n}?") == n % 2 for n in range(4)) / 4
     with pytest.raises(UsageError, match=r"lm-eval has no task 'hellaswak'.*'hellaswag'"):
-        check(("hellaswag", "mine.yaml", "hellaswak"))
+        check_tasks(("hellaswag", "mine.yaml", "hellaswak"))

@@ -13,7 +13,7 @@ from tests.machine.gpus import CPU
 from tuner.data import limits
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.results.chat import Chat
-from tuner.results.model import LoadedModel, load, spec_of
+from tuner.results.loaded_model import LoadedModel, load, spec_of
 from tuner.worker.generation import Settings, prompt_ids
 
 SAMPLED = Settings(max_new_tokens=12, temperature=1.0)

@@ -20,7 +20,7 @@ from tuner.models.load import load_model, source
 from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import generations, judged, likelihood, questions, rows_of
-from tuner.results.model import LoadedModel, load, spec_of, tokenizer_of
+from tuner.results.loaded_model import LoadedModel, load, spec_of, tokenizer_of
 from tuner.worker.generation import Settings
 
 FEW = ("val_dataloader.dataset.max_rows=7",)

@@ -23,7 +23,7 @@ from tests.models import test_internlm as internlm
 from tests.models.published import write_checkpoint
 from tests.results.models import GPT2, LLAMA, MIXTRAL, MIXTURE, SMALL, TIED, TOKENS, write_adapter, write_base
 from tuner.errors import MachineError, ModelError, TunerError
-from tuner.results import compare
+from tuner.results import export as export_module
 from tuner.results.export import Exported, Options, export
 from tuner.results.saved import find
 
@@ -113,7 +113,7 @@ def test_what_was_compared_is_said_also_where_the_host_has_no_room(
     adapter = write_adapter(tmp_path / "adapter", base)
 
     first = merge(adapter, tmp_path / "merged").compared
-    monkeypatch.setattr(compare, "available_host_bytes", lambda: 1000)
+    monkeypatch.setattr(export_module, "available_host_bytes", lambda: 1000)
     second = merge(adapter, tmp_path / "again").compared
 
     assert first is not None and second is not None
@@ -126,8 +126,8 @@ def test_a_merge_that_says_something_else_is_refused_and_nothing_written(
 ) -> None:
     base = write_base(tmp_path / "base", LLAMA)
     adapter = write_adapter(tmp_path / "adapter", base, init_lora_weights="olora")
-    monkeypatch.setattr("tuner.results.adapter._KEEP_THE_BASE", ("olora",))
-    monkeypatch.setattr("tuner.results.adapter._CHANGE_THE_BASE", ())  # as if PEFT did not
+    monkeypatch.setattr("tuner.results.peft_adapter._KEEP_THE_BASE", ("olora",))
+    monkeypatch.setattr("tuner.results.peft_adapter._CHANGE_THE_BASE", ())  # as if PEFT did not
 
     with pytest.raises(TunerError, match=r"logits differ from those of the adapter on its base by [\d.]+%"):
         merge(adapter, tmp_path / "merged")

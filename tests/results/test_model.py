@@ -17,7 +17,7 @@ from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import ModelError, RunDirectoryError, TunerError, UsageError
 from tuner.models.load import source
-from tuner.results.model import LoadedModel, load, spec_of
+from tuner.results.loaded_model import LoadedModel, load, spec_of
 from tuner.runs import checkpoints
 
 TINY = "package:tiny"

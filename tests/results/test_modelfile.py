@@ -11,7 +11,7 @@ from tests.data.conftest import make_tokenizer
 from tests.each import each
 from tuner import assets
 from tuner.errors import DataError
-from tuner.results.modelfile import go_template, modelfile, writes_bos
+from tuner.results.gguf import go_template, modelfile, writes_bos
 from tuner.worker.generation import prompt_text
 
 TEMPLATES = sorted((assets.CONFIGS / "chat_templates").glob("*.jinja"))

@@ -25,7 +25,7 @@ from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.results import serve
 from tuner.results.chat import Chat
-from tuner.results.model import load, spec_of
+from tuner.results.loaded_model import load, spec_of
 from tuner.worker.generation import Settings
 
 START_S = 120

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import datetime
@@ -17,22 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from tuner import paths
-from tuner.api.callbacks import Callback, Functions, of_ranks
+from tuner.api.run import Run, RunFailed, require_done
 from tuner.errors import TunerError, UsageError, brief_repr, visible
 from tuner.hooks import recipe_of_other_tool
-from tuner.recipes import loading, python_values, python_words
+from tuner.recipes import loading, python_calls
 from tuner.recipes.recipe import Asked, Overrides, Recipe
-from tuner.results.run import Run, RunFailed, require_done
 
 # What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
 if TYPE_CHECKING:
-    from tuner.api.serving import Server
     from tuner.launch.checking import Report as CheckReport
     from tuner.launch.planning import Plan
     from tuner.launch.previewing import Preview
     from tuner.results.chat import Chat
     from tuner.results.evaluate import Evaluation
     from tuner.results.export import Exported
+    from tuner.results.serve import Server
 
 __all__ = [
     "Recipe",
@@ -74,7 +74,7 @@ def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Argument
         try:
             return function(*args, **kwargs)
         except TunerError as error:
-            python_words.translate(error)
+            python_calls.translate(error)
             raise
 
     return call
@@ -186,9 +186,9 @@ def check(
     report.findings = [
         replace(
             one,
-            what=python_words.in_python(one.what),
-            where=one.where and python_words.place_in_python(one.where),
-            fix=one.fix and python_words.in_python(one.fix),
+            what=python_calls.in_python(one.what),
+            where=one.where and python_calls.place_in_python(one.where),
+            fix=one.fix and python_calls.in_python(one.fix),
         )
         for one in report.findings
     ]
@@ -282,7 +282,7 @@ def train(
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
     resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     for line in announcement(resolved, preflight.check(resolved)):
-        print(visible(python_words.in_python(line)), file=sys.stderr)  # effect: what the command line says there too
+        print(visible(python_calls.in_python(line)), file=sys.stderr)  # effect: what the command line says there too
     code = execute(resolved)
     run = Run(resolved.run_path)
     require_done(run, code)
@@ -327,9 +327,9 @@ def export(
     from tuner.fit.sizes import parse_bytes
     from tuner.hub.push import check as check_push
     from tuner.hub.push import upload
-    from tuner.results import random_state
     from tuner.results.export import Options
     from tuner.results.export import export as write
+    from tuner.results.loaded_model import unchanged_random_state
     from tuner.results.saved import check_dest, find
 
     if private and push is None:
@@ -339,7 +339,7 @@ def export(
     options = Options(merge, dtype, most, None if base is None else os.fspath(base), format, push)
     saved = find(Path(source))
     repository = check_push(push, format, private=private) if push else None
-    with random_state.kept():
+    with unchanged_random_state():
         done = write(saved, folder, options, os.environ)  # effect: where llama.cpp is
     if repository:
         upload(folder, done.private_base, repository, kept=True)
@@ -434,7 +434,7 @@ def evaluate(
     _check_choices(Bits, bits=bits)
     from tuner.machine.hardware import detect
     from tuner.results import evaluate as evaluation
-    from tuner.results import random_state
+    from tuner.results.loaded_model import unchanged_random_state
 
     file = None if out is None else Path(out)
     if file and file.exists():
@@ -457,7 +457,7 @@ def evaluate(
         num_fewshot=num_fewshot,
         apply_chat_template=apply_chat_template,
     )
-    with random_state.kept():
+    with unchanged_random_state():
         return evaluation.evaluate(
             os.fspath(source),
             wanted,
@@ -496,8 +496,7 @@ def serve(
     _check_numbers(1, port=port)
     _check_choices(Engine, engine=engine)
     _check_choices(Bits, bits=bits)
-    from tuner.api.serving import Server
-    from tuner.results.serve import name_of
+    from tuner.results.serve import Server, name_of
 
     called = name or name_of(os.fspath(adapter or source))
     options = {
@@ -550,7 +549,7 @@ def preview_data(
 
 
 def _spoken(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(python_words.in_python, lines))
+    return tuple(map(python_calls.in_python, lines))
 
 
 def _rows(argument: str, rows: Any) -> Any:
@@ -564,12 +563,12 @@ def _rows(argument: str, rows: Any) -> Any:
 
 def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> Asked:
     """Return what a recipe is loaded by; overrides of a `Recipe` go over those that it was loaded with."""
-    changes = python_values.overrides(
-        {key: _rows(key, value) if key in python_values.ROWS else value for key, value in overrides.items()}
+    changes = python_calls.overrides_of(
+        {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
         asked = recipe.asked or Asked(recipe.name, Overrides())
-        return Asked(asked.name, python_values.both(asked.overrides, changes), allow_code or asked.allow_code)
+        return Asked(asked.name, python_calls.both(asked.overrides, changes), allow_code or asked.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)
     name = os.fspath(recipe)
@@ -599,3 +598,50 @@ def _check_choices(choices: Any, **arguments: str | int | None) -> None:
         if value is not None and value not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
             raise UsageError(f"{name} = {value!r} is not one of {known}", where=name, fix="Use one of them.")
+
+
+Event = dict[str, Any]
+Callback = str | Callable[[Event], object]
+
+
+def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
+    """Return the import paths among callbacks, which the ranks load.
+
+    Raises:
+        UsageError: one is neither an import path nor a function.
+    """
+    for one in callbacks:
+        if _is_trainer_callback(one):
+            what = f"callbacks holds {brief_repr(one)}, which cannot leave this process; training runs in others"
+            fix = "Put the class into a module, and give its import path: callbacks=['my_module:MyCallback']."
+            raise UsageError(what, where="callbacks", fix=fix)
+        if not isinstance(one, str) and not callable(one):
+            fix = "Give functions of one event, or import paths such as 'my_module:MyCallback'."
+            raise UsageError(f"{brief_repr(one)} is no callback", where="callbacks", fix=fix)
+    return [one for one in callbacks if isinstance(one, str)]
+
+
+def _is_trainer_callback(one: object) -> bool:
+    """Return whether it is transformers' own kind; where nobody imported transformers, nothing is."""
+    transformers = sys.modules.get("transformers")
+    kind = getattr(transformers, "TrainerCallback", None) if transformers else None
+    return kind is not None and (isinstance(one, kind) or (isinstance(one, type) and issubclass(one, kind)))
+
+
+class Functions:
+    """Hands each event to functions, in the order in which they were given; one that fails is not called again."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._functions = [one for one in callbacks if not isinstance(one, str)]
+
+    def __bool__(self) -> bool:
+        return bool(self._functions)
+
+    def __call__(self, event: Event) -> None:
+        for function in [*self._functions]:
+            try:
+                function(dict(event))
+            except Exception:  # a mistake in the caller's function must not end the run
+                self._functions.remove(function)
+                traceback.print_exc()
+                print(f"tuner: {function!r} failed and is not called again.", file=sys.stderr)  # effect: as warnings

@@ -13,7 +13,7 @@ from tuner.cli.help import Command
 from tuner.cli.say import columns, say
 
 if TYPE_CHECKING:
-    from tuner.importers.recipe import Imported
+    from tuner.importers.imported_recipe import Imported
 
 _STYLES: dict[str, dict[str, Any]] = {"changed in meaning": {"fg": "yellow"}, "no counterpart": {"dim": True}}
 _LEAST_COLUMNS = 20

@@ -58,7 +58,7 @@ def command(
     if not by_vllm:
         serve.check_installed()
     from tuner.results.chat import check_can_answer
-    from tuner.results.model import spec_of, tokenizer_of
+    from tuner.results.loaded_model import spec_of, tokenizer_of
 
     source = source_of(source)
     spec = spec_of(source, adapter)

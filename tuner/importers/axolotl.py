@@ -6,12 +6,14 @@ Its old words for the same things are known too; an empty key says nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from tuner.importers import axolotl_data, deepspeed, rules, training_arguments, words
-from tuner.importers.document import Document
-from tuner.importers.rules import truth
-from tuner.importers.translation import Given, Rule, Tool, Translation
+from tuner import paths
+from tuner.importers import deepspeed, key_tables, shared_rules, training_arguments
+from tuner.importers.document import Document, Keys
+from tuner.importers.shared_rules import one_file, renamed, source, truth
+from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes.aliases import by_word
 
 _RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto"}
@@ -44,7 +46,7 @@ def _prepare(t: Translation) -> None:
 
 def rl(t: Translation, given: Given) -> None:
     """Take what is learned; IPO is a loss of DPO here."""
-    rules.learned(t, given)
+    shared_rules.learned(t, given)
     if given.value == "ipo":
         t.set(given, "objective.loss_type", ["ipo"])
 
@@ -87,7 +89,7 @@ def flagged_attention(t: Translation, given: Given) -> None:
 def any_attention(t: Translation, given: Given) -> None:
     """Take the kernel where transformers has it."""
     if str(given.value) in _KNOWN_ATTENTION:
-        rules.attention(t, given)
+        shared_rules.attention(t, given)
     else:
         why = f"tuner uses transformers' choice for {given.value!r}"
         t.set(given, "model.attn_implementation", None, why, changed=True)
@@ -130,6 +132,114 @@ def wandb_project(t: Translation, given: Given) -> None:
     t.set(given, "log.trackers", ["wandb"], "the project: WANDB_PROJECT=NAME before the command")
 
 
+_FORMATS = {
+    **dict.fromkeys(("alpaca", "alpaca_chat", "gpteacher", "oasst", "reflection"), "alpaca"),
+    "sharegpt": "sharegpt",
+    **dict.fromkeys(("completion", "pretrain"), "text"),
+}
+"""The first word of its `type` -> our format; of others it is told from the columns."""
+_CHATS = ("chat_template", "sharegpt", "chatml", "llama3")
+_KNOWN = (*_FORMATS, *_CHATS, "input_output")
+_ALPACA = "Alpaca's text (### Instruction: ... ### Response: ...)"
+_WRITTEN = {
+    **dict.fromkeys(("alpaca", "gpteacher", "oasst", "reflection"), _ALPACA),
+    "alpaca_chat": "USER: ... ASSISTANT: ...",
+    "sharegpt": "the template that `conversation` names, else Vicuna's",
+    "chatml": "ChatML",
+    "llama3": "Llama 3's chat template",
+}
+"""The first word of its `type` -> how Axolotl writes its prompts, where that is not with `chat_template`."""
+_QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field_output": "output"}
+_JUDGED = ("prompt", "chosen", "rejected", "completion", "label")
+_OF_ENTRY = {
+    *("path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"),
+    *("message_property_mappings", *_QUESTIONS),
+}
+_LEFT_OF_ENTRY = (
+    "conversation chat_template chat_template_jinja roles roles_to_train train_on_eos train_on_eot shards shards_idx "
+    "preprocess_shards input_transform input_format field_human field_model field_thinking ds_type "
+    "template_thinking_key message_field_training message_field_training_detail split_thinking drop_system_message "
+    "trust_remote_code revision logprobs_field temperature field_tools skip step_separator max_completion_length "
+    "train_on_last_step_only field_prompt field_chosen field_rejected field_system message_field_role "
+    "message_field_content eot_tokens"
+)
+"""Keys of an entry that our formats and the chat template decide."""
+
+
+def datasets(t: Translation, given: Given) -> None:
+    """Take every entry; those of test_datasets validate."""
+    found = given.value if isinstance(given.value, list) else [given.value]
+    for number, one in enumerate(found):
+        entry, keys = one if isinstance(one, dict) else {"path": one}, (*given.keys, str(number))
+        if entry.get("type") == "_synthetic":
+            t.leave(given, "synthetic rows for a benchmark: tuner smoke makes its own")
+            continue
+        if not entry.get("path"):
+            raise t.document.wrong("the data set has no path", keys, "Set path to a file or a hub id.")
+        t.check_block("a data set", entry, keys, _OF_ENTRY, _LEFT_OF_ENTRY)
+        made = {
+            "path": _path(entry),
+            "name": entry.get("name"),
+            "split": str(entry.get("split") or entry.get("train_on_split") or "train"),
+            **_shape(t, given, keys, entry),
+        }
+        (t.validation if given.key == "test_datasets" else t.datasets).append(made)
+    t.note(given, Outcome.TRANSLATED, f"{len(found)} data sets")
+
+
+def _path(entry: dict[str, Any]) -> str:
+    path, file = str(entry["path"]), one_file(entry.get("data_files"))
+    if file is None or source(path, file) == file:
+        return file or path
+    return f"{path}/{file}" if paths.local(path) else f"hf://datasets/{path}/{file}"
+
+
+def _shape(t: Translation, given: Given, keys: Keys, entry: dict[str, Any]) -> dict[str, Any]:
+    type_ = entry.get("type")
+    if isinstance(type_, dict):
+        columns = {ours: str(type_[key]) for key, ours in _QUESTIONS.items() if type_.get(key)}
+        judged = {key: str(type_[f"field_{key}"]) for key in _JUDGED if type_.get(f"field_{key}")}
+        format_ = "preference" if "chosen" in judged else "feedback" if "label" in judged else "alpaca"
+        _note_type(t, keys, "format and similar keys", format_, "the chat template renders prompts, not `format`")
+        return {"format": format_, "columns": renamed(judged or columns), "system": type_.get("system_prompt") or None}
+    return _named_shape(t, given, keys, entry, str(type_ or ""))
+
+
+def _named_shape(t: Translation, given: Given, keys: Keys, entry: dict[str, Any], type_: str) -> dict[str, Any]:
+    word = type_.partition(".")[0].partition(":")[0]
+    if (written := _WRITTEN.get(word)) and t.objective != "pretrain":
+        why = f"Axolotl renders prompts as {written}, tuner with the model's chat template"
+        _note_type(t, keys, type_, _FORMATS.get(word), why)
+    if t.objective != "sft" and t.objective != "pretrain":
+        columns = {key: str(entry[f"field_{key}"]) for key in ("chosen", "rejected") if entry.get(f"field_{key}")}
+        return {"format": None, "columns": renamed(columns)}
+    if word in ("completion", "pretrain") or given.key == "pretraining_dataset":
+        field = str(entry.get("field") or entry.get("text_column") or "text")
+        t.objective = "pretrain"
+        return {"format": "text", "columns": renamed({"text": field})}
+    if word in _CHATS:
+        return _chat(entry)
+    if word and word not in _KNOWN:
+        why = "tuner detects the format from the columns and renders prompts with the model's chat template"
+        _note_type(t, keys, type_, None, why)
+    return {"format": _FORMATS.get(word)}
+
+
+def _note_type(t: Translation, keys: Keys, type_: str, format_: str | None, why: str) -> None:
+    shown = replace(t.inner((*keys, "type"), type_), key=f"{keys[0]}[{keys[-1]}].type")
+    t.note(shown, Outcome.CHANGED, f"format {format_}", why)
+
+
+def _chat(entry: dict[str, Any]) -> dict[str, Any]:
+    mappings = entry.get("message_property_mappings") or {}
+    content = mappings.get("content") or entry.get("message_field_content")
+    format_ = "sharegpt" if content == "value" or entry.get("type") == "sharegpt" else "messages" if content else None
+    field = entry.get("field_messages")
+    if field in (None, "messages", "conversations", "conversation"):
+        return {"format": format_}
+    return {"format": format_ or "messages", "columns": {"messages": str(field)}}
+
+
 def _defaults(document: Document) -> Mapping[str, Any]:
     said = document.values
     is_adapter = bool(said.get("adapter"))
@@ -153,31 +263,31 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_WORDS = words.of("axolotl")
+_WORDS = key_tables.of("axolotl")
 TABLE: Mapping[str, Rule] = {
     **{key: rule for key, rule in training_arguments.TABLE.items() if "*" not in key},
     **_WORDS.rules,
     **by_word(
         {
-            "base_model": rules.model,
-            "adapter": rules.method,
-            "lora_model_dir": rules.adapter_path,
-            "load_in_4bit load_in_8bit": rules.bits,
+            "base_model": shared_rules.model,
+            "adapter": shared_rules.method,
+            "lora_model_dir": shared_rules.adapter_path,
+            "load_in_4bit load_in_8bit": shared_rules.bits,
             "lora_target_modules": target,
             "lora_target_linear": linear,
             "rl": rl,
             "dpo_beta": of_objective("beta", "dpo"),
             "orpo_alpha": of_objective("beta", "orpo"),
             "dpo_loss_type": of_objective("loss_type", "dpo"),
-            "datasets test_datasets pretraining_dataset": axolotl_data.datasets,
-            "default_system_message": rules.system,
-            "val_set_size": rules.held_out,
-            "num_epochs": rules.epochs,
-            "optimizer": rules.optimizer,
-            "lr_scheduler": rules.schedule,
-            "bf16 fp16 bfloat16 float16": rules.compute_type,
+            "datasets test_datasets pretraining_dataset": datasets,
+            "default_system_message": shared_rules.system,
+            "val_set_size": shared_rules.held_out,
+            "num_epochs": shared_rules.epochs,
+            "optimizer": shared_rules.optimizer,
+            "lr_scheduler": shared_rules.schedule,
+            "bf16 fp16 bfloat16 float16": shared_rules.compute_type,
             "gradient_checkpointing": checkpointing,
-            "activation_offloading": rules.switched("train_cfg.activation_offloading"),
+            "activation_offloading": shared_rules.switched("train_cfg.activation_offloading"),
             "deepcompile": deepcompile,
             "attn_implementation": any_attention,
             " ".join((*_FLAGGED, "xformers_attention", "sage_attention")): flagged_attention,

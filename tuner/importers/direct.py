@@ -14,7 +14,7 @@ from tuner.errors import RecipeError
 from tuner.files import make_folder, sha256, write_text
 from tuner.hooks import Converted
 from tuner.importers import recipe_text, tools
-from tuner.importers.recipe import Imported
+from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Outcome
 
 _WORD = re.compile(r"[^\w.-]+")

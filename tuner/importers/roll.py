@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.importers import deepspeed, rules, words
+from tuner.importers import deepspeed, key_tables, shared_rules
 from tuner.importers.document import Document
-from tuner.importers.rules import truth
+from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
-from tuner.recipes import aliases, hydra
+from tuner.recipes import aliases, yaml_text
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
@@ -29,8 +29,10 @@ _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 def with_defaults(document: Document) -> Document:
     """Return a document with every `${...}` replaced, by values of its own or of the files that `defaults` names."""
-    named = Yaml({key: value for key, value in document.values.items() if key == hydra.DEFAULTS}, dict(document.lines))
-    found = hydra.merged(named, document.folder, document.name, RecipeError).values
+    named = Yaml(
+        {key: value for key, value in document.values.items() if key == yaml_text.DEFAULTS}, dict(document.lines)
+    )
+    found = yaml_text.with_defaults(named, document.folder, document.name, RecipeError).values
     used = replace(document, values=found | document.values).resolved(whole=not named.values)
     values = {key: value for key, value in used.values.items() if key not in found}
     return replace(used, values=values)
@@ -177,37 +179,37 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
         "strategy_args.strategy_name": strategy,
         "strategy_args.strategy_config": strategy_config,
         "device_mapping": device_mapping,
-        "model_args.attn_implementation model_args.flash_attn": rules.attention,
-        "model_args.lora_target": rules.target,
+        "model_args.attn_implementation model_args.flash_attn": shared_rules.attention,
+        "model_args.lora_target": shared_rules.target,
         "model_args.model_name_or_path": told_with("the role's weights"),
-        "training_args.adam_beta1 training_args.adam_beta2": rules.betas,
-        "training_args.warmup_steps": rules.warmup_steps,
-        "training_args.warmup_ratio": rules.warmup_ratio,
-        "training_args.num_train_epochs": rules.epochs,
+        "training_args.adam_beta1 training_args.adam_beta2": shared_rules.betas,
+        "training_args.warmup_steps": shared_rules.warmup_steps,
+        "training_args.warmup_ratio": shared_rules.warmup_ratio,
+        "training_args.num_train_epochs": shared_rules.epochs,
         "training_args.max_steps": max_steps,
-        "training_args.lr_scheduler_type": rules.schedule,
+        "training_args.lr_scheduler_type": shared_rules.schedule,
         "data_args.file_name": files,
-        "data_args.template": rules.own_template,
+        "data_args.template": shared_rules.own_template,
     }
 ) | {
     "model_args.dtype": aliases.table()["torch_dtype"],
     "model_args.disable_gradient_checkpointing": aliases.table()["disable_gradient_checkpointing"],
 }
 
-_WORDS = words.of("roll")
+_WORDS = key_tables.of("roll")
 TABLE: Mapping[str, Rule] = {
     **_WORDS.rules,
     **by_word(
         {
             "pretrain student_pretrain": weights,
             "max_steps": max_steps,
-            "max_grad_norm": rules.clipping,
-            "save_steps": rules.interval("checkpoint.interval"),
-            "logging_steps": rules.interval("log.interval"),
-            "eval_steps": rules.interval("train_cfg.val_interval"),
-            "max_ckpt_to_keep": rules.kept,
-            "global_template": rules.own_template,
-            "track_with": rules.trackers,
+            "max_grad_norm": shared_rules.clipping,
+            "save_steps": shared_rules.interval("checkpoint.interval"),
+            "logging_steps": shared_rules.interval("log.interval"),
+            "eval_steps": shared_rules.interval("train_cfg.val_interval"),
+            "max_ckpt_to_keep": shared_rules.kept,
+            "global_template": shared_rules.own_template,
+            "track_with": shared_rules.trackers,
             "ipo": ipo,
         }
     ),

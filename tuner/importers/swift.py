@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner import paths
-from tuner.importers import rules, training_arguments, words
+from tuner.importers import key_tables, shared_rules, training_arguments
 from tuner.importers.document import Document
-from tuner.importers.rules import truth
+from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes.aliases import by_word
 
@@ -91,26 +91,26 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_WORDS = words.of("swift")
+_WORDS = key_tables.of("swift")
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
     **_WORDS.rules,
     **by_word(
         {
-            "model model_id_or_path": rules.model,
-            "torch_dtype": rules.weights_type,
-            "attn_impl": rules.attention,
-            "tuner_type train_type sft_type": rules.method,
-            "rlhf_type": rules.learned,
-            "target_modules": rules.target,
-            "adapters": rules.adapter_path,
+            "model model_id_or_path": shared_rules.model,
+            "torch_dtype": shared_rules.weights_type,
+            "attn_impl": shared_rules.attention,
+            "tuner_type train_type sft_type": shared_rules.method,
+            "rlhf_type": shared_rules.learned,
+            "target_modules": shared_rules.target,
+            "adapters": shared_rules.adapter_path,
             "dataset val_dataset": datasets,
-            "split_dataset_ratio": rules.held_out,
-            "system": rules.system,
-            "template": rules.own_template,
+            "split_dataset_ratio": shared_rules.held_out,
+            "system": shared_rules.system,
+            "template": shared_rules.own_template,
             "max_length": max_length,
             "gradient_accumulation_steps": accumulation,
-            "max_epochs": rules.epochs,
+            "max_epochs": shared_rules.epochs,
         }
     ),
 }

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError, UsageError, did_you_mean
-from tuner.importers import command_line, python_file
+from tuner.importers import python_file, shell_commands
 from tuner.importers.document import Document
-from tuner.importers.recipe import Imported, finished
+from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
-from tuner.recipes import document_file, foreign
+from tuner.recipes import document_file
 
 _TOOLS = {
     "llamafactory": "llamafactory",
@@ -63,7 +63,7 @@ def is_config(path: Path) -> bool:
     if path.suffix in _SHELL:
         return True
     if path.suffix == ".py":
-        return foreign.imports_xtuner(path)
+        return document_file.imports_xtuner(path)
     try:
         if path.suffix not in (*_YAML, *_JSON):
             return False
@@ -71,7 +71,7 @@ def is_config(path: Path) -> bool:
         return bool(_told(document)) and not document_file.holds_recipe(document.values)
     except RecipeError:
         # Told from the keys alone: what is wrong inside is said when it is read for good.
-        return foreign.trains(path) and not document_file.is_recipe(path)
+        return document_file.says_what_to_train(path) and not document_file.is_recipe(path)
 
 
 def _document(words: Sequence[str]) -> Document:
@@ -81,10 +81,10 @@ def _document(words: Sequence[str]) -> Document:
     if len(words) == 1 and path.suffix == ".py":
         return python_file.read(path)
     if len(words) == 1 and path.suffix in _SHELL:
-        return command_line.read_script(path)
+        return shell_commands.read_script(path)
     if paths.is_file(path) and (options := [word for word in words[1:] if word.startswith("-")]):
         raise UsageError(f"no such option: {options[0]}", where="tuner import", fix="See tuner import --help.")
-    if document := command_line.read_words(words if len(words) > 1 else shlex.split(words[0])):
+    if document := shell_commands.read_words(words if len(words) > 1 else shlex.split(words[0])):
         return document
     raise UsageError(f"{words[0]!r} is not a config that can be imported", where="tuner import", fix=_FIX)
 
@@ -115,4 +115,4 @@ def _named(name: str | None, document: Document) -> Tool:
 
 
 def _told(document: Document) -> list[str]:
-    return [name for name in foreign.tools_with(document.values) if name in _TOOLS]
+    return [name for name in document_file.tools_with(document.values) if name in _TOOLS]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tuner.importers import rules, words
+from tuner.importers import key_tables, shared_rules
 from tuner.importers.document import Document
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import by_word
@@ -162,7 +162,7 @@ def modules(t: Translation, given: Given) -> None:
 
 def optimizer(t: Translation, given: Given) -> None:
     """Take the optimizer's class."""
-    rules.optimizer(t, replace(given, value=str(given.value).rpartition(".")[2]))
+    shared_rules.optimizer(t, replace(given, value=str(given.value).rpartition(".")[2]))
 
 
 def schedule(t: Translation, given: Given) -> None:
@@ -182,7 +182,7 @@ def clip(t: Translation, given: Given) -> None:
 
 def output_layer(t: Translation, given: Given) -> None:
     """LoRA of the head: the loss in chunks multiplies by the head's own weight."""
-    if rules.truth(given.value):
+    if shared_rules.truth(given.value):
         t.note(given, Outcome.CHANGED, why="the output layer gets no adapter in tuner")
     else:
         t.leave(given, "always so")
@@ -209,12 +209,12 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_WORDS = words.of("torchtune")
+_WORDS = key_tables.of("torchtune")
 TABLE: Mapping[str, Rule] = {
     **_WORDS.rules,
     **by_word(
         {
-            "model._component_": rules.learned,
+            "model._component_": shared_rules.learned,
             "model.lora_attn_modules": modules,
             "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
             "model.apply_lora_to_output": output_layer,
@@ -223,12 +223,12 @@ TABLE: Mapping[str, Rule] = {
             "packed": told_with("the data set"),
             "optimizer._component_": optimizer,
             "lr_scheduler._component_": schedule,
-            "lr_scheduler.num_warmup_steps": rules.warmup_steps,
+            "lr_scheduler.num_warmup_steps": shared_rules.warmup_steps,
             "loss._component_": told_with("the objective"),
-            "epochs": rules.epochs,
+            "epochs": shared_rules.epochs,
             "clip_grad_norm": clip,
-            "compile": rules.switched("train_cfg.torch_compile"),
-            "log_every_n_steps": rules.interval("log.interval"),
+            "compile": shared_rules.switched("train_cfg.torch_compile"),
+            "log_every_n_steps": shared_rules.interval("log.interval"),
         }
     ),
 }

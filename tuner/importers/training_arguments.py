@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.importers import deepspeed, rules, words
+from tuner.importers import deepspeed, key_tables, shared_rules
 from tuner.importers.document import Document
 from tuner.importers.translation import Rule, Tool
 from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
 
-_WORDS = words.of("training_arguments")
+_WORDS = key_tables.of("training_arguments")
 TABLE: Mapping[str, Rule] = {
     **_WORDS.rules,
     "max_steps": aliases.table()["max_steps"],
     "gradient_checkpointing": aliases.table()["gradient_checkpointing"],
     **by_word(
         {
-            "torch_compile": rules.switched("train_cfg.torch_compile"),
-            "num_train_epochs": rules.epochs,
-            "lr_scheduler_type": rules.schedule,
-            "warmup_ratio": rules.warmup_ratio,
-            "warmup_steps": rules.warmup_steps,
-            "optim": rules.optimizer,
-            "adam_beta1 adam_beta2": rules.betas,
-            "max_grad_norm": rules.clipping,
-            "bf16 fp16": rules.compute_type,
-            "report_to": rules.trackers,
-            "logging_steps": rules.interval("log.interval"),
-            "save_steps": rules.interval("checkpoint.interval"),
-            "eval_steps": rules.interval("train_cfg.val_interval"),
-            "save_total_limit": rules.kept,
-            "eval_strategy evaluation_strategy": rules.no_epochs("validation runs", "train_cfg.val_interval"),
-            "save_strategy": rules.no_epochs("checkpoints are saved", "checkpoint.interval"),
-            "logging_strategy": rules.no_epochs("metrics are written", "log.interval"),
-            "load_best_model_at_end": rules.best,
+            "torch_compile": shared_rules.switched("train_cfg.torch_compile"),
+            "num_train_epochs": shared_rules.epochs,
+            "lr_scheduler_type": shared_rules.schedule,
+            "warmup_ratio": shared_rules.warmup_ratio,
+            "warmup_steps": shared_rules.warmup_steps,
+            "optim": shared_rules.optimizer,
+            "adam_beta1 adam_beta2": shared_rules.betas,
+            "max_grad_norm": shared_rules.clipping,
+            "bf16 fp16": shared_rules.compute_type,
+            "report_to": shared_rules.trackers,
+            "logging_steps": shared_rules.interval("log.interval"),
+            "save_steps": shared_rules.interval("checkpoint.interval"),
+            "eval_steps": shared_rules.interval("train_cfg.val_interval"),
+            "save_total_limit": shared_rules.kept,
+            "eval_strategy evaluation_strategy": shared_rules.no_epochs("validation runs", "train_cfg.val_interval"),
+            "save_strategy": shared_rules.no_epochs("checkpoints are saved", "checkpoint.interval"),
+            "logging_strategy": shared_rules.no_epochs("metrics are written", "log.interval"),
+            "load_best_model_at_end": shared_rules.best,
             "deepspeed": deepspeed.chosen,
         }
     ),
@@ -63,5 +63,5 @@ def defaults(document: Document) -> dict[str, Any]:
     return {**DEFAULTS, **({} if named else {"warmup_ratio": 0.0})}
 
 
-TOOL = Tool("TrainingArguments", {**TABLE, "model_name_or_path": rules.model}, defaults, others=_WORDS.others)
+TOOL = Tool("TrainingArguments", {**TABLE, "model_name_or_path": shared_rules.model}, defaults, others=_WORDS.others)
 """A file of these words alone says nothing of a model or data: those come with --model and --data."""

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
-from tuner.importers import words
+from tuner.importers import key_tables
 from tuner.importers.document import Document, Keys, walk
 from tuner.recipes.aliases import Alias
 from tuner.recipes.schema import schema_keys
@@ -259,7 +259,7 @@ class Translation:
         if given.key in table:
             return table[given.key]
         others = self.tool.others
-        if others is None or words.has(others, given.key):
+        if others is None or key_tables.has(others, given.key):
             # A block that is empty here is named by what it could hold.
             fitting = (key for key in table if "*" in key and _fits(given.key, key))
             if pattern := next(fitting, None):

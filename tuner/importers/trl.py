@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.importers import rules, training_arguments, words
+from tuner.importers import key_tables, shared_rules, training_arguments
 from tuner.importers.document import Document, Keys
-from tuner.importers.rules import truth
+from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import Alias, by_word
 
@@ -82,7 +82,7 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Any], keys: Keys) -> None:
     weight = one.get("weight") or one.get("fraction")
     share = t.inner((*keys, "weight"), weight)
     made = {
-        "path": rules.source(path, one.get("data_files")),
+        "path": shared_rules.source(path, one.get("data_files")),
         "name": None if name == "default" else name,
         "split": str(one.get("split") or "train"),
         "weight": share.number() if weight not in (None, 1, 1.0) else None,
@@ -137,7 +137,7 @@ def _prepare(t: Translation) -> None:
         t.method = "qlora" if quantized else "dora" if truth(said.get("use_dora")) else "lora"
 
 
-_WORDS = words.of("trl")
+_WORDS = key_tables.of("trl")
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
     **_WORDS.rules,
@@ -145,12 +145,12 @@ TABLE: Mapping[str, Rule] = {
     **by_word(
         {
             "assistant_only_loss": assistant_only_loss,
-            "model_name_or_path": rules.model,
-            "torch_dtype dtype": rules.weights_type,
-            "attn_implementation": rules.attention,
-            "use_peft": rules.method,
-            "lora_target_modules": rules.target,
-            "load_in_4bit load_in_8bit": rules.bits,
+            "model_name_or_path": shared_rules.model,
+            "torch_dtype dtype": shared_rules.weights_type,
+            "attn_implementation": shared_rules.attention,
+            "use_peft": shared_rules.method,
+            "lora_target_modules": shared_rules.target,
+            "load_in_4bit load_in_8bit": shared_rules.bits,
             "dataset_name": dataset_name,
             "dataset_config dataset_train_split dataset_test_split dataset_text_field": told_with("the data set"),
             "dataset_mixture datasets": mixture,

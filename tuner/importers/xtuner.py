@@ -12,13 +12,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.importers import rules, words
+from tuner.importers import key_tables, shared_rules
 from tuner.importers.document import Document, Keys, Name
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import catalog
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 
 _OBJECTIVES = {"SupervisedFinetune": "sft", "DPO": "dpo", "ORPO": "orpo", "RewardModel": "reward"}
 _FORMATS = {
@@ -65,7 +65,7 @@ def _prepare(t: Translation) -> None:
 
 def optimizer_type(t: Translation, given: Given) -> None:
     """Take the optimizer's class."""
-    rules.optimizer(t, replace(given, value=_last(given.value)))
+    shared_rules.optimizer(t, replace(given, value=_last(given.value)))
 
 
 def scheduler(t: Translation, given: Given) -> None:
@@ -110,7 +110,7 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
         if value.get(name) is not None:
             t.set(t.inner((*keys, name), value[name]), f"train_dataloader.dataset.{ours}", value[name])
     if template := lookup(value, ("template_map_fn", "template")):
-        rules.own_template(t, t.inner((*keys, "template_map_fn", "template"), _last(template)))
+        shared_rules.own_template(t, t.inner((*keys, "template_map_fn", "template"), _last(template)))
     source = value.get("dataset")
     if not isinstance(source, dict):
         t.obstacle = t.obstacle or "tuner does not support its data: give yours with --data"
@@ -125,7 +125,7 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
 
 
 def _rows(t: Translation, source: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    path = rules.source(source.get("path") or source.get("dataset_path"), source.get("data_files"))
+    path = shared_rules.source(source.get("path") or source.get("dataset_path"), source.get("data_files"))
     made = {"path": path, "name": source.get("name"), "split": str(source.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
     word = _last(map_fn) if map_fn is not None else ""
@@ -201,22 +201,22 @@ def _defaults(_: Document) -> Mapping[str, Any]:
     }
 
 
-_WORDS = words.of("xtuner")
+_WORDS = key_tables.of("xtuner")
 TABLE: Mapping[str, Rule] = {
     **_WORDS.rules,
     **by_word(
         {
-            "model.type": rules.learned,
-            "model.llm.pretrained_model_name_or_path": rules.model,
-            "model.llm.quantization_config.load_in_4bit model.llm.quantization_config.load_in_8bit": rules.bits,
+            "model.type": shared_rules.learned,
+            "model.llm.pretrained_model_name_or_path": shared_rules.model,
+            "model.llm.quantization_config.load_in_4bit model.llm.quantization_config.load_in_8bit": shared_rules.bits,
             "train_dataloader.dataset": dataset,
             "optim_wrapper.optimizer.type": optimizer_type,
             "param_scheduler": scheduler,
-            "train_cfg.max_epochs": rules.epochs,
+            "train_cfg.max_epochs": shared_rules.epochs,
             "train_cfg.max_iters": iterations("train_cfg.max_steps"),
             "default_hooks.logger.interval": iterations("log.interval"),
             "default_hooks.checkpoint.interval": iterations("checkpoint.interval"),
-            "default_hooks.checkpoint.max_keep_ckpts": rules.kept,
+            "default_hooks.checkpoint.max_keep_ckpts": shared_rules.kept,
             "*": variable,
         }
     ),

@@ -1,6 +1,7 @@
-"""The heavy probes of `tuner doctor`: each in a process of its own, with a deadline, its end told whatever it is.
+"""The heavy checks of `tuner doctor`: each tries one library in a process of its own, with a deadline.
 
-It starts and ends children; what they find is `tuner.lab.probe`'s.
+The parent starts and ends the children and reads their answers. A child is `python -m tuner.lab.probes NAME`: a crash
+or a hang in it does not end the doctor.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO
+from importlib import import_module
+from importlib.metadata import version
+from typing import IO, Any
+
+from tuner.worker.quiet import quiet_libraries
 
 DEADLINE_S = 60.0
 _AT_ONCE = 2
@@ -38,7 +43,7 @@ class Probe:
     name: str
     arguments: Sequence[str]
     fix: str
-    module: str = "tuner.lab.probe"
+    module: str = "tuner.lab.probes"
 
 
 def run_all(probes: Sequence[Probe], env: Mapping[str, str], deadline_s: float = DEADLINE_S) -> list[Row]:
@@ -101,3 +106,135 @@ def heavy(num_gpus: int, *, has_flash: bool) -> list[Probe]:
         *([Probe("flash attention", ["flash-attention"], f"{again}flash-attn.")] if has_flash and num_gpus else []),
         Probe("all-reduce", ["all-reduce", str(num_gpus or 2)], network if num_gpus else local),
     ]
+
+
+Answer = tuple[str, str]
+"""'ok', 'warning' or 'failed', and what was found."""
+
+_NF4_ERROR = 0.15
+"""Relative error of a 4-bit round trip of normal numbers: 0.09 for nf4, measured on bitsandbytes 0.50.2."""
+_OPS = ("cpu_adam", "fused_adam", "async_io")
+
+
+def torch_computes() -> Answer:
+    """Multiply two matrices on every visible GPU, or on the CPU."""
+    import torch
+
+    kind, count = _device(), torch.accelerator.device_count()
+    wrong = []
+    for device in [f"{kind}:{index}" for index in range(count)] or ["cpu"]:
+        ones = torch.ones(256, 256, device=device)
+        if (ones @ ones).sum().item() != 256**3:
+            wrong.append(device)
+    built = next((f"built for {name} {made}" for name, made in _builds(torch)), "a CPU build" if not count else kind)
+    where = f"on {count} GPU{'s' * (count > 1)}" if count else "on the CPU"
+    if wrong:
+        return "failed", f"torch {torch.__version__} computes wrong numbers on {', '.join(wrong)}"
+    return "ok", f"torch {torch.__version__}, {built}, computes {where}"
+
+
+def _device() -> str:
+    """Return what torch calls the accelerator here, or 'cpu'."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found else "cpu"
+
+
+def _builds(torch: Any) -> Iterator[tuple[str, str]]:
+    for name, key in (("CUDA", "cuda"), ("ROCm", "hip"), ("XPU", "xpu")):
+        if made := getattr(torch.version, key, None):
+            yield name, made
+
+
+def trainers_import() -> Answer:
+    """Import all that a rank imports."""
+    import_module("tuner.worker.train")
+    names = ("transformers", "trl", "peft", "accelerate", "datasets")
+    return "ok", f"{', '.join(f'{name} {version(name)}' for name in names)}: all import"
+
+
+def deepspeed_ops() -> Answer:
+    """Import DeepSpeed and say which of its compiled parts are there or can be built."""
+    import deepspeed
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops import __compatible_ops__ as compatible_ops
+
+    there = [name for name in _OPS if installed_ops.get(name)]
+    possible = [name for name in _OPS if compatible_ops.get(name) and name not in there]
+    neither = [name for name in _OPS if name not in (*there, *possible)]
+    groups = (("compiled", there), ("compiled at first use", possible), ("not possible here", neither))
+    told = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups if names)
+    return "ok", f"deepspeed {deepspeed.__version__}; {told}"
+
+
+def four_bits() -> Answer:
+    """Store numbers in 4 bits and read them again, on the first GPU or the CPU."""
+    import torch
+    from bitsandbytes import functional
+
+    device = _device()
+    numbers = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).to(device)
+    stored, state = functional.quantize_4bit(numbers, quant_type="nf4")
+    error = float((functional.dequantize_4bit(stored, state) - numbers).norm() / numbers.norm())
+    status, place = "ok" if error < _NF4_ERROR else "failed", "the CPU" if device == "cpu" else device
+    return status, f"bitsandbytes {version('bitsandbytes')}: 4-bit quantization works on {place} (error {error:.3f})"
+
+
+def flash_attention() -> Answer:
+    """Compare flash attention with torch's own on the first GPU."""
+    import torch
+    from flash_attn import flash_attn_func  # type: ignore[import-not-found]
+
+    query, key, value = torch.randn(3, 1, 64, 2, 64, device="cuda", dtype=torch.float16).unbind(0)
+    swapped = [one.transpose(1, 2) for one in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=True).transpose(1, 2)
+    apart = float((flash_attn_func(query, key, value, causal=True) - expected).abs().max())
+    return "ok" if apart < 0.01 else "failed", f"flash_attn {version('flash_attn')}, {apart:.4f} from torch's attention"
+
+
+def all_reduce(ranks: str) -> Answer:
+    """Add a number over so many ranks of this machine: with NCCL between NVIDIA's GPUs, with gloo on a CPU."""
+    import torch
+
+    backend = torch.distributed.get_default_backend_for_device(_device())
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_add, (int(ranks), backend, f"file://{folder}/store"), int(ranks))
+    return "ok", f"{backend} all-reduce over {ranks} processes works"
+
+
+def _add(rank: int, ranks: int, backend: str, meeting: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    kind = _device()
+    device = "cpu" if kind == "cpu" else f"{kind}:{rank}"
+    if kind != "cpu":
+        torch.accelerator.set_device_index(rank)
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
+    number = torch.full((1024,), rank + 1.0, device=device)
+    dist.all_reduce(number)
+    total, expected = float(number[0]), ranks * (ranks + 1) / 2
+    dist.destroy_process_group()
+    if total != expected:
+        raise RuntimeError(f"{backend} all-reduce over {ranks} processes gives {total:g}, not {expected:g}")
+
+
+PROBES: dict[str, Callable[..., Answer]] = {
+    "torch": torch_computes,
+    "trainers": trainers_import,
+    "deepspeed": deepspeed_ops,
+    "bitsandbytes": four_bits,
+    "flash-attention": flash_attention,
+    "all-reduce": all_reduce,
+}
+
+
+def main() -> None:
+    quiet_libraries()
+    status, text = PROBES[sys.argv[1]](*sys.argv[2:])
+    print("\n" + json.dumps({"status": status, "text": text}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

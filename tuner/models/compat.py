@@ -1,4 +1,4 @@
-"""What is mended in transformers and bitsandbytes where models are loaded, and every private name that it takes.
+"""What is mended in transformers and bitsandbytes where models are loaded or written, and the private names for it.
 
 Versions seen: transformers 5.23, TRL 1.16, bitsandbytes 0.50.2. It decides nothing about a model.
 """
@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, modeling_utils
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.integrations import sdpa_attention
 from transformers.utils.loading_report import LoadStateDictInfo
 
+from tuner.errors import MachineError
 from tuner.machine.libraries import KERNELS, require_names
 
 _BACKBONE = "model"
@@ -104,3 +105,18 @@ def name_parts(model: Any) -> None:
     if hasattr(config, "num_local_experts") and not hasattr(config, "num_experts"):
         kind = type(config)
         kind.attribute_map = {**kind.attribute_map, "num_experts": "num_local_experts"}
+
+
+_KEPT = "_weight_conversions"
+
+
+def keep_conversions(model: Any, conversions: list[Any]) -> None:
+    """Leave on a model what `save_pretrained` reverts: `from_pretrained` alone does so (transformers#42396).
+
+    Raises:
+        MachineError: this transformers looks for another name, and would revert nothing.
+    """
+    if _KEPT not in revert_weight_conversion.__code__.co_consts:
+        what = f"transformers does not look for {_KEPT} when it saves, which tuner builds on"
+        raise MachineError(what, fix="Install the tested versions: pip install -r requirements.txt")
+    setattr(model, _KEPT, conversions)

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from tuner import paths
 from tuner.models.load import source
 from tuner.recipes.schema import Model, RecipeConfig
-from tuner.results.base import hub_id
+from tuner.results.base_model import hub_id
 from tuner.results.saved import SavedModel
 from tuner.runs.directory import RunDirectory
 from tuner.runs.metrics import curves

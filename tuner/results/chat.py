@@ -11,8 +11,7 @@ import torch
 
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
-from tuner.results.model import LoadedModel, ModelSpec, load, spec_of, tokenizer_of
-from tuner.results.random_state import Sequence
+from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, load, spec_of, tokenizer_of
 from tuner.worker.generation import Answer, Message, OnText, Settings, generate, prompt_ids
 
 
@@ -82,7 +81,7 @@ class Chat:
         check_can_answer(loaded.spec, loaded.tokenizer)
         self._loaded, self._settings, self.system = loaded, settings, system
         self.turns: list[Message] = []
-        self._random = Sequence(seed)
+        self._random = RandomSequence(seed)
 
     @property
     def description(self) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +24,15 @@ from tuner.data.batches import SampleCollator, lays_end_to_end
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Message
-from tuner.errors import DataError, TunerError, UsageError
+from tuner.errors import DataError, MachineError, TunerError, UsageError, did_you_mean
 from tuner.files import write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source
 from tuner.notebook import lines_of, table
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.recipes.schema.objectives import facts_of
-from tuner.results import benchmarks
 from tuner.results.chat import answer, check_can_answer, check_room
-from tuner.results.model import LoadedModel, ModelSpec, load, load_frozen, spec_of, tokenizer_of
+from tuner.results.loaded_model import LoadedModel, ModelSpec, load, load_frozen, spec_of, tokenizer_of
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import Settings, prompt_ids
@@ -161,7 +161,7 @@ def evaluate(
         TunerError: the model, the rows or a task are wrong, or the file for the answers exists.
     """
     if wanted.tasks:
-        benchmarks.check(wanted.tasks)
+        check_tasks(wanted.tasks)
     spec = spec_of(source, adapter)
     prepared: Prepared | None = None
     asked: list[list[Message]] = []
@@ -186,7 +186,7 @@ def evaluate(
     if wanted.tasks:
         options = {"num_fewshot": wanted.num_fewshot, "apply_chat_template": wanted.apply_chat_template}
         size = wanted.batch_size or 1
-        done.tasks.update(benchmarks.scores(loaded, wanted.tasks, size, **options, limit=wanted.max_rows))
+        done.tasks.update(task_scores(loaded, wanted.tasks, size, **options, limit=wanted.max_rows))
     return done
 
 
@@ -326,3 +326,45 @@ def generations(loaded: LoadedModel, asked: list[list[Message]], settings: Setti
         told = {"answer": said.text, "tokens": said.num_tokens, "is_whole": said.is_whole}
         found.append({"prompt": shown(prompt), "right": right["content"], **told})
     return found
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Check that lm-eval is here and has every task, before a model is loaded.
+
+    Raises:
+        MachineError: it is not here.
+        UsageError: no such task.
+    """
+    if find_spec("lm_eval") is None:
+        fix = "Install it: pip install 'tuner-deepspeed[eval]', or pip install lm-eval."
+        raise MachineError("task scores need lm-eval, which is not installed", where="--tasks", fix=fix)
+    from lm_eval.tasks import TaskManager  # an extra; it reads the names of thousands of tasks
+
+    known = TaskManager().all_tasks
+    for name in tasks:
+        if name not in known and not name.endswith((".yaml", ".yml")):
+            fix = did_you_mean(name, known, "lm-eval ls tasks")
+            raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)
+
+
+def task_scores(loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **options: Any) -> dict[str, Any]:
+    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names.
+
+    Args:
+        options: As lm-eval's own command line takes them: num_fewshot, apply_chat_template, limit.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    done = simple_evaluate(
+        model=HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size),
+        tasks=[*tasks],
+        task_manager=TaskManager(),
+        log_samples=False,
+        **options,
+    )
+    assert done is not None, "this process is rank 0"
+    # numpy's numbers, and NaN where a task has too few rows for an error
+    results: dict[str, Any] = json.loads(json.dumps(done["results"], default=float), parse_constant=lambda _: None)
+    return results

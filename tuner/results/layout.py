@@ -23,7 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from tuner.errors import ModelError
-from tuner.results.compat import keep_conversions
+from tuner.models.compat import keep_conversions
 from tuner.results.tensors import Piece, Stored, Tensors
 
 Change = Callable[[str, torch.Tensor | None], torch.Tensor]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import Stopped, TunerError
-from tuner.recipes.python_words import in_python
+from tuner.recipes.python_calls import in_python
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -87,13 +87,13 @@ class Run:
             TunerError: there is nothing to load, or it cannot be loaded.
         """
         from tuner.machine.hardware import detect
-        from tuner.results.model import load, spec_of  # torch, which a look at the metrics does not need
+        from tuner.results.loaded_model import load, spec_of  # torch, which a look at the metrics does not need
 
         return load(spec_of(str(self.path), None), detect(os.environ), bits).model  # effect: as the command line
 
     def tokenizer(self) -> Any:
         """Load the tokenizer, with the chat template that the run was trained with. Errors as `model`."""
-        from tuner.results.model import spec_of, tokenizer_of
+        from tuner.results.loaded_model import spec_of, tokenizer_of
 
         return tokenizer_of(spec_of(str(self.path), None))
 

@@ -5,6 +5,8 @@ It generates and measures nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,8 @@ from tuner.models.load import (
 )
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import OBJECTIVES
-from tuner.results import random_state
-from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
-from tuner.results.base import base_of, check_facts, model_of
+from tuner.results.base_model import base_of, check_facts, model_of
+from tuner.results.peft_adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.saved import SavedModel, find
 from tuner.results.tensors import Stored
 from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
@@ -160,7 +161,7 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
     model = load_frozen(spec.model, spec.path, dtype, hardware, block, scores=spec.scores)
     tokenizer = tokenizer_of(spec)
     if spec.adapter:
-        with random_state.kept():  # PEFT draws weights for an adapter before it reads those of this one
+        with unchanged_random_state():  # PEFT draws weights for an adapter before it reads those of this one
             model = with_adapter(model, spec)
     model.eval()
     model.config.use_cache = True  # switched off while training
@@ -243,3 +244,33 @@ def with_adapter(model: Any, spec: ModelSpec) -> Any:
 def _misfit(spec: ModelSpec, what: str) -> ModelError:
     fix = "Give the base that it was trained on: BASE --adapter FOLDER."
     return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {what}", fix=fix)
+
+
+@contextmanager
+def unchanged_random_state() -> Iterator[None]:
+    """Give the random numbers of the CPU and of every GPU back as they were."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        yield
+
+
+class RandomSequence:
+    """Random numbers of one's own from a seed, drawn in parts."""
+
+    def __init__(self, seed: int) -> None:
+        with unchanged_random_state():
+            torch.manual_seed(seed)
+            self._remember()
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Draw the next ones inside."""
+        with unchanged_random_state():
+            torch.set_rng_state(self._cpu)
+            torch.cuda.set_rng_state_all(self._gpus)
+            try:
+                yield
+            finally:
+                self._remember()
+
+    def _remember(self) -> None:
+        self._cpu, self._gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all()
