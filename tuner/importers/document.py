@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuner.errors import RecipeError
-from tuner.recipes import interpolation, origin, yaml_text
+from tuner.recipes import merging, yaml_text
 
 Value = Any
 """A value of another tool's config before it is checked: text, number, list or block."""
 Block = dict[str, Value]
-Keys = origin.Keys
+Keys = merging.Keys
 """The keys that lead to a value, from the outermost; positions in a list count from 0."""
 
 
@@ -80,7 +80,7 @@ class Document:
 
     def resolved(self, *, whole: bool = True) -> Self:
         """Return the document with every `${a.b}` replaced by the value at a.b; raises as `interpolation` does."""
-        values, used = interpolation.resolved(self.values, self.wrong, whole=whole)
+        values, used = yaml_text.with_references(self.values, self.wrong, whole=whole)
         return replace(self, values=values, used=self.used | used)
 
 

@@ -15,7 +15,7 @@ from tuner.importers import deepspeed, key_tables, shared_rules
 from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
-from tuner.recipes import aliases, hydra
+from tuner.recipes import aliases, yaml_text
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
@@ -28,8 +28,10 @@ _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 def with_defaults(document: Document) -> Document:
     """Return the document with every `${...}` replaced by a value of the document or of the files in `defaults`."""
-    named = Yaml({key: value for key, value in document.values.items() if key == hydra.DEFAULTS}, dict(document.lines))
-    inherited = hydra.merged(named, document.folder, document.name, RecipeError).values
+    named = Yaml(
+        {key: value for key, value in document.values.items() if key == yaml_text.DEFAULTS}, dict(document.lines)
+    )
+    inherited = yaml_text.with_defaults(named, document.folder, document.name, RecipeError).values
     used = replace(document, values=inherited | document.values).resolved(whole=not named.values)
     values = {key: value for key, value in used.values.items() if key not in inherited}
     return replace(used, values=values)
