@@ -231,7 +231,7 @@ def test_each_objective_takes_its_kinds_and_names_the_objectives_of_the_others()
 
 
 def test_fine_tuning_on_pairs_names_the_format_of_chosen_answers() -> None:
-    with pytest.raises(DataError, match=r"preference data .*dpo/kto/orpo/reward.*set format='chosen'"):
+    with pytest.raises(DataError, match=r"preference data .*dpo/orpo/reward/kto.*set format='chosen'"):
         for_objective(PAIR, "sft", "preference", "x")
 
 

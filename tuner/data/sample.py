@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import DataError
-from tuner.recipes.schema.objectives import OBJECTIVES, facts_of
-from tuner.recipes.schema.objectives.objective_block import RowKind
+from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
