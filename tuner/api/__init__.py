@@ -21,7 +21,7 @@ from tuner import paths
 from tuner.api.run import Run, RunFailed, require_done
 from tuner.errors import TunerError, UsageError, brief_repr, visible
 from tuner.hooks import recipe_of_other_tool
-from tuner.recipes import loading, python_values, python_words
+from tuner.recipes import loading, python_calls
 from tuner.recipes.recipe import Asked, Overrides, Recipe
 
 # What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
@@ -74,7 +74,7 @@ def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Argument
         try:
             return function(*args, **kwargs)
         except TunerError as error:
-            python_words.translate(error)
+            python_calls.translate(error)
             raise
 
     return call
@@ -186,9 +186,9 @@ def check(
     report.findings = [
         replace(
             one,
-            what=python_words.in_python(one.what),
-            where=one.where and python_words.place_in_python(one.where),
-            fix=one.fix and python_words.in_python(one.fix),
+            what=python_calls.in_python(one.what),
+            where=one.where and python_calls.place_in_python(one.where),
+            fix=one.fix and python_calls.in_python(one.fix),
         )
         for one in report.findings
     ]
@@ -282,7 +282,7 @@ def train(
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
     resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     for line in announcement(resolved, preflight.check(resolved)):
-        print(visible(python_words.in_python(line)), file=sys.stderr)  # effect: what the command line says there too
+        print(visible(python_calls.in_python(line)), file=sys.stderr)  # effect: what the command line says there too
     code = execute(resolved)
     run = Run(resolved.run_path)
     require_done(run, code)
@@ -549,7 +549,7 @@ def preview_data(
 
 
 def _spoken(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(python_words.in_python, lines))
+    return tuple(map(python_calls.in_python, lines))
 
 
 def _rows(argument: str, rows: Any) -> Any:
@@ -563,12 +563,12 @@ def _rows(argument: str, rows: Any) -> Any:
 
 def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> Asked:
     """Return what a recipe is loaded by; overrides of a `Recipe` go over those that it was loaded with."""
-    changes = python_values.overrides(
-        {key: _rows(key, value) if key in python_values.ROWS else value for key, value in overrides.items()}
+    changes = python_calls.overrides_of(
+        {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
         asked = recipe.asked or Asked(recipe.name, Overrides())
-        return Asked(asked.name, python_values.both(asked.overrides, changes), allow_code or asked.allow_code)
+        return Asked(asked.name, python_calls.both(asked.overrides, changes), allow_code or asked.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)
     name = os.fspath(recipe)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import Stopped, TunerError
-from tuner.recipes.python_words import in_python
+from tuner.recipes.python_calls import in_python
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory

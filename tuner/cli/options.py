@@ -18,9 +18,9 @@ Decorator = Callable[[Command], Command]
 
 
 def _use_catalogs(ctx: click.Context, _: click.Parameter, given: tuple[Path, ...]) -> None:
-    from tuner.recipes import catalog_folders
+    from tuner.recipes import catalog
 
-    ctx.with_resource(catalog_folders.using(*given))
+    ctx.with_resource(catalog.using(*given))
 
 
 catalog_option = click.option(
@@ -34,7 +34,7 @@ catalog_option = click.option(
     help="Folder with your own models, data sets and recipes, searched before ./tuner_configs. May be given several "
     "times. [env: TUNER_CATALOG]",
 )
-"""It holds until the command ends; `catalog_folders.given_folders` returns what it names."""
+"""It holds until the command ends; `catalog.given_folders` returns what it names."""
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
 """`cli.main` looks for it."""
 

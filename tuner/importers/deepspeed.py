@@ -14,7 +14,7 @@ from tuner import paths
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
 from tuner.importers.translation import Given, Translation
-from tuner.recipes import catalog, foreign
+from tuner.recipes import catalog, document_file
 from tuner.zero import jsonfile
 
 _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
@@ -66,7 +66,7 @@ def text(value: Any) -> str | None:
     """Return the text of the config that a recipe holds or whose JSON it names; None where it names another."""
     if isinstance(value, dict):
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(foreign.YAML):
+    if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(document_file.YAML):
         name = value
         fix = "Give a DeepSpeed JSON."
         return read_named_text(Path(value), DeepSpeedConfigError, max_bytes=jsonfile.MAX_BYTES, fix=fix, name=name)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuner.errors import RecipeError
-from tuner.recipes import interpolation, origin, yaml_text
+from tuner.recipes import merging, yaml_text
 
-Keys = origin.Keys
+Keys = merging.Keys
 """The way to a value; the place in a list counts from 0."""
 
 
@@ -77,7 +77,7 @@ class Document:
 
     def resolved(self, *, whole: bool = True) -> Self:
         """Return the document with every `${a.b}` replaced by the value at a.b; raises as `interpolation` does."""
-        values, used = interpolation.resolved(self.values, self.wrong, whole=whole)
+        values, used = yaml_text.with_references(self.values, self.wrong, whole=whole)
         return replace(self, values=values, used=self.used | used)
 
 

@@ -12,14 +12,12 @@ from typing import Any
 from tuner import paths
 from tuner.importers.document import Keys
 from tuner.importers.translation import Entry, Given, Outcome, Translation
-from tuner.recipes import architecture_constraints, catalog, mixture, model_facts, validation_rows
-from tuner.recipes.command_line import layer_of
-from tuner.recipes.explain import validate
-from tuner.recipes.loading import with_xtuner
-from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
-from tuner.recipes.origin import Kind, Place
-from tuner.recipes.part import read_part
+from tuner.recipes import catalog, data_sets, model_facts
+from tuner.recipes.loading import validate, with_xtuner
+from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
+from tuner.recipes.overrides import layer_of
 from tuner.recipes.recipe import read_base
+from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 
 _TRAIN, _VAL = LOADERS
@@ -84,7 +82,7 @@ def finished(t: Translation) -> Imported:
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.model.where), {"architecture": {"_delete_": True, **architecture}}))
     else:
         model_facts.derive_architecture(merged)
-    architecture_constraints.settle(merged, model_facts.kind_of(merged))
+    model_facts.settle_constraints(merged, model_facts.kind_of(merged))
     _settle_validation(t, merged)
     _check(merged)
     if parts:
@@ -106,8 +104,8 @@ def _layer(t: Translation, keys: Keys, value: Any) -> Layer:
 
 def _check(merged: Merged) -> None:
     whole = deepcopy(merged)
-    mixture.settle(whole)
-    validation_rows.settle(whole)
+    data_sets.settle_mixtures(whole)
+    data_sets.settle_validation(whole)
     validate(whole)
 
 
@@ -234,7 +232,7 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
     """Read validation rows as training rows are; without any, what is said of validation has no place."""
     if t.validation:
         where = Given("validation", None, t.document.name)
-        block = validation_rows.block(merged)
+        block = data_sets.validation_block(merged)
         block["dataset"] |= {key: value for key, value in t.validation[0].items() if key != "weight"}
         block["batch_size"] = t.values.get((_VAL, "batch_size"), block["batch_size"])
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), {_VAL: block}))

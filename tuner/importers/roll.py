@@ -16,7 +16,7 @@ from tuner.importers import deepspeed, key_tables, shared_rules
 from tuner.importers.document import Document
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
-from tuner.recipes import aliases, hydra
+from tuner.recipes import aliases, yaml_text
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
@@ -29,8 +29,10 @@ _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 def with_defaults(document: Document) -> Document:
     """Return a document with every `${...}` replaced, by values of its own or of the files that `defaults` names."""
-    named = Yaml({key: value for key, value in document.values.items() if key == hydra.DEFAULTS}, dict(document.lines))
-    found = hydra.merged(named, document.folder, document.name, RecipeError).values
+    named = Yaml(
+        {key: value for key, value in document.values.items() if key == yaml_text.DEFAULTS}, dict(document.lines)
+    )
+    found = yaml_text.with_defaults(named, document.folder, document.name, RecipeError).values
     used = replace(document, values=found | document.values).resolved(whole=not named.values)
     values = {key: value for key, value in used.values.items() if key not in found}
     return replace(used, values=values)

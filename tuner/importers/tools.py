@@ -16,7 +16,7 @@ from tuner.importers import python_file, shell_commands
 from tuner.importers.document import Document
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
-from tuner.recipes import document_file, foreign
+from tuner.recipes import document_file
 
 _TOOLS = {
     "llamafactory": "llamafactory",
@@ -63,7 +63,7 @@ def is_config(path: Path) -> bool:
     if path.suffix in _SHELL:
         return True
     if path.suffix == ".py":
-        return foreign.imports_xtuner(path)
+        return document_file.imports_xtuner(path)
     try:
         if path.suffix not in (*_YAML, *_JSON):
             return False
@@ -71,7 +71,7 @@ def is_config(path: Path) -> bool:
         return bool(_told(document)) and not document_file.holds_recipe(document.values)
     except RecipeError:
         # Told from the keys alone: what is wrong inside is said when it is read for good.
-        return foreign.trains(path) and not document_file.is_recipe(path)
+        return document_file.says_what_to_train(path) and not document_file.is_recipe(path)
 
 
 def _document(words: Sequence[str]) -> Document:
@@ -115,4 +115,4 @@ def _named(name: str | None, document: Document) -> Tool:
 
 
 def _told(document: Document) -> list[str]:
-    return [name for name in foreign.tools_with(document.values) if name in _TOOLS]
+    return [name for name in document_file.tools_with(document.values) if name in _TOOLS]

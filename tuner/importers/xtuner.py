@@ -18,7 +18,7 @@ from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import catalog
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 
 _OBJECTIVES = {"SupervisedFinetune": "sft", "DPO": "dpo", "ORPO": "orpo", "RewardModel": "reward"}
 _FORMATS = {

@@ -24,7 +24,7 @@ from tuner.errors import MachineError, Stopped, TunerError, UsageError, together
 from tuner.machine.hostfile import NODE, Host
 from tuner.machine.kernel import heard
 from tuner.machine.topology import DEFAULT_PORT
-from tuner.recipes.catalog_folders import VARIABLE
+from tuner.recipes.catalog import VARIABLE
 
 _SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T")
 """Nobody could answer the questions of several hosts at once."""

@@ -21,7 +21,7 @@ from tuner.launch.machine_facts import cluster, fit_machines
 from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes.origin import Kind, Place
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
 from tuner.recipes.schema.long_context import sees_whole_samples

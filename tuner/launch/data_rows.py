@@ -1,7 +1,7 @@
 """The rows of a recipe's data: how many local files hold, and how many of them are held out for validation.
 
 Rows are counted in milliseconds and without the libraries of training. A row is what `data.readers` reads as one; what
-takes longer, or other libraries, is left to the worker. `recipes.validation_rows` decides where rows may be held out,
+takes longer, or other libraries, is left to the worker. `recipes.data_sets` decides where rows may be held out,
 this module decides how many, and `data` chooses them.
 """
 
@@ -22,8 +22,8 @@ from tuner.errors import DataError
 from tuner.files import read_json_object
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
-from tuner.recipes import catalog, template
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes import catalog, starting_weights
+from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows, Share
 
@@ -104,7 +104,7 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
     if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
         return ()
     named = config.model.chat_template
-    text = catalog.chat_template(named) if named else template.own(folder)
+    text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     return _lengths_once(
         changed,

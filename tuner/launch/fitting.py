@@ -21,7 +21,7 @@ from tuner.launch.machine_facts import fit_machines, slowest_gpu
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
-from tuner.recipes.origin import Kind, Place
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture

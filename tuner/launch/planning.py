@@ -18,7 +18,7 @@ from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch, planned
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
-from tuner.recipes.python_words import in_python
+from tuner.recipes.python_calls import in_python
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import precision

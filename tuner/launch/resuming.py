@@ -16,9 +16,7 @@ from tuner.fit.split import samples_of_rank
 from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.topology import Topology
 from tuner.recipes import loading
-from tuner.recipes.diff import Difference, Section, differences
-from tuner.recipes.merging import lookup
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Difference, Kind, Origin, Place, Section, differences, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.runs import checkpoints, directory

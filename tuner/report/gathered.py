@@ -17,8 +17,7 @@ from typing import Any
 from tuner.errors import RunDirectoryError, TunerError
 from tuner.files import load_json
 from tuner.recipes import catalog, loading
-from tuner.recipes.diff import Section, differences
-from tuner.recipes.merging import leaves
+from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory

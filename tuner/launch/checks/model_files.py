@@ -21,7 +21,7 @@ from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
-from tuner.recipes import catalog, template
+from tuner.recipes import catalog, starting_weights
 from tuner.recipes.model_facts import read_type
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objectives import facts_of
@@ -141,10 +141,10 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
 def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer without a chat template, which conversations need; plain text does not."""
     config = run.recipe.config
-    place = template.tokenizer_folder(config.model_dump()) if folder(run) else None
+    place = starting_weights.tokenizer_folder(config.model_dump()) if folder(run) else None
     if place is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
-    if paths.is_file(place / "tokenizer_config.json") and template.own(place) is None:
+    if paths.is_file(place / "tokenizer_config.json") and starting_weights.chat_template_of(place) is None:
         what = f"{str(place)!r} has no chat template, as is usual for base models"
         fix = "Set one: --set model.chat_template=chatml, or a path to a .jinja file."
         yield ModelError(what, where="model.chat_template", fix=fix)
