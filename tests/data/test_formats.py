@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.data import formats
-from tuner.data.sample import KINDS, Chat, Feedback, Pair, Sample, for_objective, lacks
+from tuner.data.sample import Chat, Feedback, Pair, Sample, lacks
+from tuner.data.sample_kinds import KINDS, for_objective
 from tuner.errors import DataError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
