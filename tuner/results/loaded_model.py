@@ -17,7 +17,7 @@ from peft import get_peft_model
 
 from tuner import assets, paths
 from tuner.errors import ModelError, UsageError
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.models.load import (
     DTYPES,
     explained,
