@@ -92,11 +92,12 @@ def since(wall: float, cpu: float) -> dict[str, float]:
 
 def ours(tokenizer: Any, chats: Path, max_length: int) -> dict[str, float]:
     from tuner.data.prepare import prepare
+    from tuner.data.text_encoder import TextEncoder
     from tuner.recipes.schema import Dataset
 
     settings = Dataset(path=str(chats), format="messages", max_length=max_length, packing=True)
     wall, cpu = clock()
-    counts = prepare(settings, tokenizer, objective="sft").counts
+    counts = prepare(settings, TextEncoder(tokenizer), objective="sft").counts
     return {**since(wall, cpu), "rows": counts.read, "tokens": counts.tokens, "slots": counts.packed_rows * max_length}
 
 

@@ -20,6 +20,7 @@ from tuner.data import fast_tokens, processes
 from tuner.data.encoding import BATCH_ROWS
 from tuner.data.fast_tokens import EVERY, MAX_BYTES, Differs, FastTokens
 from tuner.data.prepare import prepare, trusts_fastokens
+from tuner.data.text_encoder import TextEncoder
 
 # Of Llama 3; Qwen's differs in how many digits are one word.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -149,7 +150,7 @@ def test_the_rows_are_the_same_with_and_without_it(
     rows = {}
     for backend in ("auto", "tokenizers"):
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / backend)
-        made = prepare(replace(settings, tokenizer_backend=backend), tokenizer, objective=objective)
+        made = prepare(replace(settings, tokenizer_backend=backend), TextEncoder(tokenizer), objective=objective)
         rows[backend] = (made.sha256, made.counts)
 
     assert rows["auto"] == rows["tokenizers"]
@@ -165,12 +166,12 @@ def test_rows_are_made_anew_by_tokenizers_where_it_gives_other_tokens(
     num_proc: int,
 ) -> None:
     tokenizer, settings = plain(), many_rows(jsonl, num_proc)
-    expected = prepare(replace(settings, tokenizer_backend="tokenizers"), tokenizer)
+    expected = prepare(replace(settings, tokenizer_backend="tokenizers"), TextEncoder(tokenizer))
 
     monkeypatch.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
     with caplog.at_level(logging.WARNING):
-        made = prepare(settings, tokenizer)
+        made = prepare(settings, TextEncoder(tokenizer))
 
     assert made.sha256 == expected.sha256
     assert "fastokens gives other tokens than tokenizers" in caplog.text
@@ -181,15 +182,15 @@ def test_rows_that_were_encoded_before_a_difference_was_found_are_made_anew(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     tokenizer, training = plain(), many_rows(jsonl, 1)
-    first, encoded = prepare(training, tokenizer), spied(monkeypatch)
-    assert trusts_fastokens(tokenizer)
+    first, encoded = prepare(training, TextEncoder(tokenizer)), spied(monkeypatch)
+    assert trusts_fastokens(TextEncoder(tokenizer))
 
     with monkeypatch.context() as wrong:
         wrong.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
-        prepare(many_rows(jsonl, 1, name="validation.jsonl", last="other"), tokenizer)
-    again = prepare(training, tokenizer)
+        prepare(many_rows(jsonl, 1, name="validation.jsonl", last="other"), TextEncoder(tokenizer))
+    again = prepare(training, TextEncoder(tokenizer))
 
-    assert not trusts_fastokens(tokenizer)
+    assert not trusts_fastokens(TextEncoder(tokenizer))
     assert again.sha256 == first.sha256 and encoded == []
     assert len(list((tmp_path / "cache" / "tuner").glob("*/counts.json"))) == 3
 
@@ -197,8 +198,8 @@ def test_rows_that_were_encoded_before_a_difference_was_found_are_made_anew(
 def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(jsonl: Callable[..., Path]) -> None:
     tokenizer = plain()
 
-    first = prepare(many_rows(jsonl, 1), tokenizer)
-    second = prepare(many_rows(jsonl, 2, name="others.jsonl", last="other"), tokenizer)
+    first = prepare(many_rows(jsonl, 1), TextEncoder(tokenizer))
+    second = prepare(many_rows(jsonl, 2, name="others.jsonl", last="other"), TextEncoder(tokenizer))
 
     assert first.counts.kept == second.counts.kept > 0
 
@@ -206,7 +207,7 @@ def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(jso
 def test_it_is_not_loaded_for_few_rows(jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastTokens, "of", lambda tokenizer: pytest.fail("it was loaded"))
 
-    prepare(many_rows(jsonl, 1, count=processes.ALONE * BATCH_ROWS), plain())
+    prepare(many_rows(jsonl, 1, count=processes.ALONE * BATCH_ROWS), TextEncoder(plain()))
 
 
 def test_it_takes_no_tokenizer_that_it_cannot_be_held_to(monkeypatch: pytest.MonkeyPatch) -> None:

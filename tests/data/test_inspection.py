@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.data.conftest import make_tokenizer
 from tuner.data import sources
 from tuner.data.inspection import bad_rows, histogram, view
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.files import sha256
 from tuner.recipes.schema import Dataset, Share
@@ -27,7 +28,7 @@ def dataset(path: Path | None, **settings: Any) -> Dataset:
 
 
 def wrong(dataset: Dataset, tokenizer: Any) -> list[str]:
-    return [str(error.where).rsplit("/")[-1] for error in bad_rows(dataset, tokenizer, "sft")]
+    return [str(error.where).rsplit("/")[-1] for error in bad_rows(dataset, TextEncoder(tokenizer), "sft")]
 
 
 def of_words() -> PreTrainedTokenizerFast:
@@ -45,7 +46,7 @@ def of_words() -> PreTrainedTokenizerFast:
 
 
 def test_the_pieces_of_a_sample_are_its_whole_text_with_every_space(jsonl: Write) -> None:
-    (sample,) = view(dataset(jsonl([GOOD])), of_words(), "sft", 1).samples
+    (sample,) = view(dataset(jsonl([GOOD])), TextEncoder(of_words()), "sft", 1).samples
 
     before, answer = sample.parts["text"]
     assert before == ("user Why is it so? assistant", False)
@@ -57,12 +58,12 @@ def test_a_file_is_hashed_once_for_its_rows_and_its_samples(jsonl: Write, monkey
     monkeypatch.setattr(sources, "sha256", lambda data: hashed.append(data) or sha256(data))
     path = jsonl([GOOD])
 
-    assert view(dataset(path), make_tokenizer(), "sft", 1).samples
+    assert view(dataset(path), TextEncoder(make_tokenizer()), "sft", 1).samples
     assert [data for data in hashed if isinstance(data, Path)] == [path]
 
 
 def test_no_sample_is_shown_where_none_is_asked_for(jsonl: Write) -> None:
-    assert view(dataset(jsonl([GOOD])), make_tokenizer(), "sft", 0).samples == []
+    assert view(dataset(jsonl([GOOD])), TextEncoder(make_tokenizer()), "sft", 0).samples == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_rows_that_cannot_be_read_hide_no_others(tmp_path: Path, name: str, cont
     (tmp_path / name).write_bytes(content)
     objective = "pretrain" if name.endswith(".txt") else "sft"
 
-    found = [str(error.where) for error in bad_rows(dataset(tmp_path / name), make_tokenizer(), objective)]
+    found = [str(error.where) for error in bad_rows(dataset(tmp_path / name), TextEncoder(make_tokenizer()), objective)]
 
     assert found == [f"{tmp_path / name}:{line}" for line in lines]
 

@@ -12,6 +12,7 @@ from tests.data.conftest import Settings
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 SKY = {"prompt": "Why?", "chosen": "Because the air scatters blue light.", "rejected": "One two three four."}
@@ -27,7 +28,7 @@ def assistant(said: str) -> dict[str, str]:
 
 
 def prepared(path: Path, tokenizer: Any, objective: str, **settings: Any) -> Prepared:
-    return prepare(Settings(str(path), **settings), tokenizer, objective=objective)
+    return prepare(Settings(str(path), **settings), TextEncoder(tokenizer), objective=objective)
 
 
 def trained(tokenizer: Any, row: dict[str, Any], side: str) -> str:

@@ -22,6 +22,7 @@ from tuner.data.inspection import bad_rows
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import Chat
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 GOOD = {"instruction": "Why?", "output": "Because."}
@@ -30,7 +31,7 @@ Written = Callable[..., Path]
 
 
 def prepared(path: Path, tokenizer: Any = None, **settings: Any) -> Prepared:
-    return prepare(Settings(str(path), **settings), tokenizer or make_tokenizer())  # type: ignore[arg-type]
+    return prepare(Settings(str(path), **settings), TextEncoder(tokenizer or make_tokenizer()))  # type: ignore[arg-type]
 
 
 def refusal(tokenizer: Any, chat: Chat, *, place: str = "here:7") -> DataError:
@@ -50,7 +51,9 @@ def test_a_row_that_is_longer_than_can_be_tokenized_is_told_with_its_line_and_ca
 
     assert caught.value.where == f"{path}:2"
     assert (left.counts.kept, left.counts.bad) == (2, 1)
-    assert [error.where for error in bad_rows(Settings(str(path)), make_tokenizer(), "sft")] == [f"{path}:2"]  # type: ignore[arg-type]
+    assert [error.where for error in bad_rows(Settings(str(path)), TextEncoder(make_tokenizer()), "sft")] == [
+        f"{path}:2"
+    ]  # type: ignore[arg-type]
 
 
 def test_a_column_that_is_named_many_times_is_not_filled_in(jsonl: Written) -> None:
@@ -68,7 +71,11 @@ def test_long_rows_are_tokenized_a_few_at_a_time(jsonl: Written, monkeypatch: py
     ticks: list[int] = []
 
     whole = prepared(path, max_length=5_000, packing=False)
-    prepare(Settings(str(path), max_length=4_000, packing=False), make_tokenizer(), tick=lambda: ticks.append(1))  # type: ignore[arg-type]
+    prepare(
+        Settings(str(path), max_length=4_000, packing=False),
+        TextEncoder(make_tokenizer()),
+        tick=lambda: ticks.append(1),
+    )  # type: ignore[arg-type]
 
     assert whole.counts.kept == 7
     assert len(ticks) > 2

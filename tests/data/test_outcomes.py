@@ -13,6 +13,7 @@ from tests.data.conftest import Settings, conversation
 from tuner.data import outcomes
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 Write = Callable[..., Path]
@@ -36,7 +37,7 @@ def test_each_sample_that_is_not_trained_on_whole_is_listed_with_its_reason(json
     ]
     settings = Settings(str(jsonl(rows)), format="messages", max_length=32, packing=False, bad_rows=1)
 
-    prepared = prepare(settings, tokenizer)
+    prepared = prepare(settings, TextEncoder(tokenizer))
 
     assert sorted(told(prepared)) == [
         ("2", "dropped", "there is no answer"),
@@ -58,7 +59,7 @@ def test_each_sample_that_is_not_trained_on_whole_is_listed_with_its_reason(json
 
 
 def test_a_sample_that_packing_splits_is_counted_as_split_and_loses_no_token(jsonl: Write, tokenizer: Any) -> None:
-    prepared = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), tokenizer)
+    prepared = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), TextEncoder(tokenizer))
 
     (line,) = prepared.changed()
     assert (line["what"], line["tokens_before"]) == ("split", line["tokens_after"])
@@ -70,8 +71,8 @@ def test_pairs_that_teach_nothing_are_told_apart(jsonl: Write, tokenizer: Any) -
     pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
     rows = [pair, {**pair, "rejected": "two"}, {**pair, "prompt": LONG}, {**pair, "chosen": LONG}]
 
-    cut = prepare(Settings(str(jsonl(rows)), max_length=32), tokenizer, objective="dpo")
-    scored = prepare(Settings(str(jsonl(rows)), max_length=32), tokenizer, objective="reward")
+    cut = prepare(Settings(str(jsonl(rows)), max_length=32), TextEncoder(tokenizer), objective="dpo")
+    scored = prepare(Settings(str(jsonl(rows)), max_length=32), TextEncoder(tokenizer), objective="reward")
 
     assert told(cut) == [
         ("2", "dropped", "both answers are the same"),
@@ -88,7 +89,7 @@ def test_the_list_is_bounded_and_the_counts_are_not(
     monkeypatch.setattr(outcomes, "MAX_LISTED", 2)
     rows = [conversation("one")] * 5 + [conversation("one", "two")]
 
-    prepared = prepare(Settings(str(jsonl(rows))), tokenizer)
+    prepared = prepare(Settings(str(jsonl(rows))), TextEncoder(tokenizer))
 
     assert [line for line, _, _ in told(prepared)] == ["1", "2"]
     assert [(total.what, total.samples) for total in prepared.totals] == [("dropped", 5)]
@@ -99,12 +100,12 @@ def test_data_that_leaves_nothing_says_why(jsonl: Write, tokenizer: Any) -> None
 
     says = r"none of the 3 rows .* max_length=24: 2 dropped: there is no answer;.*Raise dataset\.max_length"
     with pytest.raises(DataError, match=says):
-        prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), tokenizer)
+        prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), TextEncoder(tokenizer))
 
 
 def test_rows_without_an_assistant_turn_are_told_so_and_not_as_too_long(jsonl: Write, tokenizer: Any) -> None:
     with pytest.raises(DataError) as caught:
-        prepare(Settings(str(jsonl([conversation("one")] * 3))), tokenizer)
+        prepare(Settings(str(jsonl([conversation("one")] * 3))), TextEncoder(tokenizer))
 
     assert "none of the 3 rows has an assistant message" in str(caught.value)
     assert "End each conversation with an assistant turn." in str(caught.value)
@@ -112,8 +113,8 @@ def test_rows_without_an_assistant_turn_are_told_so_and_not_as_too_long(jsonl: W
 
 
 def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Write, tokenizer: Any) -> None:
-    whole = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), tokenizer)
-    lossy = prepare(Settings(str(jsonl([conversation("one"), conversation("one", "two")]))), tokenizer)
+    whole = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), TextEncoder(tokenizer))
+    lossy = prepare(Settings(str(jsonl([conversation("one"), conversation("one", "two")]))), TextEncoder(tokenizer))
 
     assert outcomes.warning({"train": whole.totals}) is None
     assert outcomes.warning({"train": whole.totals, "validation": lossy.totals}) == (
@@ -124,7 +125,7 @@ def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Writ
 def test_the_list_of_the_cache_is_the_list_of_the_first_time(jsonl: Write, tokenizer: Any) -> None:
     settings = Settings(str(jsonl([conversation("one"), conversation("one", "two")])))
 
-    first, again = prepare(settings, tokenizer), prepare(settings, tokenizer)
+    first, again = prepare(settings, TextEncoder(tokenizer)), prepare(settings, TextEncoder(tokenizer))
 
     assert first.outcomes_file == again.outcomes_file
     assert list(first.changed()) == list(again.changed()) == [json.loads(first.outcomes_file.read_text())]

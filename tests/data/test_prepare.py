@@ -17,6 +17,7 @@ import pytest
 from tests.data.conftest import Settings, conversation, make_tokenizer
 from tuner.data import masks, packing
 from tuner.data.prepare import describe, prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, DiskError
 from tuner.recipes.schema import Share
 
@@ -41,7 +42,7 @@ def segments(dataset: Any) -> list[list[int]]:
 def test_packing_loses_and_repeats_no_token(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     rows = texts(200)
 
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=64), tokenizer, objective="pretrain")
+    prepared = prepare(Settings(str(jsonl(rows)), max_length=64), TextEncoder(tokenizer), objective="pretrain")
 
     alone = [[*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id] for row in rows]
     assert sorted(segments(prepared.dataset)) == sorted(alone)
@@ -59,7 +60,7 @@ def test_the_hash_of_prepared_rows_tells_changed_and_reordered_rows_apart(
 ) -> None:
     def hashed(rows: list[dict[str, str]]) -> str:
         given = Settings(str(jsonl(rows)), max_length=64, packing=packing)
-        return prepare(given, tokenizer, objective="pretrain").sha256
+        return prepare(given, TextEncoder(tokenizer), objective="pretrain").sha256
 
     rows = texts(600)
     assert hashed(rows) == hashed(rows)
@@ -69,7 +70,9 @@ def test_the_hash_of_prepared_rows_tells_changed_and_reordered_rows_apart(
 def test_a_longer_sample_is_split_into_samples_of_their_own(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     text = " ".join(WORDS * 10)
 
-    prepared = prepare(Settings(str(jsonl([{"text": text}])), max_length=16), tokenizer, objective="pretrain")
+    prepared = prepare(
+        Settings(str(jsonl([{"text": text}])), max_length=16), TextEncoder(tokenizer), objective="pretrain"
+    )
 
     ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     parts = sorted(segments(prepared.dataset), key=lambda part: ids.index(part[0]) if len(part) == 16 else len(ids))
@@ -85,7 +88,7 @@ def test_chunks_of_samples_lose_no_token_either(
     monkeypatch.setattr(packing, "SAMPLES_PER_CHUNK", 16)
     rows = texts(100, longest=60)
 
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=32), tokenizer, objective="pretrain")
+    prepared = prepare(Settings(str(jsonl(rows)), max_length=32), TextEncoder(tokenizer), objective="pretrain")
 
     alone = [[*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id] for row in rows]
     assert sorted(segments(prepared.dataset)) == sorted(
@@ -96,7 +99,7 @@ def test_chunks_of_samples_lose_no_token_either(
 def test_labels_follow_their_tokens_into_packed_rows(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     rows = [conversation(f"{word}?", f"{word}!") for word in WORDS]
 
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=128), tokenizer)
+    prepared = prepare(Settings(str(jsonl(rows)), max_length=128), TextEncoder(tokenizer))
 
     trained: list[str] = []
     for row in prepared.dataset:
@@ -110,11 +113,11 @@ def test_the_result_is_the_same_with_any_cache_and_batch_size(
     jsonl: Callable[..., Path], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(str(jsonl(texts(60))), max_length=32)
-    first = prepare(settings, tokenizer, objective="pretrain").dataset.to_list()
+    first = prepare(settings, TextEncoder(tokenizer), objective="pretrain").dataset.to_list()
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "other")
     monkeypatch.setattr("tuner.data.encoding.BATCH_ROWS", 7)
 
-    assert prepare(settings, tokenizer, objective="pretrain").dataset.to_list() == first
+    assert prepare(settings, TextEncoder(tokenizer), objective="pretrain").dataset.to_list() == first
 
 
 def test_without_packing_a_long_sample_is_cut_at_the_end_and_counted(
@@ -123,7 +126,7 @@ def test_without_packing_a_long_sample_is_cut_at_the_end_and_counted(
     long, short = " ".join(WORDS * 4), "one two"
 
     settings = Settings(str(jsonl([{"text": long}, {"text": short}])), max_length=16, packing=False)
-    prepared = prepare(settings, tokenizer, objective="pretrain")
+    prepared = prepare(settings, TextEncoder(tokenizer), objective="pretrain")
 
     ids = [*tokenizer(long)["input_ids"], tokenizer.eos_token_id]
     assert prepared.dataset[0]["input_ids"] == ids[:16]
@@ -135,7 +138,7 @@ def test_a_bad_row_far_down_is_named_by_file_and_line(jsonl: Callable[..., Path]
     path = jsonl([conversation("one", "two")] * 700 + [{"messages": [{"role": "user", "content": None}]}])
 
     with pytest.raises(DataError) as caught:
-        prepare(Settings(str(path)), tokenizer)
+        prepare(Settings(str(path)), TextEncoder(tokenizer))
 
     assert caught.value.where == f"{path}:701"
     assert list((cache / "tuner").iterdir()) == []
@@ -146,23 +149,23 @@ def test_the_cache_answers_only_for_the_same_content_and_settings(
 ) -> None:
     path = jsonl([conversation("one", "two"), conversation("three", "four")])
     settings = Settings(str(path))
-    first = prepare(settings, tokenizer)
+    first = prepare(settings, TextEncoder(tokenizer))
     built = set((cache / "tuner").iterdir())
 
-    assert prepare(settings, tokenizer).counts == first.counts
+    assert prepare(settings, TextEncoder(tokenizer)).counts == first.counts
     assert set((cache / "tuner").iterdir()) == built
 
     for changed in (replace(settings, max_length=32), replace(settings, packing=False)):
-        prepare(changed, tokenizer)
-    prepare(settings, tokenizer, objective="pretrain")
-    prepare(settings, make_tokenizer((str(tokenizer.chat_template)) + "{# other #}"))
+        prepare(changed, TextEncoder(tokenizer))
+    prepare(settings, TextEncoder(tokenizer), objective="pretrain")
+    prepare(settings, TextEncoder(make_tokenizer((str(tokenizer.chat_template)) + "{# other #}")))
     jsonl([conversation("one", "two"), conversation("three", "five")])
-    prepare(settings, tokenizer)
+    prepare(settings, TextEncoder(tokenizer))
     assert len(set((cache / "tuner").iterdir())) == len(built) + 5
 
 
 def test_the_rows_are_memory_mapped(jsonl: Callable[..., Path], tokenizer: Any, cache: Path) -> None:
-    prepared = prepare(Settings(str(jsonl(texts(5)))), tokenizer, objective="pretrain")
+    prepared = prepare(Settings(str(jsonl(texts(5)))), TextEncoder(tokenizer), objective="pretrain")
 
     [file] = prepared.dataset.cache_files
     assert Path(file["filename"]).is_relative_to(cache)
@@ -177,7 +180,7 @@ def test_a_cache_that_cannot_be_written_is_a_disk_error_and_leaves_nothing(
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
     try:
         with pytest.raises(DiskError, match="File too large"):
-            prepare(settings, tokenizer, objective="pretrain")
+            prepare(settings, TextEncoder(tokenizer), objective="pretrain")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -191,7 +194,7 @@ def test_several_ranks_may_prepare_the_same_rows_at_once(jsonl: Callable[..., Pa
     def rank(_: int) -> list[Any]:
         tokenizer = make_tokenizer()
         start.wait()
-        return list(prepare(settings, tokenizer, objective="pretrain").dataset.to_list())
+        return list(prepare(settings, TextEncoder(tokenizer), objective="pretrain").dataset.to_list())
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(rank, range(4)))
@@ -202,8 +205,8 @@ def test_several_ranks_may_prepare_the_same_rows_at_once(jsonl: Callable[..., Pa
 
 def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     path = jsonl([conversation("one", "two")] * 3)
-    packed = prepare(Settings(str(path), max_length=64), tokenizer)
-    cut = prepare(Settings(str(path), format="messages", max_length=64, packing=False), tokenizer)
+    packed = prepare(Settings(str(path), max_length=64), TextEncoder(tokenizer))
+    cut = prepare(Settings(str(path), format="messages", max_length=64, packing=False), TextEncoder(tokenizer))
 
     counts = packed.counts
     end = f"{counts.trained_tokens} of {counts.tokens} tokens trained, 0 truncated, 0 dropped"
@@ -219,7 +222,7 @@ def test_a_mixture_is_one_data_set_told_part_by_part(jsonl: Callable[..., Path],
     shares = (Share(path=str(chats)), Share(path=str(jsonl(alpaca, "alpaca.jsonl")), weight=0.5))
     settings = Settings(path=None, mixture=shares, max_length=64)
 
-    prepared = prepare(settings, tokenizer)
+    prepared = prepare(settings, TextEncoder(tokenizer))
 
     assert [(one.format, one.detected, one.read) for one in prepared.sets] == [
         ("messages", True, 3),
@@ -235,7 +238,7 @@ def test_texts_and_conversations_may_be_mixed_for_pretraining(jsonl: Callable[..
     shares = (Share(path=str(jsonl([conversation("one", "two")]))), Share(path=str(jsonl(texts(2), "texts.jsonl"))))
     settings = Settings(path=None, mixture=shares, packing=False)
 
-    prepared = prepare(settings, tokenizer, objective="pretrain")
+    prepared = prepare(settings, TextEncoder(tokenizer), objective="pretrain")
 
     assert len(prepared.dataset) == 3
     assert prepared.counts.trained_tokens == prepared.counts.tokens - 3
@@ -250,10 +253,10 @@ def test_changed_code_of_a_users_function_makes_other_rows(
     code.write_text("def text(row): return row['q']\n")
     settings = Settings(str(data), format="rows_of_tests:text")
 
-    first = prepare(settings, tokenizer, objective="pretrain")
+    first = prepare(settings, TextEncoder(tokenizer), objective="pretrain")
     code.write_text("def text(row): return row['q'] * 3\n")
     sys.modules.pop("rows_of_tests")
     importlib.invalidate_caches()
-    second = prepare(settings, tokenizer, objective="pretrain")
+    second = prepare(settings, TextEncoder(tokenizer), objective="pretrain")
 
     assert second.counts.tokens > first.counts.tokens

@@ -20,6 +20,7 @@ import pytest
 from tests.data.conftest import Settings, conversation
 from tuner.data import encoding, processes
 from tuner.data.prepare import prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError
 
 
@@ -134,7 +135,7 @@ def mixed_rows(jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> P
 def prepared_files(settings: Settings, tokenizer: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return what is kept of prepared rows, less the path that `datasets` writes beside packed ones."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
-    rows = prepare(settings, tokenizer).dataset.data.table.replace_schema_metadata(None)
+    rows = prepare(settings, TextEncoder(tokenizer)).dataset.data.table.replace_schema_metadata(None)
     whole = [file for file in sorted(folder.rglob("*")) if file.suffix in (".json", ".jsonl")]
     return [
         *(file.read_bytes() for file in whole),
@@ -164,7 +165,10 @@ def test_the_first_row_too_many_is_the_same_with_any_number_of_processes(
 ) -> None:
     def refused(num_proc: int) -> tuple[str, str | None]:
         with pytest.raises(DataError) as caught:
-            prepare(Settings(str(mixed_rows), format="messages", bad_rows=bad_rows, num_proc=num_proc), tokenizer)
+            prepare(
+                Settings(str(mixed_rows), format="messages", bad_rows=bad_rows, num_proc=num_proc),
+                TextEncoder(tokenizer),
+            )
         return caught.value.what, caught.value.where
 
     assert refused(1) == refused(2)
@@ -175,6 +179,6 @@ def test_the_number_of_processes_makes_no_other_rows_of_the_same_data(
     mixed_rows: Path, tokenizer: Any, cache: Path
 ) -> None:
     for number in (1, 2):
-        prepare(Settings(str(mixed_rows), format="messages", bad_rows=5, num_proc=number), tokenizer)
+        prepare(Settings(str(mixed_rows), format="messages", bad_rows=5, num_proc=number), TextEncoder(tokenizer))
 
     assert len(list((cache / "tuner").iterdir())) == 1

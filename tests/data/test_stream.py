@@ -22,6 +22,7 @@ from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import prepare
 from tuner.data.readers.text_files import Cursor
 from tuner.data.stream import Rows, Stream, spans
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError, TunerError
 from tuner.recipes.schema import Dataset
 
@@ -52,7 +53,7 @@ class Trained:
         self.pipeline = Pipeline(dataset, objective)
         self.files = blocks.opened(self.pipeline)
         how = {"most": most, "ahead": 2 * GLOBAL_BATCH, "num_rows": 10_000}
-        self.maker = Maker(self.pipeline, tokenizer, home, start, **how)
+        self.maker = Maker(self.pipeline, TextEncoder(tokenizer), home, start, **how)
         self.maker.passed(first)
         self.ticks = 0
         rows, go_on = Rows(home, 10_000, 7, objective), self.maker.go_on
@@ -95,7 +96,9 @@ def started(tmp_path: Path, tokenizer: Any) -> Iterator[Callable[..., Trained]]:
 
 
 def whole(dataset: Dataset, tokenizer: Any) -> list[list[int]]:
-    ids: list[list[int]] = prepare(dataset, tokenizer, objective=objective_of(dataset)).dataset["input_ids"][:]
+    ids: list[list[int]] = prepare(dataset, TextEncoder(tokenizer), objective=objective_of(dataset)).dataset[
+        "input_ids"
+    ][:]
     return ids
 
 

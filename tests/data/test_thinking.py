@@ -13,6 +13,7 @@ from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tuner.data import thinking
 from tuner.data.inspection import template_check
 from tuner.data.prepare import prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 Write = Callable[..., Path]
@@ -25,7 +26,7 @@ THOUGHT = "<think>\nfour\n</think>\n\nfive"
 def said(path: Path, template: str, **settings: Any) -> tuple[list[str], str]:
     """Return the reasons for which rows are told as changed, and the text of the first row."""
     tokenizer = make_tokenizer(template)
-    prepared = prepare(Settings(str(path), max_length=256, packing=False, **settings), tokenizer)
+    prepared = prepare(Settings(str(path), max_length=256, packing=False, **settings), TextEncoder(tokenizer))
     return [line["reason"] for line in prepared.changed()], tokenizer.decode(prepared.dataset[0]["input_ids"])
 
 
@@ -97,7 +98,7 @@ def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl:
 def test_the_training_text_of_qwen3_is_shown_to_differ_from_what_is_served(jsonl: Write) -> None:
     settings: Any = Settings(str(jsonl([conversation("one", THOUGHT), conversation("one", "two", "three", THOUGHT)])))
 
-    found = list(template_check(settings, make_tokenizer(QWEN3), "sft"))
+    found = list(template_check(settings, TextEncoder(make_tokenizer(QWEN3)), "sft"))
 
     # The first question of a conversation is served without the thinking that training puts into its answer.
     (one,) = found
@@ -108,4 +109,4 @@ def test_the_training_text_of_qwen3_is_shown_to_differ_from_what_is_served(jsonl
 def test_a_template_that_reads_alike_has_no_difference(jsonl: Write) -> None:
     settings: Any = Settings(str(jsonl([conversation("one", "two", "three", "four")])))
 
-    assert list(template_check(settings, make_tokenizer(), "sft")) == []
+    assert list(template_check(settings, TextEncoder(make_tokenizer()), "sft")) == []

@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import ok, train
 from tests.e2e.test_heads import RECIPE, llama
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.loading import load
-from tuner.worker.generation import Settings, generate, prompt_ids, stop_where_answers_end
+from tuner.worker.generation import Settings, generate, stop_where_answers_end
 from tuner.worker.samples import prompts, same_text, shown
 
 pytestmark = pytest.mark.e2e
@@ -32,11 +33,13 @@ def test_at_zero3_with_an_untied_head_answers_are_those_of_the_saved_model(tmp_p
     assert [line["step"] for line in lines] == [0] * 5 + [2] * 5 + [4] * 5
     tokenizer = AutoTokenizer.from_pretrained(run.path / "final")
     model = AutoModelForCausalLM.from_pretrained(run.path / "final").eval()
-    stop_where_answers_end(model.generation_config, tokenizer)
+    stop_where_answers_end(model.generation_config, TextEncoder(tokenizer))
     loader = load(str(run.path / "recipe.py")).config.val_dataloader
     assert loader
     for line, (*prompt, right) in zip(lines[-5:], prompts(loader.dataset, 5, "sft"), strict=True):
-        answer = generate(model, tokenizer, prompt_ids(tokenizer, prompt), Settings(12, temperature=0)).text.strip()
+        answer = generate(
+            model, TextEncoder(tokenizer), TextEncoder(tokenizer).prompt(prompt), Settings(12, temperature=0)
+        ).text.strip()
         assert (line["prompt"], line["right"], line["answer"]) == (shown(prompt), right["content"], answer)
         assert line["is_right"] == same_text(answer, right["content"])
     measured = [line for line in run.metrics if "eval_loss" in line]

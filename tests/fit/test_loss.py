@@ -21,6 +21,7 @@ from bench.gpu_loss import as_on_a_gpu
 from bench.live import Live
 from tests.fit.recipes import lightest
 from tuner import assets
+from tuner.data.text_encoder import TextEncoder
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
 from tuner.fit.trainable import count
@@ -105,7 +106,9 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
     elif recipe.objective.type in ("dpo", "kto"):
         reference = model_of(recipe, facts).requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
-    trainer = evaluator(recipe, (model, reference), tokenizer, Dataset.from_list(rows), len(rows), str(folder))
+    trainer = evaluator(
+        recipe, (model, reference), TextEncoder(tokenizer), Dataset.from_list(rows), len(rows), str(folder)
+    )
     model.train()
     if recipe.train_cfg.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

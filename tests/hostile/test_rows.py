@@ -21,6 +21,7 @@ from tuner.data import readers, sources
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.readers.text_files import MAX_ROW_BYTES
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 GOOD = '{"instruction": "Why?", "output": "Because."}'
@@ -69,7 +70,7 @@ TEMPLATE = (
 
 
 def prepared(path: Path, objective: str = "sft", **settings: Any) -> Prepared:
-    return prepare(Settings(str(path), **settings), make_tokenizer(TEMPLATE), objective=objective)  # type: ignore[arg-type]
+    return prepare(Settings(str(path), **settings), TextEncoder(make_tokenizer(TEMPLATE)), objective=objective)  # type: ignore[arg-type]
 
 
 def written(folder: Path, *lines: str | bytes, name: str = "rows.jsonl") -> Path:
@@ -120,7 +121,7 @@ def test_a_mixture_counts_a_row_once_however_often_it_is_taken(tmp_path: Path) -
     share = SimpleNamespace(**vars(Settings(str(path), format="alpaca")))
     settings = Settings(None, mixture=(share, share), bad_rows=1)
 
-    found = prepare(settings, make_tokenizer(), objective="sft")  # type: ignore[arg-type]
+    found = prepare(settings, TextEncoder(make_tokenizer()), objective="sft")  # type: ignore[arg-type]
 
     assert (found.counts.bad, found.counts.kept) == (1, 2)
 

@@ -13,6 +13,7 @@ from tests.launch.plans import PATH, checkpoint
 from tuner import assets
 from tuner.data.sample_kinds import KINDS
 from tuner.data.templates import answers_end
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
 from tuner.lab import stand_ins
 from tuner.lab.smoke import Stage, Verdict, smaller, smoke
@@ -104,7 +105,7 @@ def test_a_stand_in_for_rows_on_the_hub_is_what_the_objective_learns_from(object
     assert other is not None
     dataset = config.train_dataloader.dataset.model_copy(update={**other, "max_rows": 8})
     tokenizer, _ = stand_ins.tokenizer_of(config.model)
-    _, told = stand_ins.prepared(dataset, tokenizer, objective)
+    _, told = stand_ins.prepared(dataset, TextEncoder(tokenizer), objective)
     assert "train: 8 rows" in told
 
 
@@ -137,7 +138,7 @@ def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) ->
     other = {"path": str(rows), "format": "alpaca", "max_length": 2048, "packing": False}
     block = config.train_dataloader.dataset.model_copy(update=other)
 
-    dataset, told = stand_ins.prepared(block, stand_ins.tokenizer_of(config.model)[0], "sft")
+    dataset, told = stand_ins.prepared(block, TextEncoder(stand_ins.tokenizer_of(config.model)[0]), "sft")
 
     assert dataset.max_length == 2048
     assert "0 dropped" in told

@@ -12,6 +12,7 @@ import transformers
 from tests.reference import formulas
 from tests.reference.formulas import Side
 from tuner.data.prepare import prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import load_model, load_tokenizer, source
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -38,9 +39,9 @@ class Case:
             if weight.requires_grad and ("lora_B" in name or "layers.1.mlp" in name or "score" in name):
                 torch.nn.init.normal_(weight, std=0.02 if "lora_B" in name else 0.1)
         tokenizer = load_tokenizer(config.model, path)
-        dataset = prepare(config.train_dataloader.dataset, tokenizer, objective=objective).dataset
+        dataset = prepare(config.train_dataloader.dataset, TextEncoder(tokenizer), objective=objective).dataset
         compared = self.reference if method == "full" and objective in ("dpo", "kto") else None
-        trainer = evaluator(config, (self.policy, compared), tokenizer, dataset, len(dataset), str(folder))
+        trainer = evaluator(config, (self.policy, compared), TextEncoder(tokenizer), dataset, len(dataset), str(folder))
         self.rows = list(dataset)
         self.policy.train()
         self.loss = float(trainer.compute_loss(self.policy, trainer.data_collator(self.rows)).detach())

@@ -17,6 +17,7 @@ from tests.e2e.runs import Finished, distance, ok, train
 from tests.reference import loop
 from tuner import assets
 from tuner.data.prepare import prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
 from tuner.recipes.loading import load
@@ -77,7 +78,7 @@ def rows_by_hand(tokenizer: Any, num_rows: int) -> list[loop.Row]:
 
 def packed_rows(recipe: Path, tokenizer: Any) -> list[loop.Row]:
     """The rows that tuner packs, each as the samples in it."""
-    made = prepare(load(str(recipe)).config.train_dataloader.dataset, tokenizer).dataset
+    made = prepare(load(str(recipe)).config.train_dataloader.dataset, TextEncoder(tokenizer)).dataset
     rows: list[loop.Row] = []
     for row in made:
         samples, at = [], 0

@@ -30,10 +30,10 @@ metric_list: [{{metric: acc}}]
 
 def likelier(tiny: LoadedModel, question: str) -> int:
     """Return which of the two choices the model is likelier to write after a question and a space."""
-    start = tiny.tokenizer(question)["input_ids"]
+    start = tiny.encoder.library_object(question)["input_ids"]
     found = []
     for choice in ("red", "blue"):
-        ids = tiny.tokenizer(f"{question} {choice}")["input_ids"]
+        ids = tiny.encoder.library_object(f"{question} {choice}")["input_ids"]
         with torch.no_grad():
             each = torch.log_softmax(tiny.model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
         found.append(sum(float(each[at - 1, ids[at]]) for at in range(len(start), len(ids))))

@@ -11,10 +11,11 @@ from transformers import AutoTokenizer
 
 from tests.machine.gpus import CPU
 from tuner.data import limits
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.results.chat import Chat
 from tuner.results.loaded_model import LoadedModel, load, spec_of
-from tuner.worker.generation import Settings, prompt_ids
+from tuner.worker.generation import Settings
 
 SAMPLED = Settings(max_new_tokens=12, temperature=1.0)
 LIKELIEST = Settings(max_new_tokens=12, temperature=0)
@@ -44,7 +45,7 @@ def test_the_pieces_of_an_answer_are_the_answer(tiny: LoadedModel) -> None:
 
 def test_an_answer_ends_at_a_stop_token(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[int] = []
-    monkeypatch.setattr(tiny.tokenizer, "decode", lambda ids, **_: said.extend(ids) or "")
+    monkeypatch.setattr(tiny.encoder, "decode", lambda ids, **_: said.extend(ids) or "")
     Chat(tiny, LIKELIEST).ask("Why?", lambda _: None)
     monkeypatch.undo()
     monkeypatch.setattr(tiny.model.generation_config, "eos_token_id", [said[0]])
@@ -56,9 +57,8 @@ def test_an_answer_ends_at_a_stop_token(tiny: LoadedModel, monkeypatch: pytest.M
 
 def test_the_system_prompt_and_earlier_turns_are_seen(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, str]]] = []
-    monkeypatch.setattr(
-        "tuner.results.chat.prompt_ids", lambda tokenizer, turns: seen.append(turns) or prompt_ids(tokenizer, turns)
-    )
+    prompt = tiny.encoder.prompt
+    monkeypatch.setattr(tiny.encoder, "prompt", lambda turns: seen.append(turns) or prompt(turns))
     chat = Chat(tiny, LIKELIEST, system="Be kind.")
     first = chat.ask("One?", lambda _: None)
     chat.ask("Two?", lambda _: None)
@@ -103,7 +103,7 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(tiny: LoadedModel) -> N
 
 def test_a_template_that_refuses_and_a_tokenizer_without_one_are_told(tiny: LoadedModel) -> None:
     other = AutoTokenizer.from_pretrained(tiny.spec.path)
-    found = LoadedModel(tiny.spec, tiny.model, other, tiny.dtype, 16)
+    found = LoadedModel(tiny.spec, tiny.model, TextEncoder(other), tiny.dtype, 16)
     other.chat_template = "{{ raise_exception('no system turns') }}"
     with pytest.raises(DataError, match="no system turns"):
         Chat(found, LIKELIEST).ask("Why?", lambda _: None)
@@ -120,7 +120,7 @@ def test_whatever_a_template_raises_is_one_message(text: str) -> None:
     tokenizer.chat_template = text
 
     with pytest.raises(DataError, match="the chat template rejects the conversation"):
-        prompt_ids(tokenizer, [{"role": "user", "content": "Why?"}])
+        TextEncoder(tokenizer).prompt([{"role": "user", "content": "Why?"}])
 
 
 def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
     with pytest.raises(DataError, match=r"takes more than 0.2 s"):
-        prompt_ids(tokenizer, [{"role": "user", "content": "Why?"}])
+        TextEncoder(tokenizer).prompt([{"role": "user", "content": "Why?"}])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tuner.models.load import load_model, source
 from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import generations, judged, likelihood, questions, rows_of
-from tuner.results.loaded_model import LoadedModel, load, spec_of, tokenizer_of
+from tuner.results.loaded_model import LoadedModel, encoder_of, load, spec_of
 from tuner.worker.generation import Settings
 
 FEW = ("val_dataloader.dataset.max_rows=7",)
@@ -32,7 +32,7 @@ def result(folder: Path, recipe: str, *sets: str) -> LoadedModel:
 
 
 def prepared(found: LoadedModel, **asked: Any) -> Prepared:
-    return prepare(rows_of(found.spec, **asked), found.tokenizer, objective=found.spec.objective)
+    return prepare(rows_of(found.spec, **asked), found.encoder, objective=found.spec.objective)
 
 
 def logits(model: Any, ids: list[int]) -> torch.Tensor:
@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_over_trained_tokens_whatever_the_batches(tmp_path:
     )
 
     packed = rows_of(found.spec).model_copy(update={"packing": True})
-    for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.tokenizer))):
+    for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.encoder))):
         measured = likelihood(found, some, batch_size)
         assert measured["loss"] == pytest.approx(by_hand, rel=1e-5)
         assert measured["perplexity"] == pytest.approx(math.exp(by_hand), rel=1e-4)
@@ -141,7 +141,7 @@ def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
 def test_generations_stand_beside_the_right_answers(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
 
-    asked = questions(found.spec, found.tokenizer, rows_of(found.spec), 3)
+    asked = questions(found.spec, found.encoder, rows_of(found.spec), 3)
     lines = generations(found, asked, Settings(4, temperature=0))
 
     assert len(lines) == 3
@@ -160,19 +160,19 @@ def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
     long.write_text("".join(json.dumps({"instruction": "why " * n, "output": "So."}) + "\n" for n in (1, 2000)))
 
     with pytest.raises(DataError):
-        questions(found.spec, found.tokenizer, plain, 1)
+        questions(found.spec, found.encoder, plain, 1)
     with pytest.raises(ModelError, match="scores answers and writes none"):
-        questions(scores.spec, scores.tokenizer, rows_of(scores.spec), 1)
+        questions(scores.spec, scores.encoder, rows_of(scores.spec), 1)
     with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context has 512"):
-        questions(found.spec, found.tokenizer, rows_of(found.spec, str(long)), 2)
+        questions(found.spec, found.encoder, rows_of(found.spec, str(long)), 2)
 
 
 def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"instruction": f"{n}?", "output": "So."}) + "\n" for n in range(7)))
     spec = spec_of("package:tiny", None)
-    block, tokenizer = rows_of(spec, str(rows)), tokenizer_of(spec)
+    block, encoder = rows_of(spec, str(rows)), encoder_of(spec)
 
-    asked = [[one[0]["content"] for one in questions(spec, tokenizer, block, count)] for count in (4, 9)]
+    asked = [[one[0]["content"] for one in questions(spec, encoder, block, count)] for count in (4, 9)]
 
     assert asked == [["0?", "1?", "3?", "5?"], [f"{n}?" for n in range(7)]]

@@ -100,7 +100,7 @@ def test_generation_stops_where_the_template_ends_answers_and_where_the_model_di
 
     found = loaded(folder)
 
-    end = found.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    end = found.encoder.library_object.convert_tokens_to_ids("<|im_end|>")
     assert found.model.generation_config.eos_token_id == [7, end]
 
 

@@ -13,6 +13,7 @@ from tests.data.conftest import conversation, make_tokenizer
 from tests.launch.plans import made
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
+from tuner.data.text_encoder import TextEncoder
 from tuner.launch import render
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -28,7 +29,7 @@ def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[Re
     run.path.mkdir()
     run.run.write_text(render.files(plan)["run.json"])
     config = plan.recipe.config
-    return config, prepare(config.train_dataloader.dataset, make_tokenizer()), run
+    return config, prepare(config.train_dataloader.dataset, TextEncoder(make_tokenizer())), run
 
 
 def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(

@@ -17,6 +17,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tests.data.conftest import make_tokenizer
 from tests.results.models import MIXTURE
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.loading import load
 from tuner.worker.trainer_setup import evaluator
 from tuner.worker.trainers import TunerTrainer, validation_rounds
@@ -67,7 +68,7 @@ def test_the_validation_loss_is_the_mean_over_trained_tokens(config: Any, batch_
     tokenizer.pad_token = "<s>"
 
     recipe = load("tiny_full_sample_e1").config
-    found = evaluator(recipe, (model, None), tokenizer, rows(), batch_size, str(tmp_path)).evaluate()
+    found = evaluator(recipe, (model, None), TextEncoder(tokenizer), rows(), batch_size, str(tmp_path)).evaluate()
 
     assert found["eval_loss"] == pytest.approx(expected, rel=1e-5)
     assert 0 <= found["eval_mean_token_accuracy"] <= 1
@@ -79,7 +80,9 @@ def test_an_evaluation_leaves_the_random_numbers_of_training_as_they_were_and_na
     tokenizer = make_tokenizer()
     tokenizer.pad_token = "<s>"
     model = AutoModelForCausalLM.from_config(QWEN)
-    trainer = evaluator(load("tiny_full_sample_e1").config, (model, None), tokenizer, rows(), 2, str(tmp_path))
+    trainer = evaluator(
+        load("tiny_full_sample_e1").config, (model, None), TextEncoder(tokenizer), rows(), 2, str(tmp_path)
+    )
     before = torch.get_rng_state()
 
     whole, part = trainer.evaluate(), trainer.evaluate(rows().select([0, 2, 4]))

@@ -20,6 +20,7 @@ from tests.e2e.runs import environment, ok, quick, train
 from tests.worker.experts import Experts, make, write
 from tests.worker.test_loss import JUDGED, PAIR, SFT
 from tests.worker.test_trainers import tokenizer
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, RecipeError
 from tuner.lab.stand_ins import tokenizer_of
 from tuner.recipes.loading import load
@@ -146,7 +147,7 @@ def step(
     recipe = recipe.model_copy(update={"model": weighed})
     reference = mixtral() if objective in ("dpo_", "kto_") else None
     made = trainer_setup.evaluator(
-        recipe, (model, reference), tokenizer(), datasets.Dataset.from_list(rows), len(rows), str(folder)
+        recipe, (model, reference), TextEncoder(tokenizer()), datasets.Dataset.from_list(rows), len(rows), str(folder)
     )
     if loss == "whole":
         trainer_setup.use_whole_logits(made, (model, reference), recipe)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from tests.data.conftest import make_tokenizer
 from tuner import assets
+from tuner.data.text_encoder import TextEncoder
 from tuner.worker.checkpointing import save_final_model
 
 CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
@@ -34,7 +35,7 @@ def saved(folder: Path, template: str | None, ends: int | list[int] | None) -> L
         model=model,
         deepspeed=SimpleNamespace(zero_optimization_stage=lambda: 2),
     )
-    save_final_model(trainer, make_tokenizer(template), folder)
+    save_final_model(trainer, TextEncoder(make_tokenizer(template)), folder)
     return LlamaForCausalLM.from_pretrained(folder)
 
 

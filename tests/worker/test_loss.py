@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.data.conftest import make_tokenizer
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker import trainer_setup
@@ -130,7 +131,7 @@ def one_loss(objective: str, loss: str, rows: list[dict[str, Any]], folder: Path
         with torch.no_grad():
             reference.lm_head.weight.mul_(1.01)
     made = trainer_setup.evaluator(
-        recipe, (policy, reference), tokenizer, datasets.Dataset.from_list(rows), len(rows), str(folder)
+        recipe, (policy, reference), TextEncoder(tokenizer), datasets.Dataset.from_list(rows), len(rows), str(folder)
     )
     if loss == "whole":
         trainer_setup.use_whole_logits(made, (policy, reference), recipe)

@@ -19,6 +19,7 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
 from tests.launch.plans import made
 from tuner.data.prepare import prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Certainty
 from tuner.worker import trainer_setup
@@ -56,9 +57,9 @@ def trained(plan: ResolvedRun, rank: int = 0) -> tuple[int, int]:
     """Return the steps of an epoch, and of the run, of TRL's trainer on the prepared data; as a rank of the plan's."""
     config, tokenizer = plan.recipe.config, make_tokenizer()
     tokenizer.pad_token = "<s>"
-    prepared = prepare(config.train_dataloader.dataset, tokenizer, objective=config.objective.type)
+    prepared = prepare(config.train_dataloader.dataset, TextEncoder(tokenizer), objective=config.objective.type)
     models = (model(), model() if config.objective.type in ("dpo", "kto") else None)
-    trainer = trainer_setup.evaluator(config, models, tokenizer, prepared.dataset, 1, "trainer")
+    trainer = trainer_setup.evaluator(config, models, TextEncoder(tokenizer), prepared.dataset, 1, "trainer")
     args = trainer.args
     args.per_device_train_batch_size = trainer._train_batch_size = plan.batch.micro_batch
     args.gradient_accumulation_steps = plan.batch.accumulation

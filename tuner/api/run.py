@@ -93,9 +93,9 @@ class Run:
 
     def tokenizer(self) -> Any:
         """Load the tokenizer, with the chat template that the run was trained with. Errors as `model`."""
-        from tuner.results.loaded_model import spec_of, tokenizer_of
+        from tuner.results.loaded_model import encoder_of, spec_of
 
-        return tokenizer_of(spec_of(str(self.path), None))
+        return encoder_of(spec_of(str(self.path), None)).library_object
 
 
 class RunFailed(TunerError):

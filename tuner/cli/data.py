@@ -16,6 +16,7 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import DataError, visible
 
 if TYPE_CHECKING:
+    from tuner.data.encoder import Encoder
     from tuner.data.inspection import Difference, View
     from tuner.recipes.schema import Dataset
 
@@ -64,38 +65,38 @@ def command(
 
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
     quiet_libraries()
-    tokenizer, objective, splits = previewing.opened(loaded, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
+    encoder, objective, splits = previewing.opened(loaded, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
     from tuner.data.inspection import template_check
 
     views = {
-        split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
+        split: _view(dataset, encoder, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
         for split, dataset in splits.items()
     }
     rows = loaded.config.train_dataloader.dataset
     if every and rows.streaming:
-        _check_stream(rows, tokenizer, objective, bad=bad, as_json=as_json)
-    differences = [*template_check(rows, tokenizer, objective)] if check else None
+        _check_stream(rows, encoder, objective, bad=bad, as_json=as_json)
+    differences = [*template_check(rows, encoder, objective)] if check else None
     if as_json:
         _print_json(loaded.name, objective, views, differences, bad=bad)
     else:
         _print(loaded.name, views, differences, every=every, streams=bool(rows.streaming), bad=bad)
 
 
-def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
+def _view(dataset: Dataset, encoder: Encoder, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
     from tuner.data.inspection import bad_rows, view
 
     try:
-        return view(dataset, tokenizer, objective, samples)
+        return view(dataset, encoder, objective, samples)
     except DataError as first:
         limit = sys.maxsize if bad else _MAX_BAD
-        raise _list_bad(first, bad_rows(dataset, tokenizer, objective), limit, as_json=as_json) from first
+        raise _list_bad(first, bad_rows(dataset, encoder, objective), limit, as_json=as_json) from first
 
 
-def _check_stream(dataset: Dataset, tokenizer: Any, objective: str, *, bad: bool, as_json: bool) -> None:
+def _check_stream(dataset: Dataset, encoder: Encoder, objective: str, *, bad: bool, as_json: bool) -> None:
     """Refuse a stream of which more rows are bad than may be left out."""
     from tuner.data.inspection import bad_rows
 
-    errors = iter(bad_rows(dataset, tokenizer, objective))
+    errors = iter(bad_rows(dataset, encoder, objective))
     first = list(itertools.islice(errors, dataset.bad_rows + 1))
     if len(first) > dataset.bad_rows:
         limit = sys.maxsize if bad else _MAX_BAD

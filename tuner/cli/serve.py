@@ -58,11 +58,11 @@ def command(
     if not by_vllm:
         serve.check_installed()
     from tuner.results.chat import check_can_answer
-    from tuner.results.loaded_model import spec_of, tokenizer_of
+    from tuner.results.loaded_model import encoder_of, spec_of
 
     source = source_of(source)
     spec = spec_of(source, adapter)
-    check_can_answer(spec, tokenizer_of(spec))
+    check_can_answer(spec, encoder_of(spec))
     serve.check_servable(spec)
     called = name or serve.name_of(adapter or source)
     if by_vllm:

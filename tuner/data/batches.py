@@ -13,8 +13,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from tuner.data.encoder import Row
 from tuner.data.sample import IGNORED
-from tuner.data.tokens import Row
 from tuner.recipes.schema.architecture import KEEPS_APART
 
 Batch = dict[str, torch.Tensor]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tuner.data import limits, packing, sources
+from tuner.data.encoder import Encoder
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepare import DONE, build, refuse_nothing
 from tuner.data.prepared import Prepared
@@ -91,13 +92,13 @@ class Maker:
     """
 
     def __init__(
-        self, pipeline: Pipeline, tokenizer: Any, home: Path, start: Start, *, most: int, ahead: int, num_rows: int
+        self, pipeline: Pipeline, encoder: Encoder, home: Path, start: Start, *, most: int, ahead: int, num_rows: int
     ) -> None:
         """Begin.
 
         Args:
             pipeline: Of one data set, whose files are `opened`.
-            tokenizer: With the chat template that the run uses.
+            encoder: With the chat template that the run uses.
             home: An empty folder for the blocks.
             start: Of the first block.
             most: Rows of the files in a block.
@@ -109,7 +110,7 @@ class Maker:
         self._num_rows, self._ahead = num_rows, ahead
         self._num_proc: Any = pipeline.dataset.num_proc
         self._signs, self._seen = mmap.mmap(-1, 8), b""
-        self._worker = Worker(_Make(pipeline, tokenizer, home, most, self._signs))
+        self._worker = Worker(_Make(pipeline, encoder, home, most, self._signs))
         self._is_making = False
         self.passed(start.first)
 
@@ -182,8 +183,8 @@ class _Make:
     It reads on where the last block ended; elsewhere it seeks.
     """
 
-    def __init__(self, pipeline: Pipeline, tokenizer: Any, home: Path, most: int, signs: mmap.mmap) -> None:
-        self.pipeline, self.tokenizer, self.home, self.most, self.signs = pipeline, tokenizer, home, most, signs
+    def __init__(self, pipeline: Pipeline, encoder: Encoder, home: Path, most: int, signs: mmap.mmap) -> None:
+        self.pipeline, self.encoder, self.home, self.most, self.signs = pipeline, encoder, home, most, signs
         self._after: Start | None = None
 
     def __call__(self, order: tuple[Start, Any]) -> tuple[Block, Start]:
@@ -209,7 +210,7 @@ class _Make:
         at, part = self._at, _Part(self._rows, self.most)
         with tempfile.TemporaryDirectory(dir=self.home, prefix="making-") as scratch:
             how = {"num_proc": num_proc, "bad_before": start.bad}
-            tally = build(Path(scratch), self.pipeline, self.tokenizer, part, self._sign, **how)
+            tally = build(Path(scratch), self.pipeline, self.encoder, part, self._sign, **how)
             end, bad = start.first + tally.counts.packed_rows, start.bad + tally.counts.bad
             if part.is_last and not end:
                 refuse_nothing(self.pipeline, tally)

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from tuner.data import layouts, masks, thinking
-from tuner.data.encoding import Encoder, chats_of
+from tuner.data import layouts, thinking
+from tuner.data.encoder import Encoder, Labelled, Unrendered
+from tuner.data.encoding import SampleEncoder, chats_of
 from tuner.data.outcomes import num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError
-from tuner.data.rendering import Template, Unrendered, num_alike, rendered
+from tuner.data.rendering import num_alike
 from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Sample
-from tuner.data.tokens import Labelled
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
@@ -100,7 +100,7 @@ class View:
         }
 
 
-def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> View:
+def view(dataset: Dataset, encoder: Encoder, objective: str, num_samples: int) -> View:
     """Prepare a data set as training does (its cache included) and show the first `num_samples` samples.
 
     Raises:
@@ -108,10 +108,10 @@ def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> 
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    prepared = prepare(dataset, tokenizer, objective=objective)
+    prepared = prepare(dataset, encoder, objective=objective)
     pipeline = Pipeline(dataset, objective)
-    encoder = Encoder.of(pipeline, tokenizer)
-    shown = [_shown(encoder, *one, dataset) for one in _first_samples(pipeline, num_samples)]
+    samples = SampleEncoder.of(pipeline, encoder)
+    shown = [_shown(samples, *one, dataset) for one in _first_samples(pipeline, num_samples)]
     return View(prepared, _lengths(prepared), shown)
 
 
@@ -135,8 +135,10 @@ def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     return ranges[int(np.flatnonzero(bars)[0]) :]
 
 
-def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Shown:
-    whole = encoder.tokens([(place, chat) for chat in chats_of(sample)])
+def _shown(samples: SampleEncoder, place: str, sample: Sample, dataset: Dataset) -> Shown:
+    whole = samples.encoder.encode(
+        [(place, chat) for chat in chats_of(sample)], train_all=samples.train_all, thinking=samples.thinking
+    )
     cut = layouts.cut(whole, dataset.max_length)
     num_tokens = sum(len(ids) for ids, _ in cut)
     return Shown(
@@ -144,7 +146,7 @@ def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Sh
         num_tokens,
         num_trained=num_trained(cut),
         num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
-        parts=_parts(sample, [_pieces(encoder.tokenizer, one) for one in cut]),
+        parts=_parts(sample, [_pieces(samples.encoder, one) for one in cut]),
         splits=dataset.packing and not isinstance(sample, Pair | Feedback),
     )
 
@@ -161,63 +163,55 @@ def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece
             return {"text": sides[0]}
 
 
-def _pieces(tokenizer: Any, encoded: Labelled) -> list[Piece]:
+def _pieces(encoder: Encoder, encoded: Labelled) -> list[Piece]:
     """Return the text of the runs of tokens that carry loss, or do not."""
     ids, labels = encoded
     trained = labels != IGNORED
     ends = [*(np.flatnonzero(trained[1:] != trained[:-1]) + 1), len(ids)]
-    # A tokenizer may write the first of some tokens otherwise than in the middle (without its space), so each piece is
+    # An encoder may write the first of some tokens otherwise than in the middle (without its space), so each piece is
     # what the text up to its end is longer than the text before.
-    texts = [tokenizer.decode(ids[:end].tolist(), clean_up_tokenization_spaces=False) for end in ends]
+    texts = [encoder.decode(ids[:end].tolist()) for end in ends]
     starts = [0, *map(len, texts)]
     return [(text[start:], bool(trained[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
 
 
-def template_check(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[Difference]:
+def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[Difference]:
     """Yield where training reads the conversations of the first rows otherwise than a server would.
 
     Raises:
         DataError: the data set, a row, or the chat template is wrong.
         MachineError: the hub cannot be reached.
     """
-    template = masks.choose_template(tokenizer)
     for place, sample in _first_samples(Pipeline(dataset, objective), CHECKED_SAMPLES):
         for chat in chats_of(sample):
             if isinstance(chat, Chat):
-                yield from _compare(template, thinking.applied(chat, dataset.thinking), place)
+                yield from _compare(encoder, thinking.applied(chat, dataset.thinking), place)
 
 
-def _compare(template: Template, chat: Chat, place: str) -> Iterator[Difference]:
+def _compare(encoder: Encoder, chat: Chat, place: str) -> Iterator[Difference]:
     """Yield for each assistant turn where training reads otherwise than serving.
 
-    Serving renders, by the tokenizer's own template, the turns before the answer with the start of one, and then the
-    conversation up to the answer; training renders all turns once. Each of the first is to begin the second.
+    A server renders the turns before an answer with the start of one, and then the conversation up to the answer;
+    training renders all turns once. The tokens of training must begin with each of the server's.
     """
-    tokenizer = template.tokenizer
-    own = replace(template, text=tokenizer.get_chat_template(), has_markers=False)
-    trained = _ids(tokenizer, rendered(template, chat)[0])
+    trained = encoder.training_ids(chat)
     for number, turn in enumerate(chat.messages):
         if turn["role"] != "assistant":
             continue
         for part, end, prompt in (("prompt", number, True), ("answer", number + 1, False)):
             try:
-                served = _ids(tokenizer, rendered(own, Chat(chat.messages[:end], chat.tools), prompt=prompt)[0])
+                served = encoder.serving_ids(Chat(chat.messages[:end], chat.tools), prompt=prompt)
             except Unrendered as error:
                 yield Difference(place, number + 1, part, 0, f"(not rendered: {error})", "")
                 break
             at = num_alike(served, trained)
             if at < len(served):
-                around = (tokenizer.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
+                around = (encoder.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
                 yield Difference(place, number + 1, part, at, *around)
                 break
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
-
-
-def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataError]:
+def bad_rows(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[DataError]:
     """Yield what is wrong with each row that training would refuse, in the order in which it reads them.
 
     Raises:
@@ -227,7 +221,7 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
     pipeline = Pipeline(dataset, objective)
     errors: list[DataError] = []
     places: set[str | None] = set()  # a mixture may take a row more than once
-    for _ in _one_by_one(pipeline, tokenizer, errors.append):
+    for _ in _one_by_one(pipeline, encoder, errors.append):
         for error in errors:
             if error.where not in places:
                 places.add(error.where)
@@ -235,12 +229,12 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
         errors.clear()
 
 
-def _one_by_one(pipeline: Pipeline, tokenizer: Any, on_error: OnError) -> Iterator[None]:
+def _one_by_one(pipeline: Pipeline, encoder: Encoder, on_error: OnError) -> Iterator[None]:
     """Take all rows through the pipeline; the last time, as far as they can be read."""
     try:
-        tally, encoder = pipeline.tally(), Encoder.of(pipeline, tokenizer)
+        tally, samples = pipeline.tally(), SampleEncoder.of(pipeline, encoder)
         for one in pipeline.samples(tally, on_error):
-            encoder.encode([one], tally, on_error)
+            samples.encode([one], tally, on_error)
             yield
     except Unreadable as error:
         on_error(error)

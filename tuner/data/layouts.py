@@ -13,10 +13,10 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from tuner.data import masks
+from tuner.data.encoder import Encoded, Labelled, Row
 from tuner.data.outcomes import Tally
 from tuner.data.sample import EQUAL, IGNORED, Feedback
-from tuner.data.tokens import Encoded, Labelled, Row, Tokens
+from tuner.data.tokens import Tokens
 from tuner.recipes.schema.objectives import RowKind, facts_of
 
 _TOKENS = pa.list_(pa.int32())
@@ -101,11 +101,20 @@ def _teaches_nothing(
     if not layout.cuts and any(len(ids) > max_length for ids, _ in sides):
         return f"longer than max_length = {max_length}, and a truncated answer cannot be scored"
     for whole, rest in zip(sides, short, strict=True):
-        if reason := masks.untrained(whole, rest, max_length):
+        if reason := _untrained(whole, rest, max_length):
             return reason
     if len(short) > 1 and np.array_equal(short[0][0], short[1][0]):
         return f"{EQUAL} within max_length = {max_length}"
     return None
+
+
+def _untrained(whole: Labelled, cut: Labelled, max_length: int) -> str | None:
+    """Return why no token of a sequence carries loss once it is cut; None if one does."""
+    if (cut[1] != IGNORED).any():
+        return None
+    if (whole[1][len(cut[1]) :] != IGNORED).any():
+        return f"the answer begins beyond max_length = {max_length}"
+    return "no token of it carries loss"
 
 
 def table(rows: Sequence[Row], layout: Layout) -> pa.RecordBatch:

@@ -15,12 +15,13 @@ import numpy as np
 
 from tuner.data import limits
 from tuner.data import thinking as thinking_of_answers
+from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, render
 from tuner.data.sample import IGNORED, Chat
 from tuner.data.templates import choose_template
 from tuner.data.thinking import Thinking
-from tuner.data.tokens import Labelled, Tokens
+from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 
 __all__ = ["Template", "choose_template", "encode_chats", "encode_texts"]
@@ -80,15 +81,6 @@ def encode_chats(
     if train_all:
         return [_all_trained(ids) for ids, _ in encoded]
     return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
-
-
-def untrained(whole: Labelled, cut: Labelled, max_length: int) -> str | None:
-    """Return why no token of a sequence carries loss once it is cut; None where one does."""
-    if (cut[1] != IGNORED).any():
-        return None
-    if (whole[1][len(cut[1]) :] != IGNORED).any():
-        return f"the answer begins beyond max_length = {max_length}"
-    return "no token of it carries loss"
 
 
 def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from tuner.errors import DataError
 from tuner.files import load_json
 
 if TYPE_CHECKING:
-    from tuner.data.tokens import Labelled
+    from tuner.data.encoder import Labelled
 
 What = Literal["bad", "dropped", "truncated", "split", "changed"]
 """`bad` rows cannot be read or used; a sample that is `split` loses no token, only what its parts see of each other."""

@@ -1,4 +1,4 @@
-"""From a recipe's `dataset` block and a tokenizer to the rows that the trainer takes, kept in a cache by content.
+"""From a recipe's `dataset` block and an encoder to the rows that the trainer takes, kept in a cache by content.
 
 It does not set up the trainer, and it prints nothing.
 """
@@ -17,14 +17,15 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuner.data import encoding, formats, layouts, limits, packing, processes
-from tuner.data.fast_tokens import Differs, FastTokens
+from tuner.data.encoder import Encoder
+from tuner.data.fast_tokens import Differs
 from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import NumberedRow, Pipeline
@@ -47,7 +48,7 @@ DONE = "done"
 
 def prepare(
     dataset: Dataset,
-    tokenizer: Any,
+    encoder: Encoder,
     *,
     objective: str = "sft",
     tick: Callable[[], None] = lambda: None,
@@ -57,7 +58,7 @@ def prepare(
 
     Args:
         dataset: The recipe's block; `max_length` counts tokens.
-        tokenizer: With the chat template that the run uses.
+        encoder: With the chat template that the run uses.
         objective: Decides what kind of rows there may be, and which tokens carry loss.
         tick: Called now and then while rows are made.
         num_rows: About how many rows there are, where that is known; shown beside those that are done.
@@ -68,30 +69,29 @@ def prepare(
         DiskError: the cache cannot be written.
     """
     pipeline = Pipeline(dataset, objective)
-    cache, is_fast = _cache(), dataset.tokenizer_backend == "auto" and trusts_fastokens(tokenizer)
-    folder = cache / _key(pipeline, tokenizer, is_fast=is_fast)
+    cache, is_fast = _cache(), dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
+    folder = cache / _key(pipeline, encoder, is_fast=is_fast)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
         if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
             try:
-                _make(folder, pipeline, tokenizer, tick, num_rows, is_fast=is_fast)
+                _make(folder, pipeline, encoder, tick, num_rows, is_fast=is_fast)
             except Differs:
                 _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
-                _mark_of(tokenizer).touch()
-                return prepare(dataset, tokenizer, objective=objective, tick=tick, num_rows=num_rows)
+                _mark_of(encoder).touch()
+                return prepare(dataset, encoder, objective=objective, tick=tick, num_rows=num_rows)
     return Prepared.load(folder, objective)
 
 
-def trusts_fastokens(tokenizer: Any) -> bool:
-    """Return whether fastokens never gave other tokens than this tokenizer, so that the rows it encoded are valid."""
-    return not _mark_of(tokenizer).exists()
+def trusts_fastokens(encoder: Encoder) -> bool:
+    """Return whether fastokens never gave other tokens than this encoder, so that the rows it encoded are valid."""
+    return not _mark_of(encoder).exists()
 
 
-def _mark_of(tokenizer: Any) -> Path:
-    """Return the file that stands in the cache once fastokens has given other tokens than this tokenizer."""
-    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else ""
-    version = version_of("fastokens")
-    return _cache() / f"fastokens-{version}-differs-{hashlib.sha256(rules.encode()).hexdigest()[:32]}"
+def _mark_of(encoder: Encoder) -> Path:
+    """Return the file that stands in the cache once fastokens has given other tokens than this encoder."""
+    rules = hashlib.sha256(encoder.rules().encode()).hexdigest()[:32]
+    return _cache() / f"fastokens-{version_of('fastokens')}-differs-{rules}"
 
 
 def _cache() -> Path:
@@ -99,13 +99,13 @@ def _cache() -> Path:
 
 
 def _make(
-    folder: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None], num_rows: int | None, *, is_fast: bool
+    folder: Path, pipeline: Pipeline, encoder: Encoder, tick: Callable[[], None], num_rows: int | None, *, is_fast: bool
 ) -> None:
     with (
         tempfile.TemporaryDirectory(dir=folder.parent) as scratch,
         shown("tokenizing", "rows", num_rows) as work,
     ):
-        tally = build(Path(scratch), pipeline, tokenizer, work.counted(pipeline.rows()), tick, is_fast=is_fast)
+        tally = build(Path(scratch), pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
         refuse_nothing(pipeline, tally)
         _move(Path(scratch) / DONE, folder)
 
@@ -144,8 +144,8 @@ def _shape(prepared: Prepared) -> str:
     return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
 
 
-def _key(pipeline: Pipeline, tokenizer: Any, *, is_fast: bool) -> str:
-    """Return what the result depends on, hashed: content, settings, tokenizer, code."""
+def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
+    """Return what the result depends on, hashed: content, settings, encoder, code."""
     dataset = pipeline.dataset
     parts = [
         pipeline.mixture.fingerprint(),
@@ -159,8 +159,7 @@ def _key(pipeline: Pipeline, tokenizer: Any, *, is_fast: bool) -> str:
         ],
         [is_fast, version_of("fastokens")],
         [_code_of_user(one.format) for one in pipeline.mixture.sets],
-        tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
-        [tokenizer.chat_template, tokenizer.special_tokens_map],
+        encoder.content(),
         [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
         [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
     ]
@@ -187,7 +186,7 @@ def _move(done: Path, folder: Path) -> None:
 def build(
     scratch: Path,
     pipeline: Pipeline,
-    tokenizer: Any,
+    encoder: Encoder,
     rows: Iterable[NumberedRow | DataError],
     tick: Callable[[], None],
     *,
@@ -200,7 +199,7 @@ def build(
     Args:
         scratch: The empty folder.
         pipeline: The way that the rows take.
-        tokenizer: With the chat template that the run uses.
+        encoder: With the chat template that the run uses.
         rows: As `Pipeline.rows` yields them.
         tick: Called now and then.
         num_proc: Processes that make tokens; None: as the data set says.
@@ -209,13 +208,13 @@ def build(
 
     Raises:
         DataError: more rows are bad than may be left out, or the chat template is wrong.
-        Differs: fastokens gives other tokens than the tokenizer.
+        Differs: fastokens gives other tokens than the encoder.
     """
     done = scratch / DONE
     done.mkdir()
     with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
         tally = pipeline.tally(stream, bad_before)
-        work = _Work(pipeline, encoding.Encoder.of(pipeline, tokenizer), layouts.of(pipeline.objective), is_fast)
+        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layouts.of(pipeline.objective), is_fast)
         made = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(made)
     sets = [
@@ -267,7 +266,7 @@ class _Work:
     """
 
     pipeline: Pipeline
-    encoder: encoding.Encoder
+    encoder: encoding.SampleEncoder
     layout: Layout
     is_fast: bool
     num_batches: int = 0
@@ -276,7 +275,7 @@ class _Work:
     def __call__(self, batch: Sequence[NumberedRow | DataError]) -> tuple[pa.RecordBatch, Tally]:
         self.num_batches += 1
         if self.is_fast and (self.num_batches > processes.ALONE or os.getpid() != self.process):
-            self.is_fast, self.encoder.fast = False, FastTokens.of(self.encoder.tokenizer)
+            self.is_fast, self.encoder.fast = False, self.encoder.encoder.fast_tokens()
         part = self.pipeline.tally().part()
         samples = self.pipeline.samples_of(_readable(batch, part), part, part.refuse)
         rows = [

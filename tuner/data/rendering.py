@@ -16,6 +16,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner.data import limits, thinking
+from tuner.data.encoder import Unrendered
 from tuner.data.formats.cells import SURROGATE
 from tuner.data.sample import Chat
 from tuner.errors import DataError
@@ -43,10 +44,6 @@ class Template:
     in_parts: bool = False
     cues: tuple[str, ...] = ()
     leaves_out: tuple[str, ...] = ()
-
-
-class Unrendered(ValueError):
-    """A conversation that a template cannot render, or whose assistant's turns cannot be told apart in it."""
 
 
 def render(template: Template, chat: Chat, place: str) -> tuple[str, list[Span]]:

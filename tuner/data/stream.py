@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
+from tuner.data.encoder import Row
 from tuner.data.prepared import Prepared
-from tuner.data.tokens import Row
 from tuner.errors import TunerError
 
 _POLL_S = 0.1

@@ -14,7 +14,8 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 from tuner import assets
 from tuner.assets import without_generation_marks
 from tuner.data import limits
-from tuner.data.rendering import Template, Unrendered, num_alike, render, rendered, warn_once
+from tuner.data.encoder import Unrendered
+from tuner.data.rendering import Template, num_alike, render, rendered, warn_once
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
 

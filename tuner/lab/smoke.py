@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
 from tuner.lab import stand_ins
@@ -146,7 +147,9 @@ class _Smoke:
             if self.values[key]:
                 block = self.values[key]["dataset"]
                 absent = [name for rows in (block["mixture"] or [block]) for name in _stood_in(rows, objective)]
-                dataset, summary = stand_ins.prepared(Dataset.model_validate(block), self.tokenizer, objective)
+                dataset, summary = stand_ins.prepared(
+                    Dataset.model_validate(block), TextEncoder(self.tokenizer), objective
+                )
                 self.values[key]["dataset"] = dataset.model_dump()
                 summaries += [f"{summary} (stand-ins for {', '.join(absent)}, not in the cache)" if absent else summary]
         return summaries[0]

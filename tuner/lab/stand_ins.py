@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from tuner import assets, paths
+from tuner.data.encoder import Encoder
 from tuner.data.prepare import describe, prepare
 from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
@@ -94,7 +95,7 @@ def stand_in(rows: Rows, objective: str) -> dict[str, Any] | None:
     return None
 
 
-def prepared(dataset: Dataset, tokenizer: Any, objective: str) -> tuple[Dataset, str]:
+def prepared(dataset: Dataset, encoder: Encoder, objective: str) -> tuple[Dataset, str]:
     """Prepare the rows as the ranks will; return the block, cut to short samples where that keeps any, and a summary.
 
     Raises:
@@ -102,10 +103,10 @@ def prepared(dataset: Dataset, tokenizer: Any, objective: str) -> tuple[Dataset,
     """
     short = dataset.model_copy(update={"max_length": min(dataset.max_length, _SHORT)})
     try:
-        prepared_rows = prepare(short, tokenizer, objective=objective)
+        prepared_rows = prepare(short, encoder, objective=objective)
     except DataError:
         # Prompts may be longer than that; whatever else is wrong, is so at the recipe's own length too.
-        short, prepared_rows = dataset, prepare(dataset, tokenizer, objective=objective)
+        short, prepared_rows = dataset, prepare(dataset, encoder, objective=objective)
     return short, describe(prepared_rows)
 
 

@@ -1,6 +1,6 @@
 """Show a recipe's data as training sees it, before a run: for `tuner data` and `tuner.preview_data`.
 
-Rows go through the same code as in training. It loads the model's tokenizer and no weights.
+Rows go through the same code as in training. It loads the model's encoder and no weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tuner.errors import DataError, together
 from tuner.files import JsonObject
@@ -20,6 +20,7 @@ from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import Dataset
 
 if TYPE_CHECKING:
+    from tuner.data.encoder import Encoder
     from tuner.data.inspection import View
 
 _MAX_BAD, _MAX_LINES, _MAX_HTML_SAMPLES = 20, 18, 20
@@ -28,15 +29,15 @@ _TRAINED = "background:#1a7f37;color:#ffffff"
 
 
 class Opened(NamedTuple):
-    """A recipe's data, about to be read: the model's tokenizer, and each split's data set."""
+    """A recipe's data, about to be read: the model's encoder, and each split's data set."""
 
-    tokenizer: Any
+    encoder: Encoder
     objective: str
     splits: dict[str, Dataset]
 
 
 def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) -> Opened:
-    """Check the recipe's model and data, and load the tokenizer.
+    """Check the recipe's model and data, and load the encoder.
 
     Args:
         first_rows: How many rows of each split are read.
@@ -50,6 +51,7 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     path_checks.check_model(recipe.config)
     path_checks.check_data(recipe.config)
     recipe = data_rows.hold_out(recipe).with_template_text()
+    from tuner.data.text_encoder import TextEncoder  # transformers
     from tuner.models.load import source, tokenizer_of  # torch
 
     splits = {}
@@ -59,7 +61,8 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
         whole = every and not loader.dataset.streaming
         limit = rows if whole else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
-    return Opened(tokenizer_of(recipe.config, source(recipe.config.model)), recipe.config.objective.type, splits)
+    encoder = TextEncoder(tokenizer_of(recipe.config, source(recipe.config.model)))
+    return Opened(encoder, recipe.config.objective.type, splits)
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,8 +119,8 @@ def preview(recipe: Recipe, *, num_samples: int, first_rows: int, every: bool, a
     data, views = opened(recipe, first_rows=first_rows, every=every, allow_code=allow_code), {}
     for split, dataset in data.splits.items():
         try:
-            views[split] = view(dataset, data.tokenizer, data.objective, num_samples if split == "train" else 0)
+            views[split] = view(dataset, data.encoder, data.objective, num_samples if split == "train" else 0)
         except DataError as first:
-            errors = list(itertools.islice(bad_rows(dataset, data.tokenizer, data.objective), _MAX_BAD))
+            errors = list(itertools.islice(bad_rows(dataset, data.encoder, data.objective), _MAX_BAD))
             raise (together(errors) if len(errors) > 1 else first) from first
     return Preview(recipe.name, data.objective, views)

@@ -76,13 +76,13 @@ def _is_lost(name: str, places: Mapping[str, Any], layers: Any, config: Any) -> 
 # A row for each token
 
 
-def fit_rows(model: Any, tokenizer: Any, config: RecipeConfig, path: str) -> None:
+def fit_rows(model: Any, vocab: Vocabulary, config: RecipeConfig, path: str) -> None:
     """Add the rows that the tokenizer needs, where the recipe asks for them; the same ones on every rank and each time.
 
     Raises:
         ModelError: rows are lacking, and the recipe asks for none, or would not train them.
     """
-    last, num_rows = _vocabulary(tokenizer).last, num_rows_of(model)
+    last, num_rows = vocab.last, num_rows_of(model)
     if last is None or last[1] < num_rows:
         return
     if not config.model.resize_embeddings:
@@ -100,13 +100,6 @@ def num_rows_of(model: Any) -> int:
     """Return the rows of the input embeddings; ZeRO-3 has taken the weight itself apart."""
     weight = model.get_input_embeddings().weight
     return int(getattr(weight, "ds_shape", weight.shape)[0])
-
-
-def _vocabulary(tokenizer: Any) -> Vocabulary:
-    specials = {str(token): id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-    named = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
-    idle = vocabulary.idle(specials, named, str(tokenizer.chat_template))
-    return Vocabulary(tokenizer.get_vocab(), idle)
 
 
 def _names(model: Any) -> tuple[str, ...]:

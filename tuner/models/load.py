@@ -30,6 +30,7 @@ from tuner.models.adapters import with_adapter
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.vocabulary import Vocabulary
 
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
@@ -91,7 +92,13 @@ def load_tokenizer(model: Model, path: str) -> Any:
 
 
 def load_model(
-    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool, tokenizer: Any = None
+    config: RecipeConfig,
+    path: str,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    shards: bool,
+    vocabulary: Vocabulary | None = None,
 ) -> Any:
     """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
@@ -101,13 +108,13 @@ def load_model(
         dtype: The run's compute type: of the weights, and of the arithmetic on 4-bit weights.
         device: 'cpu', or this rank's 'cuda:N'.
         shards: ZeRO-3 partitions the weights while they are loaded, so they are not put on a device here.
-        tokenizer: The embeddings have, or get, a row for each of its tokens; None: nobody asks.
+        vocabulary: The embeddings have, or get, a row for each of its tokens; None: not checked.
 
     Raises:
         ModelError: there is no such model, it needs code of its own, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
-    model = _load(config, path, dtype, device, shards, tokenizer)
+    model = _load(config, path, dtype, device, shards, vocabulary)
     model.train()
     if config.adapter:
         return with_adapter(model, config, path)
@@ -117,7 +124,13 @@ def load_model(
 
 
 def load_reference(
-    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool, tokenizer: Any = None
+    config: RecipeConfig,
+    path: str,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    shards: bool,
+    vocabulary: Vocabulary | None = None,
 ) -> Any | None:
     """Load the frozen copy that the model is compared with, or None where nothing needs one.
 
@@ -127,10 +140,12 @@ def load_reference(
     objective = config.objective
     if not objective.loads_reference or config.adapter:
         return None
-    return _load(config, path, dtype, device, shards, tokenizer).requires_grad_(False)
+    return _load(config, path, dtype, device, shards, vocabulary).requires_grad_(False)
 
 
-def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, tokenizer: Any) -> Any:
+def _load(
+    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
+) -> Any:
     arguments: dict[str, Any] = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
@@ -141,8 +156,8 @@ def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shar
     if config.model.use_liger_kernel is True:
         # TRL's head and ours compute the loss (worker/loss.py); Liger's would take the forward that they stand on.
         apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
-    if tokenizer is not None:
-        integrity.fit_rows(model, tokenizer, config, path)
+    if vocabulary is not None:
+        integrity.fit_rows(model, vocabulary, config, path)
     model.config.use_cache = False
     return model
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import torch
 
+from tuner.data.encoder import Encoder
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
-from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, load, spec_of, tokenizer_of
-from tuner.worker.generation import Answer, Message, OnText, Settings, generate, prompt_ids
+from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, encoder_of, load, spec_of
+from tuner.worker.generation import Answer, Message, OnText, Settings, generate
 
 
-def check_can_answer(spec: ModelSpec, tokenizer: object) -> None:
+def check_can_answer(spec: ModelSpec, encoder: Encoder) -> None:
     """Check that a model can be asked.
 
     Raises:
@@ -24,7 +25,7 @@ def check_can_answer(spec: ModelSpec, tokenizer: object) -> None:
     if spec.scores:
         problem = f"{spec.description} is a reward model: it scores answers and writes none"
         raise ModelError(problem, fix="Evaluate it with: tuner eval.")
-    if not getattr(tokenizer, "chat_template", None):
+    if not encoder.has_template:
         problem = f"the tokenizer of {spec.description} has no chat template"
         raise ModelError(problem, fix="Use a chat model, or train with model.chat_template.")
 
@@ -65,7 +66,7 @@ def begin(
         TunerError: as `spec_of`, `load` and `Chat`.
     """
     spec = spec_of(source, adapter)
-    check_can_answer(spec, tokenizer_of(spec))  # before the weights are read
+    check_can_answer(spec, encoder_of(spec))  # before the weights are read
     return Chat(load(spec, hardware, bits), settings, system, seed)
 
 
@@ -78,7 +79,7 @@ class Chat:
         Raises:
             ModelError: as `check_can_answer`.
         """
-        check_can_answer(loaded.spec, loaded.tokenizer)
+        check_can_answer(loaded.spec, loaded.encoder)
         self._loaded, self._settings, self.system = loaded, settings, system
         self.turns: list[Message] = []
         self._random = RandomSequence(seed)
@@ -117,7 +118,7 @@ class Chat:
         most = self._loaded.spec.context_tokens
         room = None if most is None else most - min(self._settings.max_new_tokens, most // 2)
         for num_dropped in range(0, len(turns), 2):
-            ids = prompt_ids(self._loaded.tokenizer, [*system, *turns[num_dropped:]])
+            ids = self._loaded.encoder.prompt([*system, *turns[num_dropped:]])
             if room is None or ids.shape[1] <= room:
                 return ids, num_dropped
         return ids, num_dropped
@@ -135,4 +136,4 @@ def answer(
     check_room(loaded.spec, ids)
     if (most := loaded.spec.context_tokens) is not None:
         settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most - ids.shape[1]))
-    return generate(loaded.model, loaded.tokenizer, ids, settings, on_text, interruptible=interruptible)
+    return generate(loaded.model, loaded.encoder, ids, settings, on_text, interruptible=interruptible)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, lays_end_to_end
+from tuner.data.encoder import Encoder
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Message
@@ -32,10 +33,10 @@ from tuner.notebook import lines_of, table
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.recipes.schema.objectives import facts_of
 from tuner.results.chat import answer, check_can_answer, check_room
-from tuner.results.loaded_model import LoadedModel, ModelSpec, load, load_frozen, spec_of, tokenizer_of
+from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, load, load_frozen, spec_of
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
-from tuner.worker.generation import Settings, prompt_ids
+from tuner.worker.generation import Settings
 from tuner.worker.samples import prompts, shown
 from tuner.worker.trainer_setup import evaluator
 from tuner.worker.trainers import num_trained
@@ -195,9 +196,9 @@ def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepa
     if facts_of(spec.objective).is_judged and spec.recipe is None:
         problem = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(problem, where="SOURCE", fix="Give the run directory that it comes from.")
-    tokenizer = tokenizer_of(spec)
-    conversations = questions(spec, tokenizer, rows, num_questions) if num_questions else []
-    return prepare(rows, tokenizer, objective=spec.objective), conversations
+    encoder = encoder_of(spec)
+    conversations = questions(spec, encoder, rows, num_questions) if num_questions else []
+    return prepare(rows, encoder, objective=spec.objective), conversations
 
 
 def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, float]:
@@ -245,7 +246,7 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     Raises:
         TunerError: the loss is no number.
     """
-    pad_id, end_to_end = loaded.tokenizer.pad_token_id, lays_end_to_end(loaded.model)
+    pad_id, end_to_end = loaded.encoder.pad_id, lays_end_to_end(loaded.model)
     collate = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), takes_mask(loaded.model))
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
@@ -287,7 +288,7 @@ def judged(
     """
     models = (loaded.model, _reference(loaded, config, hardware))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = evaluator(config, models, loaded.tokenizer, prepared.dataset, batch_size, folder)
+        trainer = evaluator(config, models, loaded.encoder, prepared.dataset, batch_size, folder)
         metrics = trainer.evaluate()
     _finite(metrics["eval_loss"], loaded)
     names = (name for name in sorted(metrics) if name in _JUDGED or name.startswith(_REWARDS))
@@ -301,7 +302,7 @@ def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) ->
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
-def questions(spec: ModelSpec, tokenizer: Any, dataset: Dataset, count: int) -> list[list[Message]]:
+def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -> list[list[Message]]:
     """Return `count` conversations that end in a right answer, or all that there are; the model can be asked each.
 
     Raises:
@@ -309,12 +310,12 @@ def questions(spec: ModelSpec, tokenizer: Any, dataset: Dataset, count: int) -> 
         UsageError: a prompt is longer than the context.
         ModelError: the model cannot be asked.
     """
-    check_can_answer(spec, tokenizer)
+    check_can_answer(spec, encoder)
     conversations = prompts(dataset, count, spec.objective)
     if not conversations:
         raise DataError("the rows have no prompts", where="--generate", fix="Give rows of conversations: --data FILE.")
     for messages in conversations:
-        check_room(spec, prompt_ids(tokenizer, messages[:-1]))
+        check_room(spec, encoder.prompt(messages[:-1]))
     return conversations
 
 
@@ -322,7 +323,7 @@ def generations(loaded: LoadedModel, conversations: list[list[Message]], setting
     """Return the model's answers to what `questions` returned, beside the right ones."""
     rows = []
     for *prompt, right in conversations:
-        reply = answer(loaded, prompt_ids(loaded.tokenizer, prompt), settings)
+        reply = answer(loaded, loaded.encoder.prompt(prompt), settings)
         details = {"answer": reply.text, "tokens": reply.num_tokens, "is_whole": reply.is_whole}
         rows.append({"prompt": shown(prompt), "right": right["content"], **details})
     return rows
@@ -358,7 +359,7 @@ def task_scores(loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **op
     from lm_eval.tasks import TaskManager
 
     done = simple_evaluate(
-        model=HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size),
+        model=HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.library_object, batch_size=batch_size),
         tasks=[*tasks],
         task_manager=TaskManager(),
         log_samples=False,

@@ -23,6 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tuner import paths
 from tuner.assets import without_generation_marks
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, TunerError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
@@ -316,7 +317,7 @@ def _generation(folders: Iterable[Path], tokenizer: Any) -> transformers.Generat
     else:
         return None
     if tokenizer:
-        stop_where_answers_end(generation, tokenizer)
+        stop_where_answers_end(generation, TextEncoder(tokenizer))
     return generation
 
 

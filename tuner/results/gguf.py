@@ -19,10 +19,10 @@ from typing import Any
 
 import transformers
 
+from tuner.data.text_encoder import prompt_text
 from tuner.errors import DataError, MachineError, TunerError
 from tuner.files import write_json, write_text
 from tuner.progress import shown
-from tuner.worker.generation import prompt_text
 
 SCRIPT = "convert_hf_to_gguf.py"
 MODELFILE = "Modelfile"

@@ -16,6 +16,8 @@ import transformers
 from peft import get_peft_model
 
 from tuner import assets, paths
+from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.models.load import (
@@ -66,11 +68,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to be asked, its tokenizer, and how it was loaded: compute type and bits."""
+    """A model that is ready to be asked, its encoder, and how it was loaded: compute type and bits."""
 
     spec: ModelSpec
     model: Any
-    tokenizer: Any
+    encoder: Encoder
     dtype: torch.dtype
     bits: int
 
@@ -158,7 +160,7 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
     """
     dtype, block = dtype_of(spec, hardware), quantization_of(spec, bits)
     model = load_frozen(spec.model, spec.path, dtype, hardware, block, scores=spec.scores)
-    tokenizer = tokenizer_of(spec)
+    encoder = encoder_of(spec)
     if spec.adapter:
         with unchanged_random_state():  # PEFT draws weights for an adapter before it reads those of this one
             model = with_adapter(model, spec)
@@ -169,8 +171,8 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
             with explained(str(spec.adapter), "SOURCE"):
                 model.generation_config = transformers.GenerationConfig.from_pretrained(spec.adapter)
         ask_for_one_answer(model.generation_config)
-        stop_where_answers_end(model.generation_config, tokenizer)
-    return LoadedModel(spec, model, tokenizer, dtype, block.bits if block else 16)
+        stop_where_answers_end(model.generation_config, encoder)
+    return LoadedModel(spec, model, encoder, dtype, block.bits if block else 16)
 
 
 def dtype_of(spec: ModelSpec, hardware: Hardware) -> torch.dtype:
@@ -189,8 +191,8 @@ def load_frozen(
     return load_weights(model, path, dtype, scores=scores, **arguments).requires_grad_(False)
 
 
-def tokenizer_of(spec: ModelSpec) -> Any:
-    """Return the tokenizer that training saved with an adapter, where it did, else that of the model.
+def encoder_of(spec: ModelSpec) -> TextEncoder:
+    """Return the encoder of the tokenizer that training saved with an adapter, where it did, else that of the model.
 
     Raises:
         ModelError: there is none.
@@ -198,8 +200,8 @@ def tokenizer_of(spec: ModelSpec) -> Any:
     """
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
         folder = str(spec.adapter)
-        return load_tokenizer(model_of(folder, None, spec.model.trust_remote_code), folder)
-    return load_tokenizer(spec.model, spec.path)
+        return TextEncoder(load_tokenizer(model_of(folder, None, spec.model.trust_remote_code), folder))
+    return TextEncoder(load_tokenizer(spec.model, spec.path))
 
 
 def quantization_of(spec: ModelSpec, bits: int | None) -> Quantization | None:

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils.rnn import pad_sequence
 
+from tuner.data.encoder import Encoder
 from tuner.errors import DataError, DiskError
 from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
-from tuner.worker.generation import ask_for_one_answer, prompt_ids, stop_where_answers_end
+from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.samples import prompts, same_text, shown
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _BATCH = 8
 """Prompts in one batch of a rank, padded on the left."""
@@ -76,16 +78,16 @@ def _is_installed(package: str) -> bool:
 class AnswersValidationPrompts:
     """Answers `log.generate` validation prompts greedily and measures the answers. All ranks call it together."""
 
-    def __init__(self, config: RecipeConfig, tokenizer: PreTrainedTokenizerBase, run: RunDirectory) -> None:
+    def __init__(self, config: RecipeConfig, encoder: Encoder, run: RunDirectory) -> None:
         assert config.val_dataloader, "the schema asks for it"
-        self.run, self.tokenizer, self.max_new_tokens = run, tokenizer, config.log.max_new_tokens
+        self.run, self.encoder, self.max_new_tokens = run, encoder, config.log.max_new_tokens
         dataset = config.val_dataloader.dataset
         self.questions: list[torch.Tensor] = []
         self.prompts: list[str] = []
         self.right: list[str] = []
         for *prompt, answer in prompts(dataset, config.log.generate, config.objective.type):
             try:
-                ids_T = prompt_ids(tokenizer, prompt)[0]
+                ids_T = encoder.prompt(prompt)[0]
             except DataError:  # the preparation of the data has already reported this row
                 continue
             if len(ids_T) <= dataset.max_length:
@@ -122,10 +124,11 @@ class AnswersValidationPrompts:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _answers(self, model: PreTrainedModel, ids: list[torch.Tensor]) -> list[str]:
-        padded = self.tokenizer.pad({"input_ids": [one.tolist() for one in ids]}, padding_side="left")
-        ids_BT, mask_BT = (torch.tensor(padded[key], device=model.device) for key in ("input_ids", "attention_mask"))
+        padding = {"batch_first": True, "padding_side": "left"}
+        ids_BT = pad_sequence(ids, padding_value=self.encoder.pad_id, **padding).to(model.device)
+        mask_BT = pad_sequence([torch.ones_like(one) for one in ids], **padding).to(model.device)
         generation = copy.deepcopy(model.generation_config)
-        stop_where_answers_end(generation, self.tokenizer)
+        stop_where_answers_end(generation, self.encoder)
         ask_for_one_answer(generation)
         written_BT = model.generate(
             input_ids=ids_BT,
@@ -134,10 +137,10 @@ class AnswersValidationPrompts:
             max_new_tokens=self.max_new_tokens,
             do_sample=False,
             use_cache=True,
-            pad_token_id=self.tokenizer.pad_token_id,
+            pad_token_id=self.encoder.pad_id,
         )
-        texts = self.tokenizer.batch_decode(written_BT[:, ids_BT.shape[1] :], skip_special_tokens=True)
-        return [str(text).strip() for text in texts]
+        answers_BT = written_BT[:, ids_BT.shape[1] :].tolist()
+        return [self.encoder.decode(one, skips_special=True).strip() for one in answers_BT]
 
     def _write(self, answers: list[str], step: int) -> None:
         try:

@@ -21,7 +21,7 @@ from accelerate.utils import convert_bytes
 from peft import PeftModel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tuner.assets import without_generation_marks
+from tuner.data.encoder import Encoder
 from tuner.errors import DiskError
 from tuner.files import JsonObject, is_disk_error
 from tuner.hub.upload import Target, Upload
@@ -33,7 +33,7 @@ from tuner.worker.process import warn
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from tuner.worker.trainer_types import BuiltTrainer
 
@@ -259,8 +259,8 @@ class CheckpointUploads:
             self._upload = None
 
 
-def save_final_model(trainer: BuiltTrainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
+def save_final_model(trainer: BuiltTrainer, encoder: Encoder, folder: Path) -> None:
+    """Write weights (or adapter), the encoder's files, and generation config; every rank takes part."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     state = _gathered(trainer.deepspeed, model)
     if dist.get_rank() == 0:
@@ -268,11 +268,9 @@ def save_final_model(trainer: BuiltTrainer, tokenizer: PreTrainedTokenizerBase, 
         # PEFT would save embeddings with an adapter or with added rows up to three times.
         once = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
         model.save_pretrained(folder, state_dict=state, **once)
-        if isinstance(tokenizer.chat_template, str):
-            tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
-        tokenizer.save_pretrained(folder)
+        encoder.save(folder)
         if generation := getattr(model, "generation_config", None):  # a reward model has no generation config
-            stop_where_answers_end(generation, tokenizer)
+            stop_where_answers_end(generation, encoder)
             generation.save_pretrained(folder)
     dist.barrier()
 

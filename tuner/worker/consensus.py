@@ -15,13 +15,13 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from tuner.data.encoder import Encoder
 from tuner.errors import NotANumber
 from tuner.worker import compat
 from tuner.worker.guard import Guard
 
 if TYPE_CHECKING:
     from accelerate.data_loader import DataLoaderShard
-    from transformers import PreTrainedTokenizerBase
 
     from tuner.worker.trainer_types import BuiltTrainer
 
@@ -37,8 +37,8 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     smallest scale ends a run.
     """
 
-    def __init__(self, trainer: BuiltTrainer, guard: Guard, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.trainer, self.guard, self.tokenizer = trainer, guard, tokenizer
+    def __init__(self, trainer: BuiltTrainer, guard: Guard, encoder: Encoder) -> None:
+        self.trainer, self.guard, self.encoder = trainer, guard, encoder
         self.stopped_at = 0
         """The step at which all ranks stop; 0 without a request."""
         self._losses: list[torch.Tensor] = []
@@ -177,7 +177,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
     def _text(self, row: int) -> str:
         ids = next(value for name, value in self.trainer.train_dataset[row].items() if name.endswith("ids"))
-        return str(self.tokenizer.decode(list(ids[:_EXCERPT_TOKENS])))[:_EXCERPT]
+        return self.encoder.decode(list(ids[:_EXCERPT_TOKENS]))[:_EXCERPT]
 
     def _check_weights(self, step: int) -> None:
         """Refuse to save weights that are not finite although all gradients were."""

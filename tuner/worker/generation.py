@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from tuner.data import limits
-from tuner.data.templates import answers_end
-from tuner.errors import DataError
+from tuner.data.encoder import Encoder
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel
 
 _SEARCHES = (
     *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),
@@ -59,8 +57,8 @@ class Answer:
 class _Stream(transformers.TextStreamer):  # type: ignore[misc]
     """Passes on text as soon as a word is complete, and keeps the tokens, also of an interrupted answer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: OnText) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    def __init__(self, encoder: Encoder, on_text: OnText) -> None:
+        super().__init__(encoder.library_object, skip_prompt=True, skip_special_tokens=True)
         self.ids: list[int] = []
         self._on_text = on_text
 
@@ -74,39 +72,9 @@ class _Stream(transformers.TextStreamer):  # type: ignore[misc]
             self._on_text(text)
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, asks: bool = True) -> str:
-    """Return a conversation as text; with `asks` it ends with the prompt for the next answer.
-
-    Raises:
-        DataError: the chat template rejects it.
-    """
-    slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
-    try:
-        with limits.memory(), limits.processor_time(slow):
-            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=False))
-    except DataError:
-        raise
-    except Exception as error:  # a template is a foreign program: it can raise any error
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"the chat template rejects the conversation: {reason}") from error
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> torch.Tensor:
-    """Return a conversation and the prompt for the next answer as tokens of shape (1, tokens).
-
-    Raises:
-        DataError: the chat template rejects it.
-    """
-    text = prompt_text(tokenizer, messages)
-    limits.check_text(tokenizer, text, "the conversation")
-    # The template has already written the special tokens.
-    ids: torch.Tensor = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    return ids
-
-
 def generate(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    encoder: Encoder,
     ids: torch.Tensor,
     settings: Settings,
     on_text: OnText = lambda _: None,
@@ -117,33 +85,33 @@ def generate(
 
     Args:
         model: The model in eval mode.
-        tokenizer: The model's tokenizer.
-        ids: The result of `prompt_ids`.
+        encoder: The model's encoder.
+        ids: The result of `Encoder.prompt`.
         settings: How tokens are chosen.
         on_text: Called with each piece of text.
         interruptible: Ctrl-C ends the answer and keeps its text so far; the program goes on.
     """
     ids = ids.to(model.device)
-    stream = _Stream(tokenizer, on_text)
+    stream = _Stream(encoder, on_text)
     with torch.inference_mode(), suppress(KeyboardInterrupt) if interruptible else nullcontext():
         model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=encoder.pad_id,
             streamer=stream,
             **settings.arguments(),
         )
     stream.end()
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
-    text = tokenizer.decode(stream.ids, skip_special_tokens=True)
-    return Answer(str(text), len(stream.ids), bool(stream.ids) and stream.ids[-1] in ends)
+    text = encoder.decode(stream.ids, skips_special=True)
+    return Answer(text, len(stream.ids), bool(stream.ids) and stream.ids[-1] in ends)
 
 
-def stop_where_answers_end(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def stop_where_answers_end(generation: GenerationConfig, encoder: Encoder) -> None:
     """Add the token that ends an answer in the chat template to the tokens that end generation."""
     # A base model's own end token ends a document: the model would go on after the <|im_end|> that it has learned.
-    known, end = generation.eos_token_id, answers_end(tokenizer)
+    known, end = generation.eos_token_id, encoder.answer_end()
     ends = list(known) if isinstance(known, list) else [known] if known is not None else []
     if end is not None and end not in ends:
         generation.eos_token_id = [*ends, end]

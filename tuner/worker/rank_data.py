@@ -10,13 +10,13 @@ import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.data import blocks, outcomes
 from tuner.data.blocks import Maker, Start
+from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
@@ -30,9 +30,6 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _COLLATED_AHEAD = 2
 """Micro-batches that a dataloader reads ahead for each of its processes (torch's prefetch_factor)."""
@@ -52,7 +49,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         self._files: JsonObject = {}
         self._reported = 0
 
-    def open(self, tokenizer: PreTrainedTokenizerBase, point: ResumePoint | None, tick: Callable[[], None]) -> Stream:
+    def open(self, encoder: Encoder, point: ResumePoint | None, tick: Callable[[], None]) -> Stream:
         """Return the stream when its first rows are there; local rank 0 calls it before the other ranks.
 
         Raises:
@@ -64,7 +61,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         num_rows = config.train_cfg.max_steps * self.global_batch
         sha256 = None
         if self.rank.local_rank == 0:
-            sha256 = self._have_blocks_made(tokenizer, point, num_rows)
+            sha256 = self._have_blocks_made(encoder, point, num_rows)
         if self._maker:
             self._maker.passed(first)
         rows = Rows(self.home, num_rows, config.randomness.seed, config.objective.type)
@@ -76,9 +73,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
             raise _changed(point, "other rows or another order", "others")
         return self.stream
 
-    def _have_blocks_made(
-        self, tokenizer: PreTrainedTokenizerBase, point: ResumePoint | None, num_rows: int
-    ) -> str | None:
+    def _have_blocks_made(self, encoder: Encoder, point: ResumePoint | None, num_rows: int) -> str | None:
         """Start making blocks at the block of the next row, and return the hash of that block if it is known."""
         loader = self.config.train_dataloader
         pipeline = Pipeline(loader.dataset, self.config.objective.type)
@@ -90,7 +85,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         # A step ends when the dataloader has the first micro-batches of the next step, for all ranks.
         rounds = 2 + _COLLATED_AHEAD * loader.num_workers
         ahead = self.global_batch * (1 + -(-rounds // self.config.split.accumulation))
-        self._maker = Maker(pipeline, tokenizer, self.home, start, most=max_rows, ahead=ahead, num_rows=num_rows)
+        self._maker = Maker(pipeline, encoder, self.home, start, most=max_rows, ahead=ahead, num_rows=num_rows)
         return sha256
 
     def facts(self, step: int) -> JsonObject:
@@ -158,7 +153,7 @@ def _changed(point: ResumePoint, now: str, before: str) -> DataError:
 
 def prepare_rows(
     config: RecipeConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    encoder: Encoder,
     rank: Rank,
     run: RunDirectory,
     guard: Guard,
@@ -170,14 +165,14 @@ def prepare_rows(
     """
     guard.heart.beat("preparing the data")
     tick, val = guard.heart.tick, config.val_dataloader
-    prepared = partial(prepare, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
+    prepared = partial(prepare, encoder=encoder, objective=config.objective.type, tick=tick)
     if rank.local_rank != 0:
         dist.barrier()
-    trusted = trusts_fastokens(tokenizer)
+    trusted = trusts_fastokens(encoder)
     train_rows = partial(prepared, num_rows=run.read_json(run.run)["batch"]["rows"])
     train_data = open_stream(tick) if open_stream else train_rows(config.train_dataloader.dataset)
     val_data = prepared(val.dataset) if val else None
-    if trusted and not trusts_fastokens(tokenizer) and not open_stream:
+    if trusted and not trusts_fastokens(encoder) and not open_stream:
         # A row of the validation was encoded differently: the training rows may hold such tokens too.
         train_data = train_rows(config.train_dataloader.dataset)
     if rank.local_rank == 0:

@@ -20,19 +20,21 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import visible
 from tuner.files import write_text
 from tuner.models.load import pinned, source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.generation import Settings, ask_for_one_answer, generate, prompt_ids
+from tuner.worker.generation import Settings, ask_for_one_answer, generate
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
@@ -90,9 +92,9 @@ def _show(
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
     questions = [messages[:-1] for messages in conversations]
-    tokenizer = AutoTokenizer.from_pretrained(run.final)
+    encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final))
     model = AutoModelForCausalLM.from_pretrained(run.final)  # loads an adapter's base too
-    answers = _answers(model, tokenizer, questions, guard, began + seconds / 2)
+    answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
             more = f"--set num_samples={len(conversations)} takes the time that it needs"
@@ -100,7 +102,7 @@ def _show(
         return
     if not config.adapter:
         model = None  # two models at once may not fit into the host's memory
-    before = _before(config, model, tokenizer, questions[: len(answers)], guard, began + seconds)
+    before = _before(config, model, encoder, questions[: len(answers)], guard, began + seconds)
     table = Table(title="Validation prompts", title_justify="left")
     for title in ("prompt", "reference", "before training", "after training", ""):
         table.add_column(title)
@@ -153,7 +155,7 @@ def _right(sample: Sample) -> list[Message] | None:
 def _before(
     config: RecipeConfig,
     model: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase,
+    encoder: Encoder,
     prompts: list[list[Message]],
     guard: Guard,
     deadline: float,
@@ -167,7 +169,7 @@ def _before(
             model = AutoModelForCausalLM.from_pretrained(source(config.model), **pinned(config.model))
         else:
             model.disable_adapters()
-        return _answers(model, tokenizer, prompts, guard, deadline)
+        return _answers(model, encoder, prompts, guard, deadline)
     except Exception as error:  # a base model may not know the tokens of the chat template
         warn(guard.run, f"no answers from before training: {_message(error)}")
         return []
@@ -175,7 +177,7 @@ def _before(
 
 def _answers(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    encoder: Encoder,
     prompts: list[list[Message]],
     guard: Guard,
     deadline: float,
@@ -195,7 +197,7 @@ def _answers(
     answers = list[str]()
     with contextlib.suppress(_OutOfTime):
         for prompt in prompts:
-            answers.append(generate(model.eval(), tokenizer, prompt_ids(tokenizer, prompt), settings).text.strip())
+            answers.append(generate(model.eval(), encoder, encoder.prompt(prompt), settings).text.strip())
     return answers
 
 

@@ -27,8 +27,10 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainingArguments
 
+from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import Stopped
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
@@ -83,7 +85,7 @@ class Inputs:
     arguments: TrainingArguments
     device: torch.device
     model_path: str
-    tokenizer: Any
+    encoder: Encoder
     train_data: Prepared | Stream
     val_data: Prepared | None
     stream: NodeStream | None
@@ -133,11 +135,11 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     device = _join(rank, config)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments(config, zero, run, device)
-    tokenizer = tokenizer_of(config, path)
+    encoder = TextEncoder(tokenizer_of(config, path))
     streams = config.train_dataloader.dataset.streaming
     stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
     train_data, val_data = prepare_rows(
-        config, tokenizer, rank, run, guard, stream and partial(stream.open, tokenizer, point)
+        config, encoder, rank, run, guard, stream and partial(stream.open, encoder, point)
     )
     if facts["bind_cores"]:  # not before: one rank prepares the data with all cores
         bind_cores(rank.local_rank, facts["world_size"] // facts["num_nodes"])
@@ -156,7 +158,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
         arguments=arguments,
         device=device,
         model_path=path,
-        tokenizer=tokenizer,
+        encoder=encoder,
         train_data=train_data,
         val_data=val_data,
         stream=stream,
@@ -172,9 +174,9 @@ def build(inputs: Inputs) -> Training:
     models = _load_models(inputs)
     guard.heart.beat("setting up the training")
     data = inputs.train_data, inputs.val_data
-    trainer = trainer_setup.trainer(config, inputs.arguments, models, inputs.tokenizer, data, run)
+    trainer = trainer_setup.trainer(config, inputs.arguments, models, inputs.encoder, data, run)
     if config.log.generate:
-        trainer.measure_answers = AnswersValidationPrompts(config, inputs.tokenizer, run).measure
+        trainer.measure_answers = AnswersValidationPrompts(config, inputs.encoder, run).measure
 
     def facts_of_checkpoint(step: int) -> dict[str, Any]:
         if inputs.stream:
@@ -196,7 +198,7 @@ def build(inputs: Inputs) -> Training:
     keep, keeps_best = config.checkpoint.max_keep_ckpts, bool(config.checkpoint.save_best)
     saver = CheckpointSaver(trainer, run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
     guard.before_leaving = saver.wait
-    consensus, moves = RankConsensus(trainer, guard, inputs.tokenizer), CheckWeightsMoved(trainer)
+    consensus, moves = RankConsensus(trainer, guard, inputs.encoder), CheckWeightsMoved(trainer)
     mended: tuple[TrainerCallback, ...] = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
     if inputs.rank.rank == 0:
         mended = (*mended, KeepMeasurements(trainer, run, zero))
@@ -238,7 +240,7 @@ def finish(training: Training) -> None:
     best = resume.load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
     if facts["saves_result"]:
         with disk_errors(run.checkpoints, "the result"):
-            save_final_model(trainer, inputs.tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+            save_final_model(trainer, inputs.encoder, checkpoints.unfinished(run.checkpoints) / run.final.name)
             if rank.rank == 0:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
@@ -256,8 +258,8 @@ def _load_models(inputs: Inputs) -> tuple[Any, Any | None]:
     where = (config, inputs.model_path, trainer_setup.dtype(inputs.zero), str(inputs.device))
     shards = inputs.zero_stage == 3
     models = (
-        load_model(*where, shards=shards, tokenizer=inputs.tokenizer),
-        load_reference(*where, shards=shards, tokenizer=inputs.tokenizer),
+        load_model(*where, shards=shards, vocabulary=inputs.encoder.vocabulary),
+        load_reference(*where, shards=shards, vocabulary=inputs.encoder.vocabulary),
     )
     tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
     for model in filter(None, models):

@@ -17,6 +17,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from tuner import paths
 from tuner.data.compat import with_fingerprint
+from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.models.load import DTYPES
@@ -98,7 +99,7 @@ def trainer(
     config: RecipeConfig,
     settings: TrainingArguments,
     models: tuple[Any, Any | None],
-    tokenizer: Any,
+    encoder: Encoder,
     data: tuple[Prepared | Stream, Prepared | None],
     run: RunDirectory,
 ) -> Any:
@@ -108,7 +109,7 @@ def trainer(
         config: The recipe.
         settings: What `arguments` returned.
         models: The model to train, and the frozen copy that it is compared with where the objective needs one.
-        tokenizer: Saved with checkpoints.
+        encoder: Saved with checkpoints.
         data: Training rows, of a stream those that are there, and those of the validation.
         run: For deepspeed.json and run.json.
     """
@@ -122,7 +123,7 @@ def trainer(
         settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
-    made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
+    made = _made(config, settings, models, encoder, train_rows, eval_rows)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         made.train_dataset, made.stream = stream.rows, stream
     if shared_by > 1:
@@ -142,7 +143,7 @@ def _made(
     config: RecipeConfig,
     settings: TrainingArguments,
     models: tuple[Any, Any | None],
-    tokenizer: Any,
+    encoder: Encoder,
     train_rows: Any,
     eval_rows: Any,
 ) -> Any:
@@ -152,11 +153,11 @@ def _made(
         settings.use_cpu and getattr(settings, "padding_free", False) and long_rows.attend_by_sample(models[0], config)
     )
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
-    if collate := training.collator(config, tokenizer.pad_token_id):
+    if collate := training.collator(config, encoder.pad_id):
         more["data_collator"] = collate
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
-        made = training.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
+        made = training.trainer(model=models[0], args=settings, processing_class=encoder.library_object, **rows, **more)
     made.remove_callback(PrinterCallback)
     training.after(made, config, by_sample=by_sample)
     return made
@@ -174,7 +175,7 @@ def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeCo
 def evaluator(
     config: RecipeConfig,
     models: tuple[Any, Any | None],
-    tokenizer: Any,
+    encoder: Encoder,
     rows: Any,
     batch_size: int,
     folder: str,
@@ -184,7 +185,7 @@ def evaluator(
     Args:
         config: The recipe that the model was trained with.
         models: As for `trainer`.
-        tokenizer: For its padding token.
+        encoder: For its padding token.
         rows: As `prepare` made them; some, since trainers look at the first of them.
         batch_size: Rows of a batch.
         folder: For what a trainer leaves on the disk.
@@ -209,7 +210,7 @@ def evaluator(
         **training.settings,
     )
     compat.use_one_gpu(settings)
-    made = _made(config, settings, models, tokenizer, rows, rows)
+    made = _made(config, settings, models, encoder, rows, rows)
     fit_adapters(models[0], models[0].dtype, config, judges=True)
     return made
 

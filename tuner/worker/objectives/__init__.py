@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     import transformers
 
-    from tuner.data.tokens import Row
+    from tuner.data.encoder import Row
     from tuner.recipes.schema import RecipeConfig
 
 Collate = Callable[[Sequence["Row"]], "dict[str, torch.Tensor]"]

@@ -1,0 +1,122 @@
+"""What turns conversations and texts into tokens, as the rest of tuner sees it, and the types of its results.
+
+A tokenizer encodes text (`text_encoder`); a vision model's processor will encode text with images. This module loads no
+library but numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tuner.data.sample import Chat, Message, Sample
+from tuner.data.thinking import Thinking
+from tuner.data.tokens import Tokens
+from tuner.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.data.fast_tokens import FastTokens
+
+Labelled = tuple[Tokens, Tokens]
+"""Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
+Row = dict[str, Any]
+"""One row by its columns; see `layouts`."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A sample and its tokens: one sequence, or the two sides of a pair."""
+
+    place: str
+    sample: Sample
+    sides: list[Labelled]
+
+
+class Unrendered(ValueError):
+    """The chat template cannot render a conversation, or its assistant turns cannot be told apart."""
+
+
+class Encoder(Protocol):
+    """Turns conversations and texts into tokens and labels, and tokens into text."""
+
+    @property
+    def library_object(self) -> Any:
+        """What the libraries take as `processing_class`: a tokenizer, or the processor of a vision model."""
+
+    @property
+    def pad_id(self) -> int:
+        """The id of the padding token."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Every token with its id: the model's embedding needs a row for each."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it can render conversations."""
+
+    def encode(
+        self,
+        placed: Sequence[tuple[str, Chat | str]],
+        *,
+        train_all: bool = False,
+        thinking: Thinking | None = None,
+        fast: FastTokens | None = None,
+        on_change: Callable[[str, str], object] = lambda place, reason: None,
+    ) -> list[Labelled]:
+        """Return the tokens and labels of conversations and texts, each given with its place.
+
+        Args:
+            placed: The place of each, for messages, and the conversation or text.
+            train_all: Put loss on every token; by default a conversation has it on the assistant's turns alone.
+            thinking: What happens to the thinking of answers (`dataset.thinking`).
+            fast: Encodes instead of the tokenizer, which then checks samples of the result.
+            on_change: Called with the place and the reason if the template renders an answer differently.
+
+        Raises:
+            DataError: there is no chat template, it refuses a conversation, or a text is too long.
+            Differs: `fast` gives other tokens than the tokenizer.
+        """
+
+    def fast_tokens(self) -> FastTokens | None:
+        """Return a faster encoder of the same tokens for many rows; None if there is none."""
+
+    def training_ids(self, chat: Chat) -> list[int]:
+        """Return the tokens of a conversation as training renders it.
+
+        Raises:
+            Unrendered: the template refuses it.
+        """
+
+    def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
+        """Return the tokens of a conversation as a server renders it; `prompt` adds the start of an answer.
+
+        Raises:
+            Unrendered: the template refuses it.
+        """
+
+    def prompt(self, messages: Sequence[Message]) -> torch.Tensor:
+        """Return a conversation and the prompt for the next answer as tokens of shape [1, tokens].
+
+        Raises:
+            DataError: the chat template rejects it.
+        """
+
+    def answer_end(self) -> int | None:
+        """Return the token that ends an answer in the chat template; None if no single token does."""
+
+    def decode(self, ids: Sequence[int], *, skips_special: bool = False) -> str:
+        """Return the text of tokens; `skips_special` leaves out special tokens."""
+
+    def rules(self) -> str:
+        """Return the rules of the tokenizer as text; empty if it is written in Python."""
+
+    def content(self) -> list[object]:
+        """Return everything that its tokens depend on: part of the key of the cache of prepared rows."""
+
+    def save(self, folder: Path) -> None:
+        """Write its files, with a chat template that every reader knows."""

@@ -1,0 +1,152 @@
+"""The encoder of text: a Hugging Face tokenizer with its chat template.
+
+It does not load the tokenizer (`models.load` does), and it does not cut or pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner import vocabulary
+from tuner.assets import without_generation_marks
+from tuner.data import limits, masks, templates
+from tuner.data.encoder import Labelled
+from tuner.data.fast_tokens import FastTokens
+from tuner.data.rendering import Template, rendered
+from tuner.data.sample import Chat, Message
+from tuner.data.thinking import Thinking
+from tuner.errors import DataError
+from tuner.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class TextEncoder:
+    """The `Encoder` of a tokenizer."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def library_object(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+        return self.tokenizer
+
+    @property
+    def pad_id(self) -> int:
+        """The id of the padding token."""
+        number: int = self.tokenizer.pad_token_id
+        return number
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Every token with its id."""
+        tokenizer = self.tokenizer
+        special = {str(token): id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        named = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+        idle = vocabulary.idle(special, named, str(tokenizer.chat_template))
+        return Vocabulary(tokenizer.get_vocab(), idle)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    @cached_property
+    def template(self) -> Template:
+        """The chat template. Texts need none: a tokenizer without one is no error before the first conversation."""
+        return templates.choose_template(self.tokenizer)
+
+    def encode(
+        self,
+        placed: Sequence[tuple[str, Chat | str]],
+        *,
+        train_all: bool = False,
+        thinking: Thinking | None = None,
+        fast: FastTokens | None = None,
+        on_change: Callable[[str, str], object] = lambda place, reason: None,
+    ) -> list[Labelled]:
+        """Return tokens and labels; arguments and errors as `Encoder.encode`."""
+        texts = [(place, text) for place, text in placed if isinstance(text, str)]
+        chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
+        of_texts = iter(masks.encode_texts(self.tokenizer, texts, fast) if texts else ())
+        of_chats = iter(
+            masks.encode_chats(
+                self.template, chats, train_all=train_all, thinking=thinking, fast=fast, on_change=on_change
+            )
+            if chats
+            else ()
+        )
+        return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]
+
+    def fast_tokens(self) -> FastTokens | None:
+        """Return the tokenizer's rules in fastokens, if it has them all."""
+        return FastTokens.of(self.tokenizer)
+
+    def training_ids(self, chat: Chat) -> list[int]:
+        """Return the tokens of a conversation as training renders it. Errors as `Encoder.training_ids`."""
+        return self._ids(rendered(self.template, chat)[0])
+
+    def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
+        """Return the tokens of a conversation by the tokenizer's own template. Errors as `Encoder.serving_ids`."""
+        own = replace(self.template, text=self.tokenizer.get_chat_template(), has_markers=False)
+        return self._ids(rendered(own, chat, prompt=prompt)[0])
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def prompt(self, messages: Sequence[Message]) -> torch.Tensor:
+        """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
+        text = prompt_text(self.tokenizer, messages)
+        limits.check_text(self.tokenizer, text, "the conversation")
+        # The template has already written the special tokens.
+        ids: torch.Tensor = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        return ids
+
+    def answer_end(self) -> int | None:
+        """Return the token that ends an answer; None if no single token does."""
+        return templates.answers_end(self.tokenizer)
+
+    def decode(self, ids: Sequence[int], *, skips_special: bool = False) -> str:
+        """Return the text of tokens."""
+        return str(
+            self.tokenizer.decode(list(ids), skip_special_tokens=skips_special, clean_up_tokenization_spaces=False)
+        )
+
+    def rules(self) -> str:
+        """Return the tokenizer's rules; empty if it is written in Python."""
+        return str(self.tokenizer.backend_tokenizer.to_str()) if self.tokenizer.is_fast else ""
+
+    def content(self) -> list[object]:
+        """Return everything that its tokens depend on."""
+        return [self.rules() or repr(self.tokenizer), self.tokenizer.chat_template, self.tokenizer.special_tokens_map]
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer with its chat template, without marks that only training reads."""
+        if isinstance(self.tokenizer.chat_template, str):
+            self.tokenizer.chat_template = without_generation_marks(self.tokenizer.chat_template)
+        self.tokenizer.save_pretrained(folder)
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, asks: bool = True) -> str:
+    """Return a conversation as text; with `asks` it ends with the prompt for the next answer.
+
+    Raises:
+        DataError: the chat template rejects it.
+    """
+    slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
+    try:
+        with limits.memory(), limits.processor_time(slow):
+            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=asks, tokenize=False))
+    except DataError:
+        raise
+    except Exception as error:  # a template is a foreign program: it can raise any error
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DataError(f"the chat template rejects the conversation: {reason}") from error
