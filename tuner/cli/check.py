@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import OptionValue, override_options, overrides
 from tuner.errors import visible
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def command(
     nodes: int,
     as_json: bool,
     allow_code: bool,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Check a recipe, a DeepSpeed config or a run directory, and list every error and warning. Nothing starts.
 
@@ -68,5 +68,5 @@ def command(
 
 def _counted(report: Report) -> str:
     counts = {severity: sum(one.severity == severity for one in report.findings) for severity in ("error", "warning")}
-    told: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
-    return ", ".join(told) or "no problems"
+    parts: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
+    return ", ".join(parts) or "no problems"

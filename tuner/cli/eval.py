@@ -105,8 +105,8 @@ def _check_out(generate: int | None, out: Path | None) -> None:
     if (generate is None) != (out is None):
         raise UsageError("--generate and --out need each other", where="--generate", fix="Add: --out answers.jsonl.")
     if out and (out.exists() or not out.absolute().parent.is_dir()):
-        what = f"{out} already exists" if out.exists() else f"the folder of {out} does not exist"
-        raise UsageError(what, where="--out", fix="Choose a new file.")
+        problem = f"{out} already exists" if out.exists() else f"the folder of {out} does not exist"
+        raise UsageError(problem, where="--out", fix="Choose a new file.")
     if out and not os.access(out.absolute().parent, os.W_OK | os.X_OK):
         raise DiskError(
             f"{out.absolute().parent} cannot be written", where="--out", fix="Choose a file in another folder."

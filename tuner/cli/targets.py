@@ -1,14 +1,14 @@
-"""Options that several commands share: machines and the DeepSpeed config; and what may stand in the place of RECIPE."""
+"""Options that several commands share: machines and the DeepSpeed config; and the argument RECIPE."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete
-from tuner.cli.options import all_of
+from tuner.cli.options import Changes, all_of
 from tuner.cli.say import say
 from tuner.errors import UsageError
 from tuner.hooks import recipe_of_other_tool
@@ -21,7 +21,7 @@ machine_options = all_of(
     click.option("--gpu", metavar="NAME", help="GPU model to plan for, such as a100-80g or h100."),
     click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes."),
 )
-"""Machines that need not be here."""
+"""Machines to plan for; they need not be this one."""
 deepspeed_option = all_of(
     click.option(
         "--deepspeed",
@@ -42,10 +42,10 @@ deepspeed_option = all_of(
 
 
 def imported(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Return the recipe of another tool's config in a recipe's place, and say so; any other name as it is.
+    """Return the recipe of another tool's config, and print a line about it; return any other name as it is.
 
     Raises:
-        TunerError: the config is wrong, or its recipe would learn something else.
+        TunerError: the config is wrong, or its recipe would train something else.
     """
     converted = recipe_of_other_tool(name, os.environ) if name else None
     if converted is None:
@@ -54,20 +54,20 @@ def imported(ctx: click.Context, param: click.Parameter, name: str | None) -> st
     return str(converted.path)
 
 
-def refuse_changes(name: str | None, kind: Kind, given: dict[str, Any]) -> None:
-    """Refuse options that are about a recipe where there is none.
+def refuse_changes(name: str | None, kind: Kind, changes: Changes) -> None:
+    """Refuse options of a recipe if the name is not a recipe.
 
     Args:
-        given: The options' values by their names in Python.
+        changes: The options' values by their names in Python.
 
     Raises:
         UsageError: one of them is not at its default.
     """
     if kind == "recipe":
         return
-    what = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
+    description = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
     fix = f"Use it with a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
-    for key, value in given.items():
+    for key, value in changes.items():
         if value not in (None, (), 1):
             flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
-            raise UsageError(f"{flag} needs a recipe, and {name!r} is {what}", where=flag, fix=fix)
+            raise UsageError(f"{flag} needs a recipe, and {name!r} is {description}", where=flag, fix=fix)
