@@ -34,8 +34,8 @@ from tuner.data.sample import KINDS
 from tuner.errors import TunerError
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import aliases, catalog
-from tuner.recipes.architecture_constraints import KEEPS_APART
-from tuner.recipes.command_line import KEY_FLAGS
+from tuner.recipes.model_facts import KEEPS_APART
+from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.block import Block, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tests.launch.plans import TINY, checkpoint, written_run
 from tuner.cli import tuner
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -23,11 +23,10 @@ import tuner
 from tests.each import each
 from tuner import hooks
 from tuner.recipes import catalog
-from tuner.recipes.command_line import layer_of
 from tuner.recipes.loading import with_xtuner
 from tuner.recipes.merging import Merged, leaves
-from tuner.recipes.part import read_part
-from tuner.recipes.recipe_file import read_file
+from tuner.recipes.overrides import layer_of
+from tuner.recipes.recipe_file import read_file, read_part
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
 ROOT = Path(tuner.__file__).parent
@@ -235,12 +234,30 @@ def test_no_chain_of_imports_is_longer_than_one_can_follow() -> None:
     assert len(chain) <= LONGEST_CHAIN, " > ".join(chain)
 
 
-def test_the_worker_knows_nothing_of_how_it_was_started() -> None:
-    rooms = {
-        room_of(module) for path in MODULES if "worker" in path.parts for module in imports(path) if "tuner." in module
-    }
+RANK = ("worker", "data", "models")
+OF_A_LAUNCHER = {"zero", "fit", "launch", "cli", "api", "importers", "report", "results", "lab"}
 
-    assert not rooms & {"zero", "fit", "launch", "cli", "importers"}
+
+def is_for_launchers(module: str) -> bool:
+    """Say whether a rank must not import a module: of the recipes it reads the schema alone."""
+    room, _, inside = module.removeprefix("tuner.").partition(".")
+    return room in OF_A_LAUNCHER or (room == "recipes" and inside.partition(".")[0] not in ("", "schema", "objectives"))
+
+
+@each(path for path in MODULES if path.relative_to(ROOT).parts[0] in RANK)
+def test_a_rank_reads_recipes_through_the_schema_alone(path: Path) -> None:
+    assert [module for module in imports(path) if module.startswith("tuner.") and is_for_launchers(module)] == []
+
+
+def test_a_rank_loads_no_module_of_a_launcher(tmp_path: Path) -> None:
+    code = "import sys, tuner.worker.train; print(*(name for name in sys.modules if name.startswith('tuner.')))"
+    argv, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "tuner.recipes.schema" in loaded
+    assert list(filter(is_for_launchers, loaded)) == []
 
 
 WRAPPER = """

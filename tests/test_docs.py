@@ -67,6 +67,7 @@ def test_the_pages_show_every_command_and_enough_of_everything() -> None:
     assert len(SHOWN) >= 6
 
 
+@pytest.mark.long
 def test_the_committed_pages_hold_what_the_code_says_and_prints_today() -> None:
     pages_to_write = [str(page.relative_to(pages.ROOT)) for page in generate.outdated()]
 

@@ -13,8 +13,8 @@ import pytest
 import tuner
 from tests.each import each
 from tuner.cli import COMMANDS as LISTED
-from tuner.recipes.python_values import _FLAGS as OVERRIDES
-from tuner.recipes.python_words import ARGUMENTS, COMMANDS, SWITCHES, in_python, place_in_python
+from tuner.recipes.python_calls import _FLAGS as OVERRIDES
+from tuner.recipes.python_calls import ARGUMENTS, COMMANDS, SWITCHES, in_python, place_in_python
 
 ROOT = Path(tuner.__file__).parent
 FUNCTIONS = ("chat", "check", "evaluate", "export", "load_recipe", "plan", "preview_data", "serve", "train")

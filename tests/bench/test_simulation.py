@@ -19,7 +19,6 @@ from bench.simulation import META, GpuKernels, Memory, simulate
 from tests.bench.small_jobs import JOBS, RANKS
 
 ROOT = Path(__file__).parents[2]
-FEW = ("full at 2, few tokens", "experts at 3")
 
 
 def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
@@ -34,7 +33,8 @@ def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
 
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")  # PEFT's, of fused experts
-@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(JOBS), marks=pytest.mark.long)], ids=["few", "all"])
+@pytest.mark.long
+@pytest.mark.parametrize("names", [tuple(JOBS)], ids=["all"])
 def test_the_peak_is_that_of_real_ranks(names: tuple[str, ...], tmp_path: Path) -> None:
     for rank, peaks in enumerate(real_peaks(names, tmp_path)):
         simulated = {name: simulate(replace(JOBS[name], rank=rank)).peak for name in names}

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.command import Tuner
 from tuner import cli
 from tuner.cli.options import OF_KEYS, plain_name
-from tuner.recipes.command_line import KEY_FLAGS
+from tuner.recipes.overrides import KEY_FLAGS
 
 TINY = "tiny_lora_sample_e1"
 TRAINED = "train_dataloader.dataset"

@@ -8,13 +8,11 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from tuner.recipes.architecture import Architecture
-
 from tests.configs.test_published_counts import PUBLISHED_PARAMETERS
 from tests.each import each
 from tuner.recipes import catalog
-from tuner.recipes.part import read_part
-from tuner.recipes.recipe_file import read_file
+from tuner.recipes.recipe_file import read_file, read_part
+from tuner.recipes.schema.architecture import Architecture
 
 PARTS = catalog.names("models")
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-from tuner.recipes.architecture import Architecture
 
 from tests.each import each
 from tests.fit.small import SMALL
@@ -21,8 +20,8 @@ from tests.models.brought import BROUGHT, brought
 from tuner.data.batches import side_by_side
 from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
-from tuner.recipes.part import read_part
-from tuner.recipes.schema.architecture import KEEPS_APART
+from tuner.recipes.recipe_file import read_part
+from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
 
 LENGTHS = (7, 9, 5)
 KINDS = {facts.model_type: facts for facts in SMALL}

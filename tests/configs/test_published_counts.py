@@ -5,11 +5,10 @@ It builds no model: `tests/fit` holds the count against what transformers builds
 
 from __future__ import annotations
 
-from tuner.recipes.architecture import Architecture
-
 from tests.each import each
 from tuner.fit.parameters import num_parameters
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
+from tuner.recipes.schema.architecture import Architecture
 
 # `safetensors.total` of the Hugging Face hub's API for the checkpoint.
 HUB_TOTALS = {

@@ -65,8 +65,7 @@ def test_a_head_of_its_own_trains_and_validates_at_zero_3_as_without_zero(tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(("method", "is_tied"), [("full", False), ("lora", True)], ids=["full-untied", "lora-tied"])
 def test_losses_are_the_same_at_every_stage(tmp_path: Path, method: str, is_tied: bool) -> None:
     check(tmp_path, method, is_tied=is_tied, levels=("none", "zero2", "zero3"))
 

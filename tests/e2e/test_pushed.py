@@ -13,6 +13,7 @@ from tests.results.hub import NAME, TOKEN, Hub, serving
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_checkpoints_and_the_result_of_a_run_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushing = ("--push", NAME, "--set", "checkpoint.push=True", "--set", "max_steps=2")
     with serving(Hub(), monkeypatch) as hub:

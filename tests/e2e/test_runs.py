@@ -99,7 +99,7 @@ def test_one_process_without_any_launcher_trains(tmp_path: Path) -> None:
     assert not (alone.path / "lock").exists(), "the rank lets go of what it took as the launcher"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
     process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
@@ -141,7 +141,7 @@ def test_a_signal_before_training_leaves_no_process(tmp_path: Path) -> None:
     assert processes_of(work_dir) == []
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
     process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
@@ -156,7 +156,7 @@ def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path:
     assert processes_of(work_dir) == []
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
     process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)

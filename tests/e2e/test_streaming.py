@@ -102,6 +102,7 @@ def test_a_stream_gives_the_same_losses_on_one_rank_on_two_and_after_a_kill_with
     assert resumed.losses == pytest.approx(two.losses, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_stream_that_has_changed_is_refused_and_a_stop_leaves_nothing_behind(
     tmp_path: Path, rows: Path, faulty: Faulty
 ) -> None:

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.e2e
         pytest.param(
             *("inf-grad@0:3", "zero2", "fp32", "the gradient's norm is inf in step 3 on rank 0"), marks=pytest.mark.long
         ),
-        ("nan-grad@1:3", "zero3", "bf16", "the gradient's norm is nan in step 3 on rank 1"),
+        pytest.param(
+            *("nan-grad@1:3", "zero3", "bf16", "the gradient's norm is nan in step 3 on rank 1"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_number_that_is_none_ends_the_run_before_the_update_and_names_step_rank_and_rows(

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.e2e
 WEIRD = "my 'run' \"of\" $HOME $(touch x) ünï 日本"
 
 
+@pytest.mark.long
 def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_takes_the_run(
     tmp_path: Path, faulty: Faulty
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_full_disk_ends_with_code_74_and_the_older_checkpoint(
     assert checkpoints.inspect(folder / "checkpoint-2") is None
 
 
+@pytest.mark.long
 def test_checkpoints_hold_nothing_frozen_and_a_run_resumed_from_one_has_the_same_losses(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "freeze")
     whole = ok(train(recipe, tmp_path / "whole", "--deepspeed", "zero3", ranks=1))

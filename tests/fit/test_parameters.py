@@ -18,7 +18,7 @@ from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import Architecture
 
 

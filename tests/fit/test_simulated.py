@@ -33,7 +33,19 @@ def check(point: Point, folder: Path) -> None:
     assert LEAST <= found.off_by <= MOST, f"{found.off_by:+.1%}\n{both}"
 
 
-@pytest.mark.parametrize("point", [point for point in FEW if str(point) not in OPEN], ids=str)
+SHORT = (0, 2, 5, 8, 11, 15)
+"""Every level, method and architecture once: full at 0, 2 and 3 (packed), LoRA at 2, QLoRA, fused experts."""
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=() if number in SHORT else pytest.mark.long)
+        for number, point in enumerate(FEW)
+        if str(point) not in OPEN
+    ],
+    ids=str,
+)
 def test_the_estimate_of_a_few_layers_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
     check(point, tmp_path)
 

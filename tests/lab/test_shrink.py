@@ -10,7 +10,7 @@ from tests.each import each
 from tests.fit.built import built
 from tuner.lab.shrink import config_of, shrink
 from tuner.recipes import catalog
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import Architecture
 
 VOCABULARY = 1664

@@ -12,7 +12,7 @@ from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import A100, CPU, machine
 from tuner.launch import render
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.recipes.origin import Kind
+from tuner.recipes.merging import Kind
 from tuner.recipes.schema import Split
 from tuner.runs import directory
 

@@ -14,8 +14,8 @@ from tests.models.brought import BROUGHT, brought
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
 from tuner.lab.shrink import config_of
-from tuner.recipes.architecture_constraints import FUSED_EXPERTS, ODD_LINEARS
 from tuner.recipes.loading import load
+from tuner.recipes.model_facts import FUSED_EXPERTS, ODD_LINEARS
 from tuner.recipes.recipe import Overrides, Recipe
 
 MOE, LINEAR = "qwen3_30b_a3b", "qwen3_next_80b_a3b_instruct"

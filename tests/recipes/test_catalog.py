@@ -13,7 +13,7 @@ from tuner import assets
 from tuner.errors import RecipeError, visible
 from tuner.recipes import catalog, loading
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 
 TRAININGS = list(itertools.product(names("objectives"), names("methods")))
 COMPOSED = [

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import RecipeError, TunerError, UsageError
-from tuner.recipes import catalog, catalog_folders, loading
-from tuner.recipes.command_line import Overrides
-from tuner.recipes.origin import Kind
+from tuner.recipes import catalog, loading
+from tuner.recipes.merging import Kind
+from tuner.recipes.overrides import Overrides
 
 LORA = "adapter = dict(r=4, lora_alpha=8, lora_dropout=0.0, target_modules='all-linear')\n"
 ROWS = 'train_dataloader = dict(dataset=dict(path="{path}", format="messages"))\n'
@@ -21,10 +21,10 @@ ROWS = 'train_dataloader = dict(dataset=dict(path="{path}", format="messages"))\
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.delenv(catalog_folders.VARIABLE, raising=False)
+    monkeypatch.delenv(catalog.VARIABLE, raising=False)
 
 
-def part(kind: str, name: str, text: str, folder: Path | str = catalog_folders.HERE, suffix: str = ".py") -> Path:
+def part(kind: str, name: str, text: str, folder: Path | str = catalog.HERE, suffix: str = ".py") -> Path:
     """Write a part; its own first line is for `tuner list`."""
     file = Path(folder, kind, f"{name}{suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,34 +51,34 @@ def test_own_parts_of_every_kind_compose_with_each_other_and_with_the_packages()
 
 def test_the_first_folder_wins_and_says_once_whom_it_shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, variable = tmp_path / "given", tmp_path / "variable"
-    for folder in (given, variable, catalog_folders.HERE):
+    for folder in (given, variable, catalog.HERE):
         part("datasets", "alpaca", ROWS.format(path=f"{folder}.jsonl"), folder)
     part("datasets", "other", ROWS.format(path="other.jsonl"), variable)
-    monkeypatch.setenv(catalog_folders.VARIABLE, f"{variable}{os.pathsep}{catalog_folders.HERE}{os.pathsep}{variable}")
+    monkeypatch.setenv(catalog.VARIABLE, f"{variable}{os.pathsep}{catalog.HERE}{os.pathsep}{variable}")
 
     def path() -> str | None:
         return loading.load("tiny_full_alpaca_e1").config.train_dataloader.dataset.path
 
-    with catalog_folders.using(given):
+    with catalog.using(given):
         first = loading.load("tiny_full_alpaca_e1")
         assert loading.load("tiny_full_other_e1").warnings == ()
     assert first.config.train_dataloader.dataset.path == f"{given}.jsonl"
     told = f"{given}/datasets/alpaca.py shadows the dataset 'alpaca' of {variable} and tuner_configs and tuner."
     assert first.warnings == (told,)
     assert path() == f"{variable}.jsonl"
-    monkeypatch.delenv(catalog_folders.VARIABLE)
+    monkeypatch.delenv(catalog.VARIABLE)
     assert path() == "tuner_configs.jsonl"
-    (Path(catalog_folders.HERE) / "datasets" / "alpaca.py").unlink()
+    (Path(catalog.HERE) / "datasets" / "alpaca.py").unlink()
     assert path() == "tatsu-lab/alpaca"
 
 
 def test_a_catalog_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(catalog_folders.VARIABLE, "nowhere")
+    monkeypatch.setenv(catalog.VARIABLE, "nowhere")
 
     with pytest.raises(UsageError, match="there is no folder 'nowhere'") as caught:
         loading.load("tiny_full_sample_e1")
 
-    assert caught.value.where == catalog_folders.VARIABLE
+    assert caught.value.where == catalog.VARIABLE
 
 
 def installed(site: Path, module: str = "acme_parts.configs") -> Path:
@@ -116,7 +116,7 @@ def test_a_package_without_the_folder_that_it_names_is_told_and_breaks_nothing(
     monkeypatch.syspath_prepend(tmp_path / "site")
 
     assert loading.load("tiny_full_sample_e1").warnings == ()
-    assert [error.what for error in catalog_folders.misplaced()] == [
+    assert [error.what for error in catalog.misplaced()] == [
         "the entry point 'acme' of tuner.catalog points to 'acme_parts.no_configs', and that folder does not exist"
     ]
 
@@ -203,7 +203,7 @@ def test_own_parts_are_files_of_the_users_wherever_they_are(tmp_path: Path, monk
     for name, folder in (("one", installed(tmp_path / "site")), ("two", tmp_path / "two"), ("three", "tuner_configs")):
         part("methods", name, LORA, folder)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv(catalog_folders.VARIABLE, str(tmp_path / "two"))
+    monkeypatch.setenv(catalog.VARIABLE, str(tmp_path / "two"))
 
     for name in ("one", "two", "three"):
         assert loading.load(f"tiny_{name}_sample_e1").origins["adapter.r"].place.kind is Kind.FILE
@@ -245,7 +245,7 @@ def test_what_a_recipe_is_written_as_needs_no_catalog() -> None:
     assert (copied.chat_template, catalog.chat_template(str(copied.chat_template))) == (text, text)
 
 
-@pytest.mark.parametrize("kind", catalog_folders.KINDS)
+@pytest.mark.parametrize("kind", catalog.FOLDERS)
 def test_any_bytes_in_an_own_part_are_one_message_and_hide_no_other(kind: str) -> None:
     suffix = {"chat_templates": ".jinja", "deepspeed_presets": ".json"}.get(kind, ".py")
     part(kind, "torn", "", suffix=suffix).write_bytes(b'\xff\xfe"""\x00')

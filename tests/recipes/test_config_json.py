@@ -14,7 +14,7 @@ from tuner import assets
 from tuner.fit.parameters import Built, built
 from tuner.lab.shrink import config_of
 from tuner.recipes.model_facts import read_architecture
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import Architecture
 
 LLAMA: dict[str, Any] = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.recipes import catalog
-from tuner.recipes.flatten import flatten, render, render_docstring
+from tuner.recipes.recipe import flatten, render, render_docstring
 from tuner.recipes.recipe_file import read_text, read_value
 
 BASE = '''"""Old."""

@@ -9,7 +9,7 @@ import pytest
 
 from tuner import paths
 from tuner.errors import DataError, RecipeError
-from tuner.recipes import catalog_folders, loading, path_checks
+from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, Share
 
@@ -83,7 +83,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **made: str) -> None:
     folder.mkdir(parents=True)
     for name, text in made.items():
         (folder / f"{name}.py").write_text(f'"""x."""\ntrain_dataloader = dict(dataset=dict({text}))\n')
-    monkeypatch.setenv(catalog_folders.VARIABLE, str(folder.parent))
+    monkeypatch.setenv(catalog.VARIABLE, str(folder.parent))
 
 
 def test_parts_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

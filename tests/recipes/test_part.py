@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog_folders, loading
-from tuner.recipes.part import read_part
+from tuner.recipes import catalog, loading
+from tuner.recipes.recipe_file import read_part
 
 
 def test_a_model_part_has_the_facts_of_the_part_it_names() -> None:
@@ -35,7 +35,7 @@ def test_a_name_without_facts_is_refused_with_its_line(named: str, refusal: str,
     for name in ("llama3_8b", "mine"):
         (tmp_path / "models" / f"{name}.py").write_text(f'model = dict(path="x")\narchitecture = "{named}"\n')
 
-    with catalog_folders.using(tmp_path), pytest.raises(RecipeError, match=refusal) as caught:
+    with catalog.using(tmp_path), pytest.raises(RecipeError, match=refusal) as caught:
         read_part("models", "mine")
 
     assert caught.value.where == f"{tmp_path}/models/mine.py:2"

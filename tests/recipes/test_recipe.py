@@ -14,7 +14,7 @@ import pytest
 from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading
-from tuner.recipes.origin import DEFAULT, Kind, Origin, Overridden, Place
+from tuner.recipes.merging import DEFAULT, Kind, Origin, Overridden, Place
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.recipe_file import read_file
 
@@ -434,7 +434,7 @@ def test_allow_code_waits_where_another_process_has_not_yet_written_the_cache_of
     code = """
 import pathlib, sys, time
 time.sleep = lambda _: pathlib.Path(sys.argv[1]).write_bytes(pathlib.Path(sys.argv[2]).read_bytes())
-from tuner.recipes.code import mmengine_config
+from tuner.recipes.loading import mmengine_config
 print(mmengine_config().__name__)
 """
 

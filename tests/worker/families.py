@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.models.brought import BROUGHT
 from tuner.recipes import catalog
-from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import read_part
 
 METHODS = ("full", "lora")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -34,6 +34,7 @@ def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
 
 
+@pytest.mark.long
 def test_two_ranks_compute_the_loss_and_the_gradients_of_one_with_packed_samples_apart() -> None:
     [(_, found)] = distances("llama")
 

@@ -15,7 +15,7 @@ from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
-from tuner.recipes.origin import Kind
+from tuner.recipes.merging import Kind
 from tuner.recipes.recipe import Overrides
 from tuner.zero import choice, overlay
 

@@ -17,8 +17,8 @@ from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
 from tuner.errors import visible
 from tuner.files import JsonObject
-from tuner.recipes import catalog, catalog_folders, patterns
-from tuner.recipes.catalog_folders import PRESETS
+from tuner.recipes import catalog, patterns
+from tuner.recipes.catalog import PRESETS
 
 _MAX_NAMES = 1_000
 _WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."
@@ -135,12 +135,12 @@ def _others() -> Parts:
 def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
     """Print the mistakes in parts of the user's own catalog, and which of them hide others of the same name."""
     own = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
-    if not own and not catalog_folders.has_own():
+    if not own and not catalog.has_own():
         return
     from tuner.cli.parts import mistake
 
     mistakes = [mistake(kind, name) for kind, name in own]
-    for error in (*filter(None, mistakes), *(catalog_folders.misplaced() if is_all else ())):
+    for error in (*filter(None, mistakes), *(catalog.misplaced() if is_all else ())):
         say(f"WARNING: {error}", err=True)
     for note in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
         say(f"NOTE: {note}", err=True)
@@ -148,7 +148,7 @@ def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
 
 def _own(kind: str) -> dict[str, str]:
     """Return the user's own parts, each with its folder as the list shows it."""
-    files = catalog_folders.files(kind).items()
+    files = catalog.files(kind).items()
     return {name: visible(f"({file.folder.origin})") for name, file in files if not file.is_ours}
 
 
@@ -166,7 +166,7 @@ def _print_summaries(parts: Parts) -> None:
     lines: list[str] = []
     for kind, names in parts.items():
         lines.append(f"{kind}:")
-        own, files = _own(kind), catalog_folders.files(kind)
+        own, files = _own(kind), catalog.files(kind)
         for name in names:
             summary = f"{catalog.summary_of(files[name])} {own.get(name, '')}".strip()
             lines.append(wrapped(f"  {name:<{width}}  {visible(summary)}", " " * (width + 4)))

@@ -12,7 +12,7 @@ from tuner.cli.options import all_of, catalog_option, debug_option
 from tuner.cli.say import say
 from tuner.errors import ModelError, UsageError
 from tuner.files import JsonObject
-from tuner.recipes import catalog_folders
+from tuner.recipes import catalog
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE
 
 
@@ -124,7 +124,7 @@ def _dest(kind: str, name: str) -> Path:
     from tuner.recipes import new_part
 
     new_part.refuse_name(name)
-    dest = (*catalog_folders.given_folders(), Path(catalog_folders.HERE))[0] / kind / f"{name}.py"
+    dest = (*catalog.given_folders(), Path(catalog.HERE))[0] / kind / f"{name}.py"
     if dest.exists() or dest.is_symlink():
         raise UsageError(f"{dest} exists", where="NAME", fix="Choose another name; nothing was overwritten.")
     return dest
@@ -135,7 +135,7 @@ def _lasting(path: str) -> str:
     from tuner import paths
 
     local = paths.local(path)
-    return str(local.absolute()) if local and catalog_folders.given_folders() else path
+    return str(local.absolute()) if local and catalog.given_folders() else path
 
 
 def _write(kind: str, name: str, dest: Path, text: str) -> None:
@@ -153,4 +153,4 @@ def _write(kind: str, name: str, dest: Path, text: str) -> None:
 
 
 def _again() -> str:
-    return "".join(f" --catalog {folder}" for folder in catalog_folders.given_folders())
+    return "".join(f" --catalog {folder}" for folder in catalog.given_folders())

@@ -25,9 +25,9 @@ Decorator = Callable[[Function], Function]
 
 
 def _use_catalogs(ctx: click.Context, _: click.Parameter, folders: tuple[Path, ...]) -> None:
-    from tuner.recipes import catalog_folders
+    from tuner.recipes import catalog
 
-    ctx.with_resource(catalog_folders.using(*folders))
+    ctx.with_resource(catalog.using(*folders))
 
 
 catalog_option = click.option(
@@ -41,7 +41,7 @@ catalog_option = click.option(
     help="Folder with your own models, data sets and recipes, searched before ./tuner_configs. May be given several "
     "times. [env: TUNER_CATALOG]",
 )
-"""It holds until the command ends; `catalog_folders.given_folders` returns the folders."""
+"""It holds until the command ends; `catalog.given_folders` returns the folders."""
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
 """`cli.main` looks for it."""
 

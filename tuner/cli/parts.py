@@ -12,8 +12,8 @@ from tuner.data.formats import FORMATS, KINDS
 from tuner.errors import ModelError, RecipeError, TunerError
 from tuner.files import JsonObject
 from tuner.recipes import catalog
-from tuner.recipes.catalog_folders import PRESETS, PartFile
-from tuner.recipes.part import read_part
+from tuner.recipes.catalog import PRESETS, PartFile
+from tuner.recipes.recipe_file import read_part
 
 
 def details(kind: str, name: str) -> JsonObject:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuner.files import JsonObject
     from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.targets import Kind
-    from tuner.recipes.diff import Section
+    from tuner.recipes.merging import Section
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _recipe(
 ) -> Shown:
     from tuner.launch import data_rows
     from tuner.recipes import loading
-    from tuner.recipes.diff import Section
+    from tuner.recipes.merging import Section
 
     loaded = data_rows.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(loaded.values, loaded.origins)}
@@ -153,7 +153,7 @@ def _recipe(
 def _run(path: Path) -> Shown:
     from tuner.launch.targets import config_section, run_section
     from tuner.recipes import loading
-    from tuner.recipes.diff import Section
+    from tuner.recipes.merging import Section
     from tuner.runs.directory import RunDirectory
     from tuner.zero import jsonfile
 
@@ -174,7 +174,7 @@ _FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}
 def _print(shown: Shown, *, as_json: bool) -> None:
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
-    from tuner.recipes.command_line import KEY_FLAGS
+    from tuner.recipes.overrides import KEY_FLAGS
 
     if as_json:
         named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
@@ -199,7 +199,7 @@ _TITLES: Mapping[str, str] = {"recipe": "recipe", "deepspeed": "deepspeed.json",
 def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, as_json: bool) -> None:
     from tuner.cli.text import differing
     from tuner.files import dump_json
-    from tuner.recipes.diff import differences
+    from tuner.recipes.merging import differences
 
     common = [name for name in left.sections if name in right.sections]
     if not common:

@@ -17,7 +17,7 @@ from tuner.cli.options import ONE_VALUE, Changes, OptionValue, override_options,
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
-from tuner.recipes import catalog_folders
+from tuner.recipes import catalog
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
@@ -201,7 +201,7 @@ def _at_first(value: OptionValue, job: Job) -> OptionValue:
 
 def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
-    pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog_folders.given_folders()]
+    pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog.given_folders()]
     pairs += [("--deepspeed", deepspeed), *(("--data", text) for text in changes["data"])]
     pairs += [(plain_name(key), changes[key]) for key in ONE_VALUE]
     pairs += [("--ds", text) for text in changes["ds"]]

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from tuner.cli.say import say, wrapped
 from tuner.files import JsonObject, ReadOnlyJson
-from tuner.recipes.diff import Difference
-from tuner.recipes.merging import leaves
-from tuner.recipes.origin import DEFAULT, Origin
+from tuner.recipes.merging import DEFAULT, Difference, Origin, leaves
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun

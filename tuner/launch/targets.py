@@ -1,4 +1,4 @@
-"""What a name means: a recipe, a DeepSpeed config or a run, and what the last two hold."""
+"""Whether a name is a recipe, a DeepSpeed config or a run, and the values of the last two."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tuner.recipes import catalog, document_file, foreign, origin, starting_weights
-from tuner.recipes.diff import Section
-from tuner.recipes.merging import leaves
-from tuner.recipes.origin import Origin, Place
+from tuner.recipes import catalog, document_file, merging, starting_weights
+from tuner.recipes.merging import Origin, Place, Section, leaves
 
 if TYPE_CHECKING:
     from tuner.zero.jsonfile import Document
@@ -19,7 +17,7 @@ _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "b
 
 
 def kind_of(name: str | None) -> Kind:
-    """Say what a name means; none is a recipe made of options, and so is a model in its place.
+    """Return what a name stands for. No name, or a model's name, is a recipe made of options.
 
     Raises:
         RunDirectoryError: a folder that is no run directory.
@@ -27,10 +25,10 @@ def kind_of(name: str | None) -> Kind:
     if name is None:
         return "recipe"
     path = Path(name)
-    if foreign.trains(path) or document_file.is_recipe(path):
+    if document_file.says_what_to_train(path) or document_file.is_recipe(path):
         return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
-        from tuner.runs import directory, listing  # few names are a folder's
+        from tuner.runs import directory, listing  # few names are folders
 
         if directory.is_run(path):
             return "run"
@@ -59,4 +57,4 @@ def run_section(path: Path) -> Section:
     run = RunDirectory(path)
     facts = run.read_json(run.run)
     values = {key: facts[key] for key in _RUN_FACTS if key in facts}
-    return Section(values, {key: Origin(Place(origin.Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})
+    return Section(values, {key: Origin(Place(merging.Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})

@@ -1,25 +1,109 @@
-"""Recipes in YAML and JSON: the keys of a recipe in Python, `_base_` too, each with its line.
+"""Files in YAML and JSON in place of a recipe: a recipe with the keys of one in Python, or another tool's config.
 
-It tells such a file from other tools' by its keys; what those hold, `importers` reads.
+The keys of a file tell which of the two it is; `importers` reads what other tools' files hold.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable
-from tuner.recipes import foreign
-from tuner.recipes.merging import leaves
-from tuner.recipes.origin import Keys, Kind
+from tuner.recipes.merging import Keys, Kind, leaves
 from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
-SUFFIXES = (*foreign.YAML, ".json")
+YAML = (".yaml", ".yml")
+_MAX_BYTES = 64_000
+_ACCELERATE = "accelerate"
+_MARKS = {
+    _ACCELERATE: "compute_environment distributed_type deepspeed_config",
+    "llamafactory": (
+        "model_name_or_path finetuning_type cutoff_len stage do_train dataset_dir lora_target template "
+        "quantization_bit dist_config model_class train_dataset peft_config quant_config kernel_config"
+    ),
+    "axolotl": "base_model sequence_len micro_batch_size val_set_size num_epochs sample_packing",
+    "roll": (
+        "actor_train sft_train student hydra strategy_args actor_infer rollout_batch_size exp_name "
+        "student_pretrain pretrain"
+    ),
+    "torchtune": "checkpointer metric_logger log_every_n_steps enable_activation_checkpointing tokenizer _component_",
+    "ms-swift": "tuner_type train_type torch_dtype split_dataset_ratio attn_impl model lora_rank",
+    "trl": (
+        "dataset_name dataset_mixture use_peft dataset_train_split max_seq_length env model_name_or_path "
+        "model_revision torch_dtype max_prompt_length lora_modules_to_save"
+    ),
+}
+MARKS = {tool: frozenset(words.split()) for tool, words in _MARKS.items()}
+"""Tool, as `tuner import --from` has it -> keys at the top that tell its files from others'."""
+_SHARED = "training-arguments"
+_OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
+"""Words that several tools have: they are of transformers' own where no key is another's."""
+_IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
+
+
+def telltale_keys() -> frozenset[str]:
+    """Return every key that tells a tool's files from others'."""
+    return frozenset[str]().union(*MARKS.values())
+
+
+def tools_with(keys: Iterable[str]) -> list[str]:
+    """Return the tools that have the most of these keys at the top as tell-tale ones; several may have as many."""
+    found = {*keys}
+    counts = {name: len(found.intersection(marks)) for name, marks in MARKS.items()}
+    if most := max(counts.values()):
+        return [name for name, count in counts.items() if count == most]
+    return [_SHARED] if found.intersection(_OF_ALL) else []
+
+
+def tool_of(path: Path) -> str | None:
+    """Return whose YAML a file is, told by its keys, or None where that is not known."""
+    return next(iter(tools_with(re.findall(r"^([A-Za-z_]\w*) *:", beginning(path), re.MULTILINE))), None)
+
+
+def says_what_to_train(path: Path) -> bool:
+    """Say whether a YAML file is one that says what to train, not how DeepSpeed is launched."""
+    return path.suffix in YAML and tool_of(path) not in (None, _ACCELERATE)
+
+
+def refusal_of_tool(name: str) -> RecipeError | None:
+    """Return the refusal of another tool's YAML in place of a recipe; None where no tool is known by its keys."""
+    owner = tool_of(Path(name))
+    if owner == _ACCELERATE:
+        fix = f"Use: tuner train RECIPE --deepspeed {name}"
+        return RecipeError(f"{name!r} is a launch config of accelerate, not a recipe", fix=fix)
+    if owner is None:
+        return None
+    return RecipeError(f"{name!r} is a config of {owner}, not a recipe", fix=f"Turn it into one: tuner import {name}")
+
+
+def xtuner_error(path: Path, where: object) -> RecipeError | None:
+    """Return the refusal of a config of XTuner's as the base of a recipe; None where the file is none."""
+    if not imports_xtuner(path):
+        return None
+    what = "this is an XTuner config, which contains XTuner's own classes"
+    return RecipeError(what, where=where, fix=f"Turn it into a recipe: tuner import {path} -o {path.stem}_recipe.py.")
+
+
+def imports_xtuner(path: Path) -> bool:
+    """Say whether a Python file is a config of XTuner's."""
+    return bool(_IMPORTS_XTUNER.search(beginning(path)))
+
+
+def beginning(path: Path) -> str:
+    """Return the first text of a file, nothing of one that cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
+SUFFIXES = (*YAML, ".json")
 _BASE = "_base_"
 _SHARED = "deepspeed"
 """A key of recipes and of several tools, with the same meaning."""
@@ -36,8 +120,8 @@ def is_recipe(path: Path) -> bool:
     try:
         return holds_recipe(yaml_text.read(path).values)
     except RecipeError:
-        keys = {*_KEY.findall(foreign.beginning(path))}
-        return bool(keys.intersection((_BASE, *RecipeConfig.model_fields)) - foreign.words() - {_SHARED})
+        keys = {*_KEY.findall(beginning(path))}
+        return bool(keys.intersection((_BASE, *RecipeConfig.model_fields)) - telltale_keys() - {_SHARED})
 
 
 def holds_recipe(values: Mapping[str, Any]) -> bool:
@@ -47,11 +131,11 @@ def holds_recipe(values: Mapping[str, Any]) -> bool:
     others = {
         key for key, value in values.items() if not (key in RecipeConfig.model_fields and isinstance(value, dict))
     }
-    theirs = max(len(others & marks) for marks in foreign.MARKS.values())
+    theirs = max(len(others & marks) for marks in MARKS.values())
     return _BASE in values or (ours > 0 and ours >= theirs)
 
 
-def read(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
+def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
     """Read a recipe file in YAML or JSON; `name` is what messages call it.
 
     Raises:

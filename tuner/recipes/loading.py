@@ -1,44 +1,35 @@
-"""A name, a file or a model -> a recipe: layers of values laid over each other, merged and checked.
+"""Make a recipe of a name, a file or a model: lay the layers of values over each other, and check the result.
 
-Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides. It starts nothing.
+Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from tuner import paths
 from tuner.assets import TEMPLATES
-from tuner.errors import RecipeError, brief_repr
+from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.files import is_writable
-from tuner.recipes import (
-    architecture_constraints,
-    catalog,
-    command_line,
-    document_file,
-    foreign,
-    mistaken,
-    mixture,
-    model_facts,
-    starting_weights,
-    template,
-    validation_rows,
-)
-from tuner.recipes.code import run_file
-from tuner.recipes.command_line import layer_of
-from tuner.recipes.explain import validate
-from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
-from tuner.recipes.origin import DEFAULT, Kind, Place
-from tuner.recipes.part import read_part
+from tuner.recipes import catalog, data_sets, model_facts, starting_weights
+from tuner.recipes.aliases import key_hint
+from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, leaves, lookup, nested
+from tuner.recipes.overrides import layer_of
+from tuner.recipes.overrides import layers as override_layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
-from tuner.recipes.recipe_file import RecipeFile, read_file
-from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
+from tuner.recipes.recipe_file import SUFFIXES, RecipeFile, read_file, read_part
+from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
+from tuner.recipes.schema.objectives import objectives_with
 
 _CALLBACKS = "train_cfg.callbacks"
 _RATE = ("optim_wrapper", "optimizer", "lr")
@@ -64,7 +55,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     merged = Merged()
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides):
         merged.lay(layer)
-    for layer in command_line.layers(overrides, merged, name):
+    for layer in override_layers(overrides, merged, name):
         merged.lay(layer)
         model_facts.derive_architecture(merged)  # before the next override: it may change one of the new model's facts
     model_facts.derive_architecture(merged)
@@ -77,7 +68,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes = (*merged.notes, *filter(None, [validation_rows.told(values), _pushed(config.checkpoint)]))
+    notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), asked)
 
@@ -93,10 +84,9 @@ def _settle(merged: Merged) -> None:
     """Work out what the values mean together; whatever is of the wrong type is left for the schema to refuse."""
     if isinstance(merged.values.get("model"), dict):
         starting_weights.settle(merged)
-        template.settle(merged)
-    mixture.settle(merged)
-    validation_rows.settle(merged)
-    architecture_constraints.settle(merged, model_facts.kind_of(merged))
+    data_sets.settle_mixtures(merged)
+    data_sets.settle_validation(merged)
+    model_facts.settle_constraints(merged, model_facts.kind_of(merged))
 
 
 def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
@@ -110,8 +100,11 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
             what = f"both {name!r} and --model {overrides.model} set the model"
             raise RecipeError(what, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
-    if name is not None and (wrong := mistaken.refusal(name, overrides.data_sets)):
-        raise wrong
+    if name is not None and not name.endswith(".py") and not catalog.has(name):
+        from tuner.recipes import mistaken  # for a name that is not a recipe's
+
+        if refusal := mistaken.refusal(name, overrides.data_sets):
+            raise refusal
     if name is None and overrides.model is None and overrides.adapter is None:
         fix = "Give one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
         raise RecipeError("neither a recipe nor a model is given", fix=fix)
@@ -127,7 +120,7 @@ def _own_layers(overrides: Overrides) -> Iterator[Layer]:
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield from with_adapter_rate([_part_layer("methods", method), _part_layer("objectives", objective)])
-    yield validation_rows.OF_OWN_DATA
+    yield data_sets.OF_OWN_DATA
 
 
 def _name_of(overrides: Overrides) -> str:
@@ -156,7 +149,7 @@ def check_file(part: RecipeFile) -> None:
     base, merged = read_base(), Merged()
     merged.lay(Layer(base.values, base.place))
     merged.lay(layer_of(part))
-    mixture.settle(merged)
+    data_sets.settle_mixtures(merged)
     validate(merged)
 
 
@@ -242,7 +235,7 @@ def _anchor(block: dict[str, Any], key: str) -> None:
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith((".py", *document_file.SUFFIXES)) or "/" in name
+    return name.endswith(SUFFIXES) or "/" in name
 
 
 def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
@@ -343,17 +336,162 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
-    if source.path.suffix in document_file.SUFFIXES:
-        return document_file.read(source.path, source.shown, source.kind)
+    if source.path.suffix in SUFFIXES and source.path.suffix != ".py":
+        from tuner.recipes import document_file  # PyYAML, which a recipe in Python does without
+
+        return document_file.read_document(source.path, source.shown, source.kind)
     try:
         return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:
         if not paths.is_file(source.path):
             raise
-        told = foreign.xtuner_error(source.path, error.where)
+        from tuner.recipes.document_file import xtuner_error  # for a file that is not a recipe
+
+        refusal = xtuner_error(source.path, error.where)
         if not allow_code:
-            raise told or error from None
+            raise refusal or error from None
     try:
         return run_file(source.path, source.shown)
     except RecipeError as error:
-        raise told or error from None
+        raise refusal or error from None
+
+
+_TRIES = 5
+_PAUSE = 0.2
+
+
+def run_file(path: Path, shown: str) -> RecipeFile:
+    """Run a file as mmengine does and return the values it leaves, without their lines.
+
+    Raises:
+        RecipeError: mmengine cannot read it, or it imports what is not installed. What else the file's own code raises
+            comes through as it is.
+    """
+    config = mmengine_config()
+    from mmengine.config.utils import ConfigParsingError
+
+    # mmengine does not run the imports of a file that it takes for one of its lazy ones: `os.sep` would be a stand-in.
+    lazy = None if b"read_base" in path.read_bytes() else False
+    try:
+        values = dict(config.fromfile(path, lazy_import=lazy).to_dict())
+    except (OSError, SyntaxError, ConfigParsingError) as error:
+        fix = "In a file with code, mmengine reads `_base_`: it must be file paths."
+        raise RecipeError(f"mmengine cannot read the recipe: {error}", where=shown, fix=fix) from None
+    except ImportError as error:
+        fix = "Install it, or put the folder that holds it on PYTHONPATH."
+        raise RecipeError(f"the recipe's code cannot import: {error}", where=shown, fix=fix) from None
+    known = set(RecipeConfig.model_fields)
+    return RecipeFile(shown, values, {}, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
+
+
+def mmengine_config() -> Any:
+    """Import mmengine's Config class, also while another process imports it for the first time on this machine.
+
+    yapf 0.43, which mmengine imports, gives its cache file its name before it has written it, so a process that starts
+    at the same moment (another task of Slurm) reads nothing from it and fails.
+
+    Raises:
+        EOFError: yapf's cache stays empty.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            from mmengine.config import Config
+
+            return Config
+        except EOFError:
+            if not left:
+                raise
+            time.sleep(_PAUSE)
+    raise AssertionError("the last try returns or raises")
+
+
+_MAX_MISTAKES = 20
+
+
+def validate(merged: Merged) -> RecipeConfig:
+    """Return the merged values as a checked recipe.
+
+    Raises:
+        RecipeError: values that do not fit the schema, each with its key and where it stands.
+    """
+    try:
+        return RecipeConfig.model_validate(merged.values)
+    except ValidationError as error:
+        mistakes: dict[Keys, RecipeError] = {}
+        for detail in error.errors(include_url=False):
+            if len(mistakes) == _MAX_MISTAKES:
+                break
+            keys = _keys(detail, merged)
+            # pydantic reports a wrong value of a union once for each of its branches.
+            mistakes.setdefault(keys, _explain(detail, keys, merged))
+    errors = [*mistakes.values()]
+    if len(errors) == _MAX_MISTAKES:
+        errors[-1].fix = f"{errors[-1].fix or ''} These are the first {_MAX_MISTAKES} mistakes.".strip()
+    raise together(errors)
+
+
+def _keys(detail: ErrorDetails, merged: Merged) -> Keys:
+    """Return the recipe's key that an error is about."""
+    keys = tuple(str(key) for key in detail["loc"])
+    if keys[:1] == ("objective",) and len(keys) > 1:
+        keys = (keys[0], *keys[2:])  # ('objective', 'dpo', 'beta'): the second names the branch of the union
+    if detail["type"] == "extra_forbidden" and _of_another_objective(keys):
+        return ("objective", "type")  # one wrong type, however many settings do not fit it
+    if detail["type"] in ("missing", "extra_forbidden"):
+        return keys
+    # A location may end in a union's branch or a list's index ('target_modules', 'str'): keep the recipe's keys.
+    while lookup(merged.values, keys, ...) is ...:
+        keys = keys[:-1]
+    return keys
+
+
+def _explain(detail: ErrorDetails, keys: Keys, merged: Merged) -> RecipeError:
+    place = merged.place_of(keys)
+    dotted, where = ".".join(keys), None if place.kind is Kind.DEFAULT else place
+    match detail["type"]:
+        case "extra_forbidden" if keys == ("objective", "type"):
+            return _wrong_objective(str(detail["loc"][-1]), merged)
+        case "extra_forbidden":
+            siblings = (known[-1] for known in schema_keys() if known[:-1] == keys[:-1])
+            return RecipeError(f"no key {dotted!r}", where=where, fix=key_hint(keys[-1], siblings))
+        case "missing":
+            return RecipeError(f"{dotted} is missing", where=where, fix=f"Set {dotted}.")
+        case "union_tag_not_found":
+            return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
+        case "union_tag_invalid":
+            context = detail["ctx"]
+            return _none_of((*keys, "type"), context["tag"], context["expected_tags"], merged)
+        case "literal_error":
+            return _none_of(keys, detail["input"], detail["ctx"]["expected"], merged)
+        case "wrong_key":
+            return RecipeError(f"{dotted}: {detail['msg']}", where=merged.place_of((*keys, detail["ctx"]["key"])))
+    message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
+    if isinstance(detail["input"], dict) and keys:
+        return RecipeError(f"{dotted}: {message}", where=where)
+    return RecipeError(f"{dotted} = {brief_repr(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
+
+
+def _none_of(keys: Keys, value: Any, expected: str, merged: Merged) -> RecipeError:
+    hint = did_you_mean(value, _choices(schema_keys().get(keys))) if isinstance(value, str) else ""
+    message = f"{'.'.join(keys)} = {brief_repr(value)}: input should be {expected}"
+    return RecipeError(message, where=merged.place_of(keys), fix=hint or None)
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return the texts of all `Literal`s in an annotation."""
+    inner = get_args(annotation)
+    return [one for one in inner if isinstance(one, str)] + [text for one in inner for text in _choices(one)]
+
+
+def _of_another_objective(keys: Keys) -> bool:
+    return keys[:1] == ("objective",) and len(keys) == 2 and bool(objectives_with(keys[1]))
+
+
+def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
+    """Return the error for a setting that the objective's type does not have; the fix is about the later of the two."""
+    kind = merged.values["objective"]["type"]
+    message = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
+    if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
+        return RecipeError(message, where=merged.place_of(("objective", setting)), fix=f"Remove {setting}.")
+    fix = f"Use the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
+    return RecipeError(message, where=merged.place_of(("objective", "type")), fix=fix)

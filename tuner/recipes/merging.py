@@ -1,15 +1,81 @@
-"""Layers of values laid over each other, every value with where it came from and what it overrode.
+"""Values laid over each other in layers, with the place that each value comes from and the values that it replaced.
 
-It knows no keys but `_delete_`, and reads no files.
+Code decides by the kind of a place; the text of a place is for people. The only key known here is `_delete_`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from tuner.recipes.origin import DEFAULT, Keys, Origin, Place
+Keys = tuple[str, ...]
+"""The path to a value through nested dicts."""
+
+
+class Kind(Enum):
+    """Who wrote a value."""
+
+    PACKAGE = auto()
+    """A part, a recipe or a preset that ships with the package."""
+    FILE = auto()
+    """A file of the user's."""
+    FLAG = auto()
+    """The user, on this command line."""
+    NAME = auto()
+    """The recipe's name, as its epochs."""
+    DERIVED = auto()
+    """Worked out of other values, or seen on the machine."""
+    DEFAULT = auto()
+    """The schema."""
+
+
+class Place(NamedTuple):
+    """Where a value stands: `name` is a file as messages call it, or what was typed; line and column count from 1."""
+
+    kind: Kind
+    name: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.name, self.line, self.column) if part is not None)
+
+
+class Overridden(NamedTuple):
+    """A value that another one was laid over, and where it was written."""
+
+    value: Any
+    place: Place
+
+
+class Origin(NamedTuple):
+    """Where a value came from, and the values that it overrode, latest first."""
+
+    place: Place
+    overridden: tuple[Overridden, ...] = ()
+
+    @classmethod
+    def derived(cls, text: str, overridden: tuple[Overridden, ...] = ()) -> Origin:
+        """Return the origin of a value that tuner worked out, and `text` says how."""
+        return cls(Place(Kind.DERIVED, text), overridden)
+
+    def over(self, place: Place, value: Any) -> Origin:
+        """Return the origin of what is written at `place` over `value`, whose origin this is."""
+        return Origin(place, (Overridden(value, self.place), *self.overridden))
+
+    @property
+    def source(self) -> str:
+        """The place, to be shown."""
+        return str(self.place)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"from": self.source, "beat": [{"value": old.value, "from": str(old.place)} for old in self.overridden]}
+
+
+DEFAULT = Origin(Place(Kind.DEFAULT, "default"))
+"""The origin of a value that nobody wrote."""
 
 
 class Layer(NamedTuple):
@@ -141,3 +207,53 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+class Section(NamedTuple):
+    """Nested values, and where each leaf comes from (by dotted key)."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, Origin]
+
+    def sides(self) -> dict[str, Side]:
+        """Return every leaf by its dotted key."""
+        return {key: Side(value, self.origins.get(key, DEFAULT)) for key, value in leaves(self.values)}
+
+
+class Side(NamedTuple):
+    """One side's value and its origin."""
+
+    value: Any
+    origin: Origin
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, **self.origin.to_json()}
+
+
+class Difference(NamedTuple):
+    """A key that differs; a side that has no such key is None."""
+
+    key: str
+    left: Side | None
+    right: Side | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "left": self.left.to_json() if self.left else None,
+            "right": self.right.to_json() if self.right else None,
+        }
+
+
+def differences(left: Section, right: Section) -> Iterator[Difference]:
+    """Yield what differs, block by block in the order of the left side."""
+    ours, theirs = left.sides(), right.sides()
+    blocks = list(dict.fromkeys([*left.values, *right.values]))
+    for key in sorted(dict.fromkeys([*ours, *theirs]), key=lambda key: blocks.index(key.split(".")[0])):
+        one, other = ours.get(key), theirs.get(key)
+        if one is None or other is None or not _same(one.value, other.value):
+            yield Difference(key, one, other)
+
+
+def _same(left: Any, right: Any) -> bool:
+    # 1 == True in Python, and not in a config; 5e8 == 500000000 in both.
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)

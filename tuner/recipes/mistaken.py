@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes import catalog, document_file, foreign
+from tuner.recipes import catalog, document_file
 
 DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
 """How the names of data files end; a .json file may be a recipe or a DeepSpeed config too."""
@@ -55,18 +55,18 @@ def _document(name: str, path: Path) -> RecipeError | None:
     """Return whose YAML or JSON a file is; None: a recipe, or nobody's, and what is wrong with its keys is said."""
     if document_file.is_recipe(path):
         return None
-    if name.endswith(foreign.YAML):
-        return foreign.refusal(name)
+    if name.endswith(document_file.YAML):
+        return document_file.refusal_of_tool(name)
     if holds_rows(path):
         return _of_data(name)
-    text = foreign.beginning(path)
+    text = document_file.beginning(path)
     fix = f"Use: tuner train RECIPE --deepspeed {name}"
     return RecipeError(f"{name!r} is a DeepSpeed config, not a recipe", fix=fix) if _DEEPSPEED.search(text) else None
 
 
 def holds_rows(path: Path) -> bool:
     """Return whether a JSON file begins as data do: a list, or objects on lines of their own."""
-    text = foreign.beginning(path).lstrip()
+    text = document_file.beginning(path).lstrip()
     return text.startswith("[") or bool(_ROWS.match(text))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from tuner import paths
 from tuner.errors import ModelError, UsageError
 from tuner.files import read_json_object
-from tuner.recipes import catalog_folders, model_facts, template
-from tuner.recipes.flatten import render, render_docstring
+from tuner.recipes import catalog, model_facts, starting_weights
+from tuner.recipes.recipe import render, render_docstring
 
 _WEIGHTS = (".safetensors", ".bin")
 _LONGEST = 90
@@ -25,10 +25,8 @@ def refuse_name(name: str) -> None:
     Raises:
         UsageError: the name has other characters than recipe names are read from.
     """
-    if not catalog_folders.NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is not a valid name for a part", where="NAME", fix=f"Use {catalog_folders.NAME_RULE}."
-        )
+    if not catalog.NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is not a valid name for a part", where="NAME", fix=f"Use {catalog.NAME_RULE}.")
 
 
 def facts_of(source: Path) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def model(summary: str, path: str, source: Path, facts: Mapping[str, Any]) -> st
 
 def _template_lines(folder: Path) -> Iterator[str]:
     has_tokenizer = paths.is_file(folder / "tokenizer_config.json") or paths.is_file(folder / "chat_template.jinja")
-    if has_tokenizer and template.own(folder) is None:
+    if has_tokenizer and starting_weights.chat_template_of(folder) is None:
         yield "    # Its tokenizer has no chat template, as is usual for base models. Conversations need one: a name of"
         yield "    # `tuner list`, or a path to a .jinja file."
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import DataError, ModelError
-from tuner.recipes import catalog, mistaken
+from tuner.recipes import catalog
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.recipes.schema.architecture import MAX_LAYERS
@@ -38,7 +38,7 @@ def check_model(config: RecipeConfig) -> None:
     if config.model.remote_code and not config.model.trust_remote_code:
         raise _only_remote_code(path)
     folder = paths.local(path)
-    if folder is None and "/" not in path and (meant := mistaken.hub_id(path)):
+    if folder is None and "/" not in path and (meant := _hub_id(path)):
         what = f"{path!r} has no owner, as an id on the hub has"
         raise ModelError(what, where="model.path", fix=f"Did you mean {meant}?")
     if folder is not None:
@@ -48,6 +48,12 @@ def check_model(config: RecipeConfig) -> None:
     check_adapter(config)
     if config.model.chat_template:
         catalog.chat_template(config.model.chat_template)
+
+
+def _hub_id(path: str) -> str | None:
+    from tuner.recipes import mistaken  # for a path that is not a model's
+
+    return mistaken.hub_id(path)
 
 
 def check_adapter(config: RecipeConfig) -> None:
@@ -68,6 +74,8 @@ def _no_model(path: str, folder: Path) -> ModelError:
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
         fix = f"Resume it first: {resume_command(folder)}{named}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
+    from tuner.recipes import mistaken  # for a path that is not a model's
+
     if any(file.suffix in mistaken.DATA for file in folder.iterdir()):
         fix = f"Give the model first: tuner train --model MODEL --data {path}"
         return ModelError(f"{path!r} holds data and no model", where="model.path", fix=fix)

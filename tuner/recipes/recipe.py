@@ -1,10 +1,13 @@
-"""A recipe, every value with where it came from and what it overrode; and what the command line changes of one.
+"""A recipe: its checked values, each with its origin, the overrides that changed it, and its text as one file.
 
-It reads nothing but the base; recipes are made by `loading`.
+`loading` makes recipes; this module reads the base recipe alone.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -15,8 +18,7 @@ from tuner.errors import RecipeError, UsageError
 from tuner.files import is_writable
 from tuner.notebook import lines_of, table
 from tuner.recipes import catalog
-from tuner.recipes.flatten import flatten
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
@@ -207,3 +209,105 @@ def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:
         elif value != old:
             differing[key] = value
     return differing
+
+
+def flatten(base: str, delta: dict[str, Any], header: str) -> str:
+    """Return `base` with `delta`'s values in place of its own and `header` as its docstring.
+
+    Args:
+        base: A recipe's text whose top-level values are literals and `dict(...)`.
+        delta: Nested values; a key that the base's dict lacks is added to it, and is a plain word.
+        header: One paragraph about the new file.
+    """
+    edits: list[tuple[int, int, str]] = []
+    tree = ast.parse(base)
+    text = _Text(base)
+    tail = ""
+    nodes = {node.targets[0].id: node.value for node in tree.body if _is_assignment(node)}  # type: ignore[attr-defined]
+    for key, value in delta.items():
+        if key in nodes:
+            _replace(nodes[key], value, 0, text, edits)
+        else:
+            tail += f"\n{key} = {render(value, 0)}\n"
+    docstring = tree.body[0]
+    edits.append((*text.span(docstring), render_docstring(header)))
+    return text.edited(edits) + tail
+
+
+def render(value: Any, indent: int) -> str:
+    """Return a value as recipe source; a dict or a list that does not fit on the line gets one item a line."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # every escape of JSON means the same in Python
+    if isinstance(value, dict) and all(_is_word(key) for key in value):
+        words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
+        start, end = "dict(", ")"
+    elif isinstance(value, dict):
+        words = [f"{render(key, 0)}: {render(item, indent + 4)}" for key, item in value.items()]
+        start, end = "{", "}"
+    elif isinstance(value, list | tuple) and value:
+        words = [render(item, indent + 4) for item in value]
+        start, end = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+    else:
+        return repr(value)
+    line = f"{start}{', '.join(words)}{end}"
+    if len(line) + indent <= 90 and "\n" not in line:
+        return line
+    pad = " " * (indent + 4)
+    return f"{start}\n" + "".join(f"{pad}{word},\n" for word in words) + " " * indent + end[-1]
+
+
+def render_docstring(text: str) -> str:
+    """Return `text` as a docstring that no content can break out of."""
+    safe = text.replace("\\", "\\\\").replace('"', "'")
+    return f'"""{safe}"""'
+
+
+class _Text:
+    def __init__(self, text: str) -> None:
+        self.raw = text.encode()
+        self.starts = [0]
+        for line in text.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line.encode()))
+
+    def at(self, line: int, column: int) -> int:
+        return self.starts[line - 1] + column
+
+    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
+
+    def edited(self, edits: list[tuple[int, int, str]]) -> str:
+        raw = self.raw
+        for start, end, new in sorted(edits, reverse=True):
+            raw = raw[:start] + new.encode() + raw[end:]
+        return raw.decode()
+
+
+def _is_assignment(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+
+
+def _is_word(key: Any) -> bool:
+    # Python reads names beyond ASCII in a normal form of its own, and cannot pass `class` or `__debug__` as a word.
+    plain = isinstance(key, str) and key.isascii() and key.isidentifier()
+    return plain and not keyword.iskeyword(key) and not key.startswith("__")
+
+
+def _replace(node: ast.expr, value: Any, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:
+    if not (isinstance(value, dict) and isinstance(node, ast.Call)):
+        edits.append((*text.span(node), render(value, indent)))
+        return
+    have = {keyword.arg: keyword.value for keyword in node.keywords}
+    new = {key: item for key, item in value.items() if key not in have}
+    for key in value.keys() - new.keys():
+        _replace(have[key], value[key], indent + 4, text, edits)
+    if not new:
+        return
+    words = [f"{key}={render(item, indent + 4)}" for key, item in new.items()]
+    end = text.span(node)[1] - 1
+    if node.end_lineno == node.lineno:
+        edits.append((end, end, (", " if have else "") + ", ".join(words)))
+    else:
+        assert node.end_lineno is not None
+        line_start = text.at(node.end_lineno, 0)
+        edits.append((line_start, line_start, "".join(" " * (indent + 4) + word + ",\n" for word in words)))

@@ -1,4 +1,4 @@
-"""Read a recipe file as data: a subset of Python that is evaluated without being run.
+"""Read a recipe file, or a part of the catalog, as data: a subset of Python that is evaluated without being run.
 
 The subset is `name = value` with literals, `dict(...)`, names bound to scalars above, and + - * / // of numbers.
 mmengine reads the same file to the same value. Nothing here knows which keys a recipe has.
@@ -13,10 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tuner.errors import RecipeError
+from tuner import assets
+from tuner.errors import RecipeError, did_you_mean
 from tuner.files import is_writable, read_named_text
-from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes import catalog
+from tuner.recipes.merging import Keys, Kind, Place
 
+SUFFIXES = (".py", ".yaml", ".yml", ".json")
+"""How the names of recipe files end."""
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -221,3 +225,38 @@ class _Reader:
             self.lines[(*keys, name)] = value_node.lineno
             result[name] = self.value(value_node, (*keys, name), depth + 1)
         return result
+
+
+def read_part(kind: str, name: str) -> RecipeFile:
+    """Read a part of one of `catalog.KINDS`.
+
+    A model part whose `architecture` is the name of another model part has that one's facts.
+
+    Raises:
+        RecipeError: there is no such part, its file is not data, or `architecture` names no part that holds facts of
+            its own.
+    """
+    source = _read_named(kind, name)
+    other = source.values.get("architecture")
+    if not isinstance(other, str):
+        return source
+    where, known = source.where(("architecture",)), catalog.names("models")
+    if other not in known:
+        raise RecipeError(f"no model {other!r} to share facts with", where=where, fix=did_you_mean(other, known))
+    facts = _holder(source, other).values.get("architecture")
+    if not isinstance(facts, dict):
+        fix = "Give the part that holds them."
+        raise RecipeError(f"model {other!r} has no facts of its own", where=where, fix=fix)
+    return source._replace(values={**source.values, "architecture": facts})
+
+
+def _holder(source: RecipeFile, name: str) -> RecipeFile:
+    """Return the model part that another one names; one of the package means the package's, whatever shadows that."""
+    if source.kind is Kind.PACKAGE:
+        return read_file(assets.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
+    return _read_named("models", name)
+
+
+def _read_named(kind: str, name: str) -> RecipeFile:
+    file = catalog.part_file(kind, name)
+    return read_file(file.path, file.shown, file.folder.kind)

@@ -1,19 +1,22 @@
-"""YAML and JSON as data with line numbers: no tag builds an object, no alias explodes, `1e-5` is a number.
+"""Read YAML and JSON as data with line numbers; Hydra's `defaults` and `${...}` are replaced where a caller asks.
 
-It knows no tool.
+No tag builds an object, no alias expands without limit, and `1e-5` is a number.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
+from tuner import paths
 from tuner.errors import RecipeError, TunerError
 from tuner.files import read_named_text
-from tuner.recipes.origin import Keys
+from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
 _FIX = "Give a config of another tool."
@@ -126,3 +129,148 @@ class _Reader:
         except (ValueError, yaml.YAMLError) as reason:
             raise self.wrong(f"{node.value[:40]!r} is not a value: {str(reason).partition(';')[0]}", node) from None
         return value
+
+
+DEFAULTS = "defaults"
+_SELF = "_self_"
+_AT_ROOT = ("_here_", "_global_")
+_MAX_FILES = 64
+
+
+def with_defaults(found: Yaml, folder: Path, name: str, error: type[TunerError]) -> Merged:
+    """Return a file's values over those of the files that its `defaults` name; `_self_` says where its own stand.
+
+    Args:
+        folder: That of the file, where relative names begin.
+        name: What messages call it.
+
+    Raises:
+        TunerError: of the class `error`: a file outside of the file's surroundings, or one that is wrong.
+    """
+    made = Merged()
+    for layer in _default_layers(_File(found, folder, name), _homes(folder), error, count()):
+        made.lay(layer)
+    return made
+
+
+class _File(NamedTuple):
+    found: Yaml
+    folder: Path
+    name: str
+
+    def place(self, keys: Keys) -> Place:
+        lines = (self.found.lines.get(keys[:end]) for end in range(len(keys), 0, -1))
+        return Place(Kind.FILE, self.name, next(filter(None, lines), None))
+
+
+def _homes(folder: Path) -> tuple[Path, ...]:
+    # ROLL's examples name ../config/deepspeed_zero3; its tests name examples/config from below the working directory.
+    return folder.resolve().parent, Path.cwd()
+
+
+def _default_layers(
+    file: _File, homes: tuple[Path, ...], error: type[TunerError], counter: Iterator[int]
+) -> Iterator[Layer]:
+    own = {key: value for key, value in file.found.values.items() if key != DEFAULTS}
+    named = file.found.values.get(DEFAULTS) or []
+    if not isinstance(named, list):
+        raise error(f"{DEFAULTS} is not a list of files", where=file.place((DEFAULTS,)))
+    for number, entry in enumerate(named if _SELF in named else [*named, _SELF]):
+        where = file.place((DEFAULTS, str(number)))
+        if entry == _SELF:
+            yield Layer(own, file.place)
+        elif inner := _default_file(entry, file.folder, homes, error, where):
+            if next(counter) == _MAX_FILES:
+                raise error(f"more than {_MAX_FILES} nested base files", where=where, fix="Check for a cycle.")
+            found = read(inner, may_be_empty=True, error=error)
+            yield from _default_layers(_File(found, inner.parent, str(inner)), homes, error, counter)
+
+
+def _default_file(
+    entry: Any, folder: Path, homes: tuple[Path, ...], error: type[TunerError], where: Place
+) -> Path | None:
+    """Return the file that an entry names, such as `../config/zero3@_here_`; None where it is not there."""
+    if isinstance(entry, dict) and len(entry) == 1:
+        group, option = next(iter(entry.items()))
+        if group.startswith("override "):  # about Hydra itself
+            return None
+        group, at, package = group.partition("@")
+        entry = f"{group}/{option}{at}{package}"
+    if not isinstance(entry, str):
+        raise error(f"{entry!r} is not a file name", where=where, fix="Use a name such as ../config/zero3@_here_.")
+    name, _, package = entry.partition("@")
+    path = folder / f"{name}.yaml"
+    if not paths.is_file(path):
+        return None
+    if not any(home in path.resolve().parents for home in homes):
+        fix = "Use a file below the parent folder or below the working directory."
+        raise error(f"{name!r} is outside of the config's folders", where=where, fix=fix)
+    if package not in _AT_ROOT and "/" in name:
+        what = (
+            f"without @_here_, Hydra puts the values of {name!r} below its folder's name, "
+            f"where ${{...}} does not find them"
+        )
+        raise error(what, where=where, fix=f"Use {name}@_here_.")
+    return path
+
+
+Wrong = Callable[[str, Keys, str], TunerError]
+"""What is wrong, at which key, and what to do -> the error to raise."""
+_MAX_TEXT = 16_000
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+
+
+def with_references(
+    values: Mapping[str, Any], wrong: Wrong, *, at: Keys = (), whole: bool = True
+) -> tuple[Any, frozenset[str]]:
+    """Return the value at a key with every `${a.b}` replaced by the value at a.b, and the names at the top so used.
+
+    Args:
+        whole: Nothing is added to the values from elsewhere: a name that they have not is wrong, else it stays.
+
+    Raises:
+        TunerError: as `wrong` makes it: a circle, nothing at that place, or values without end.
+    """
+    resolver = _Resolver(values, wrong, whole)
+    made = resolver.value(lookup(values, at), at, ())
+    return made, frozenset(resolver.used)
+
+
+class _Resolver:
+    def __init__(self, values: Mapping[str, Any], wrong: Wrong, whole: bool) -> None:
+        self.values, self.wrong, self.whole, self.count = values, wrong, whole, 0
+        self.used: set[str] = set()
+
+    def value(self, value: Any, keys: Keys, open_: tuple[str, ...]) -> Any:
+        self.count += 1
+        if self.count > MAX_VALUES or len(open_) > MAX_DEPTH:
+            raise self.wrong(f"the ${{...}} expand to more than {MAX_VALUES:,} values", keys, "Write them out.")
+        if isinstance(value, dict):
+            return {key: self.value(inner, (*keys, key), open_) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.value(inner, (*keys, str(number)), open_) for number, inner in enumerate(value)]
+        return self.text(value, keys, open_) if isinstance(value, str) else value
+
+    def text(self, text: str, keys: Keys, open_: tuple[str, ...]) -> Any:
+        if whole := _REFERENCE.fullmatch(text):
+            return self.of(whole[1], keys, open_)
+        made = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, open_)), text)
+        if len(made) > _MAX_TEXT:
+            raise self.wrong(f"the ${{...}} expand to a text of {len(made):,} characters", keys, "Write it out.")
+        return made
+
+    def of(self, name: str, keys: Keys, open_: tuple[str, ...]) -> Any:
+        kind, colon, rest = name.partition(":")
+        if colon:
+            default = rest.partition(",")[2].strip() if kind.strip() == "oc.env" and "," in rest else None
+            return f"${{{name}}}" if default is None else default
+        if name in open_:
+            circle = " -> ".join((*open_, name))
+            raise self.wrong(f"${{...}} in a cycle: {circle}", keys, "Write out one of the values.")
+        found = lookup(self.values, name.split("."), ...)
+        if found is ...:
+            if not self.whole:
+                return f"${{{name}}}"
+            raise self.wrong(f"${{{name}}} is not defined in this file", keys, "Write out the value.")
+        self.used.add(name.partition(".")[0])
+        return self.value(found, keys, (*open_, name))

@@ -16,8 +16,7 @@ from pathlib import Path
 from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject, dump_json, load_json, read_json_object
 from tuner.recipes import catalog
-from tuner.recipes.diff import Section, differences
-from tuner.recipes.merging import leaves
+from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory

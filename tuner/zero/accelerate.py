@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, brief_repr, did_you_mean
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes.merging import Layer, nested
-from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes.merging import Keys, Kind, Layer, Place, nested
 from tuner.recipes.yaml_text import Yaml
 
 MARKS = ("distributed_type", "deepspeed_config", "compute_environment")

@@ -16,10 +16,9 @@ from tuner.errors import DeepSpeedConfigError, did_you_mean
 from tuner.machine.topology import LaunchFlags
 from tuner.paths import is_file
 from tuner.recipes import catalog
-from tuner.recipes.catalog_folders import PRESETS
-from tuner.recipes.foreign import YAML
-from tuner.recipes.merging import Layer, leaves, lookup
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.catalog import PRESETS
+from tuner.recipes.document_file import YAML
+from tuner.recipes.merging import Kind, Layer, Origin, Place, leaves, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.zero import overlay
 from tuner.zero.config_schema import schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tuner.recipes.origin import Origin
+from tuner.recipes.merging import Origin
 
 
 class FinalConfig(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Origin, Place
 
 Keys = tuple[str | int, ...]
 BASE = "base"

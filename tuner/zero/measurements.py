@@ -9,8 +9,7 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.recipes.merging import lookup
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Origin, Place, lookup
 from tuner.zero.final_config import FinalConfig
 from tuner.zero.rules import Config, is_on
 

@@ -12,8 +12,7 @@ from typing import Any
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes.merging import leaves, lookup
-from tuner.recipes.origin import Keys, Kind, Origin, Overridden
+from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer
 from tuner.zero import blocks

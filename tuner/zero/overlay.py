@@ -14,8 +14,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
-from tuner.recipes.merging import Layer, Merged, nested
-from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_value
 from tuner.zero.config_schema import Field, schema, spellings
 from tuner.zero.jsonfile import Document

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import DeepSpeedConfigError
-from tuner.recipes import foreign, hydra, interpolation
-from tuner.recipes.merging import Merged, leaves, lookup
-from tuner.recipes.origin import Keys, Origin
+from tuner.recipes import document_file, yaml_text
+from tuner.recipes.merging import Keys, Merged, Origin, leaves, lookup
 from tuner.recipes.yaml_text import Yaml
 from tuner.zero import jsonfile
 from tuner.zero.jsonfile import Document
@@ -26,13 +25,13 @@ def read(found: Yaml, path: Path, name: str) -> Document:
     Raises:
         DeepSpeedConfigError: it holds no such config, or several; or `defaults` or `${...}` lead nowhere.
     """
-    merged = hydra.merged(found, path.parent, name, DeepSpeedConfigError)
+    merged = yaml_text.with_defaults(found, path.parent, name, DeepSpeedConfigError)
     at = _role(merged) or _preset(merged, name)
 
     def wrong(what: str, keys: Keys, fix: str) -> DeepSpeedConfigError:
         return DeepSpeedConfigError(what, where=merged.place_of(keys), fix=fix)
 
-    value, _ = interpolation.resolved(merged.values, wrong, at=at)
+    value, _ = yaml_text.with_references(merged.values, wrong, at=at)
     if not isinstance(value, dict):
         raise DeepSpeedConfigError(f"{'.'.join(at)} is not a DeepSpeed config", where=merged.place_of(at), fix=_FIX)
     named = lookup(merged.values, at)
@@ -67,7 +66,7 @@ def _preset(merged: Merged, name: str) -> Keys:
     if presets:
         what = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
         raise DeepSpeedConfigError(what, where=name, fix="Give the file of one of them.")
-    fix = f"It is a training config: tuner train {name}." if foreign.trains(Path(name)) else _FIX
+    fix = f"It is a training config: tuner train {name}." if document_file.says_what_to_train(Path(name)) else _FIX
     raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
 
 

@@ -1,18 +1,103 @@
-"""Messages in Python's words: an argument's name (`data=`) where the command line has a flag (`--data`).
+"""Recipes in Python calls: overrides from keyword arguments, and messages that name arguments instead of flags.
 
-Every message is written with flags; what shows one to a caller in Python passes it through here. A whole command
-(`tuner export RUN DEST --merge`) stays a command.
+`loading` checks the values. A whole command in a message (`tuner export RUN DEST --merge`) stays a command.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import math
+import os
 import re
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
 
-from tuner.errors import TunerError
-from tuner.recipes.command_line import KEY_FLAGS
+from tuner.errors import RecipeError, TunerError, brief_repr
+from tuner.recipes.overrides import KEY_FLAGS
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import schema_keys
+
+ROWS = ("data", "val")
+"""The overrides that may be rows instead of a path; the API writes those to a file first."""
+_PATHS = ("model", "data", "adapter", "val")
+_FLAGS = (*_PATHS, "seed", "val_split", "epochs", "method")
+"""The overrides that have a flag."""
+_BLOCKS = ("model", "adapter")
+"""Those that name a block of the recipe too: a dict or None is that block."""
+
+
+def overrides_of(given: Mapping[str, Any]) -> Overrides:
+    """Return the overrides that keyword arguments mean: `lr=1e-5`, `train_cfg={"max_steps": 3}`, `data="rows.jsonl"`.
+
+    Raises:
+        RecipeError: a value that is no plain data.
+        UsageError: as `Overrides`.
+    """
+    plain = {key: _plain(key, value) for key, value in given.items()}
+    flags = {key: plain.pop(key) for key in _FLAGS if key in plain and not (key in _BLOCKS and _is_block(plain[key]))}
+    for key in _PATHS:
+        several = key == "data" and isinstance(flags.get(key), list) and all(isinstance(x, str) for x in flags[key])
+        if not several and not isinstance(flags.get(key), str | None):
+            rows = ", or the rows: a list of dicts, a datasets.Dataset or a pandas.DataFrame" if key in ROWS else ""
+            fix = f"Give a path or an id on the hub{rows}."
+            raise RecipeError(f"{key} = {brief_repr(flags[key])} is not a path or a name", fix=fix)
+    changes = plain.pop("ds", None) or {}
+    if not isinstance(changes, dict):
+        fix = 'Use a dict: ds={"overlap_comm": True}.'
+        raise RecipeError(f"ds = {brief_repr(changes)} is not a dict of DeepSpeed's keys", fix=fix)
+    ds = tuple(f"{key}={_text(value)}" for key, value in changes.items())
+    return Overrides(**flags, ds=ds, values=plain)
+
+
+def both(first: Overrides, second: Overrides) -> Overrides:
+    """Return two overrides as one; what both set is as the second says."""
+    ours, theirs = vars(first), vars(second)
+    single = {key: theirs[key] if theirs[key] is not None else ours[key] for key in _FLAGS}
+    kept = {key: value for key, value in first.values.items() if key not in second.values}
+    return Overrides(
+        **single,
+        pairs=(*first.pairs, *second.pairs),
+        ds=(*first.ds, *second.ds),
+        values={**kept, **second.values},  # laid in this order: of two spellings of one key the second counts
+    )
+
+
+def _is_block(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a value as a recipe file could hold it: NumPy's numbers as Python's, paths as texts.
+
+    Raises:
+        RecipeError: it is none, or a number that is not finite.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        if not math.isfinite(value):
+            raise RecipeError(f"{key} = {value} is not a finite number", fix="Use a number such as 2e-4.")
+        return float(value)
+    if isinstance(value, list | tuple):
+        items = [_plain(key, one) for one in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: _plain(f"{key}.{name}", one) for name, one in value.items()}
+    fix = "Use a number, a string, a list or a dict."
+    raise RecipeError(
+        f"{key} = {brief_repr(value)} is of type {type(value).__name__}, which a recipe cannot hold", fix=fix
+    )
+
 
 SWITCHES = ("allow_code", "apply_chat_template", "ignore_fit", "merge", "private", "resume_weights")
 """Arguments that are True or False; their flags have no value."""
