@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides
+from tuner.cli.options import (
+    OptionValue,
+    deepspeed_option,
+    machine_options,
+    override_options,
+    overrides,
+    recipe_argument,
+    refuse_changes,
+)
 from tuner.errors import visible
 
 if TYPE_CHECKING:
@@ -26,9 +33,9 @@ _WRONG = 2
         "tuner check --model ./my-model --data my.jsonl",
     ),
 )
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
-@targets.machine_options
+@recipe_argument("name")
+@deepspeed_option
+@machine_options
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @override_options
 def command(
@@ -53,7 +60,7 @@ def command(
 
     kind = kind_of(name)
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
-    targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
+    refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
     report = checking.check(request, (gpus, gpu, nodes), dict(os.environ))
     if as_json:

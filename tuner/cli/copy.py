@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides
+from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 
 
 @click.command(cls=Command, examples=("tuner copy qwen3_8b_qlora_alpaca_e1 my_recipe.py",))
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
+@recipe_argument("name")
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
 def command(name: str | None, dest: Path | None, allow_code: bool, **changes: OptionValue) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides
+from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
 from tuner.errors import DataError, visible
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _MAX_BAD = 20
         "tuner data my_recipe.py --all --bad",
     ),
 )
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
+@recipe_argument("name")
 @click.option("--all", "every", is_flag=True, help=f"Check every row, not only the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Number of samples to show.")
 @click.option("--bad", is_flag=True, help="List all rows that are wrong, dropped, truncated, split or changed.")

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides
+from tuner.cli.options import (
+    OptionValue,
+    deepspeed_option,
+    machine_options,
+    override_options,
+    overrides,
+    recipe_argument,
+)
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
 
@@ -49,9 +55,9 @@ _LONGEST = (
         "tuner plan --model ./my-model --data my.jsonl",
     ),
 )
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
-@targets.machine_options
+@recipe_argument("recipe")
+@deepspeed_option
+@machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
 @click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
 @click.option(

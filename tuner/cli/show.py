@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
+from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import Changes, OptionValue, override_options, overrides
+from tuner.cli.options import (
+    Changes,
+    OptionValue,
+    deepspeed_option,
+    machine_options,
+    override_options,
+    overrides,
+    recipe_argument,
+    refuse_changes,
+)
 from tuner.cli.say import columns, say
 from tuner.errors import UsageError
 
@@ -42,9 +51,9 @@ class Shown:
         "tuner show qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
     ),
 )
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
-@targets.machine_options
+@recipe_argument("name")
+@deepspeed_option
+@machine_options
 @click.option(
     "--diff",
     "other",
@@ -76,7 +85,7 @@ def command(
 
     final = deepspeed is not None or bool(changes["ds"]) or (gpus, gpu, nodes) != (None, None, 1)
     settings = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
-    targets.refuse_changes(name, kind_of(name), settings)
+    refuse_changes(name, kind_of(name), settings)
     machines = (gpus, gpu, nodes) if final else None
     left = _look(name, deepspeed, machines, allow_code, changes)
     if other is None:

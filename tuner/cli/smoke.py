@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides
+from tuner.cli.options import OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 
 
 @click.command(cls=Command, examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",))
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @override_options
 def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: OptionValue) -> None:

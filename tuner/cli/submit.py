@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import ONE_VALUE, Changes, OptionValue, override_options, overrides, plain_name
+from tuner.cli.options import (
+    ONE_VALUE,
+    Changes,
+    OptionValue,
+    deepspeed_option,
+    override_options,
+    overrides,
+    plain_name,
+    recipe_argument,
+)
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
@@ -33,8 +41,8 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.command(
     cls=Command, examples=("tuner submit qwen3_8b_lora_alpaca_e1 --nodes 2 --gpus-per-node 8 --time 4:00:00",)
 )
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
 @click.option(
     "--gpus-per-node",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, hosts, targets
+from tuner.cli import hosts
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, OptionValue, override_options, overrides
+from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import columns, say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         "tuner train work_dirs/NAME/TIME/recipe.py --resume auto",
     ),
 )
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, OptionValue, override_options, overrides
+from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command, examples=("tuner tune my_recipe.py",))
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps per candidate.")
 @click.option(
     "--minutes",
