@@ -81,7 +81,7 @@ class Asked(NamedTuple):
 class Recipe:
     """One recipe, merged and checked. `origins` is keyed by dotted path, one entry a leaf.
 
-    `ds` changes the DeepSpeed config that is chosen, whichever it is: KEY=VALUE, which `zero.overlay` reads.
+    `ds` changes the DeepSpeed config that is chosen, whichever it is: KEY=VALUE, which `zero.choice` reads.
     `asked` is what it was loaded by, of a recipe that `loading` made.
     """
 
