@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
-from tuner.cli.sources import source_of
 from tuner.errors import TunerError, UsageError, nearest
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.say import say
-from tuner.cli.sources import source_of
 from tuner.errors import DiskError, UsageError
 
 

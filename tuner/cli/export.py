@@ -78,7 +78,7 @@ def command(
 
     --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
-    from tuner.cli.sources import source_of
+    from tuner.cli.models import source_of
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
