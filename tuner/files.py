@@ -18,6 +18,9 @@ from typing import Any, TextIO
 
 from tuner.errors import DiskError, TunerError
 
+JsonObject = dict[str, Any]
+"""A JSON object; its values are checked where they are used."""
+
 _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ESTALE),
