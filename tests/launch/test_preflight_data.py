@@ -83,7 +83,7 @@ def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) 
 
 def few(path: Path, *sets: str) -> list[Any]:
     values = ("train_dataloader.batch_size=2", "accumulative_counts=4", "train_dataloader.dataset.packing=False")
-    return list(inputs.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
+    return list(preflight.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
 
 
 def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: Path) -> None:

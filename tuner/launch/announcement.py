@@ -25,7 +25,7 @@ _MAX_PATHS = 3
 
 
 def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[str]:
-    """Return the lines about what is about to run, and its warnings: the run's own, and `warnings` of the machine."""
+    """Return the lines about the run that starts now, then its own warnings and `warnings` about the machine."""
     return [
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
@@ -50,9 +50,9 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
 def _model(recipe: Recipe) -> str:
     config, architecture = recipe.config, recipe.config.architecture
     method = f"{_method(config)}, {config.objective.facts.title}"
-    asked = recipe.asked
-    has_no_recipe = asked and (asked.name is None or starting_weights.is_model(asked.name))
-    if asked and has_no_recipe and asked.overrides.method is None:
+    request = recipe.asked
+    has_no_recipe = request and (request.name is None or starting_weights.is_model(request.name))
+    if request and has_no_recipe and request.overrides.method is None:
         method += "; --method chooses another"
     text = f"{config.model.path} ({method})"
     if architecture is None or not has_formula(architecture):
@@ -134,7 +134,7 @@ def _level(run: ResolvedRun) -> str:
 
 def _memory(run: ResolvedRun) -> Iterator[str]:
     if run.fit:
-        if run.fit.fits:  # else a warning tells
+        if run.fit.fits:  # otherwise there is a warning
             yield f"memory: needs {fitting.describe(run.fit)}"
         return
     needed, available = host.host_bytes(run), run.hardware.host_memory_bytes

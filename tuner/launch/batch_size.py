@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
 
 from tuner.fit import attention, split
 from tuner.fit.levels import Level, Machines
@@ -30,18 +29,21 @@ from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
 MAX_TOKENS = 32_768
-"""Of a step of our choice: 16 rows of 2,048, which QLoRA (Dettmers et al. 2023, table 9) and XTuner's recipes take."""
+"""Most tokens of a step that tuner chooses: 16 rows of 2,048.
+
+Source: QLoRA (Dettmers et al. 2023, table 9); XTuner's recipes.
+"""
 MAX_SAMPLES = 16
-"""The same where samples are not packed."""
+"""Most samples of such a step if samples are not packed."""
 MIN_PACK = 64
-"""Tokens of the shortest pack of our choice: nearly every conversation is longer, and then has its row to itself."""
+"""Tokens of the shortest packed row that tuner chooses: nearly every conversation is longer, and has its own row."""
 
 
 def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     """Return the recipe with numbers where its global batch or the length of its packs is 'auto'.
 
     Args:
-        ranks: Those that have samples of their own.
+        ranks: The ranks that train on different samples.
     """
     config = loaded.config
     is_open = {
@@ -59,7 +61,7 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     if not steps.packs(config):
         rows = _rows(config, sources)
-        chosen: Mapping[str, Any] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
+        chosen: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
         why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
     else:
         tokens = steps.estimate_tokens(config, sources)
@@ -74,8 +76,8 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     return loaded.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
 
 
-def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: int) -> dict[str, Any]:
-    """Return a global batch of packed rows, and their length where it is shorter than max_length.
+def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: int) -> dict[str, int | None]:
+    """Return a global batch of packed rows, and their length if it is shorter than max_length.
 
     Args:
         tokens: Of an epoch; None if they are not counted.
@@ -117,11 +119,11 @@ def _power_of_2(number: float) -> int:
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"
 OF_HOST = 0.5
-"""The part of the host's memory that a split of our choice takes on a CPU, by formulas that are a GPU's."""
+"""The part of the host's memory that a chosen split may take on a CPU; the formulas are those of GPUs."""
 
 
 def lightest(loaded: Recipe, ranks: int) -> Recipe:
-    """Return the recipe with the split that needs the least memory, on so many data-parallel ranks.
+    """Return the recipe with the split that needs the least memory on this number of data-parallel ranks.
 
     Raises:
         RecipeError: the ranks cannot share the global batch.
@@ -130,21 +132,21 @@ def lightest(loaded: Recipe, ranks: int) -> Recipe:
 
 
 def with_dtype(loaded: Recipe, document: Document) -> Recipe:
-    """Return the recipe with the compute type of an accelerate config; where its own differs, that wins aloud."""
-    said, asked = document.dtype, loaded.config.optim_wrapper.dtype
-    if said is None or asked == said:
+    """Return the recipe with the compute type of an accelerate config; the recipe's own type wins, with a warning."""
+    of_file, of_recipe = document.dtype, loaded.config.optim_wrapper.dtype
+    if of_file is None or of_recipe == of_file:
         return loaded
     place = document.place(("mixed_precision",))
-    if asked == "auto":
-        return loaded.settled({_DTYPE: said}, place)
-    warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} overrides {said!r} in {place}."
+    if of_recipe == "auto":
+        return loaded.settled({_DTYPE: of_file}, place)
+    warning = f"{_DTYPE} = {of_recipe!r} from {loaded.origins[_DTYPE].source} overrides {of_file!r} in {place}."
     return replace(loaded, warnings=(*loaded.warnings, warning))
 
 
 def with_compile(loaded: Recipe, document: Document) -> Recipe:
     """Return the recipe with torch.compile where an older DeepSpeed config asks for it, as Axolotl's examples do.
 
-    DeepSpeed once read `compile.disable` and `compile.backend`; now the recipe compiles. What the user says of
+    DeepSpeed once read `compile.disable` and `compile.backend`; now the recipe compiles. A user's own
     train_cfg.torch_compile stays.
     """
     block = document.value.get("compile")
@@ -155,7 +157,7 @@ def with_compile(loaded: Recipe, document: Document) -> Recipe:
 
 
 def with_batch(loaded: Recipe, document: Document) -> Recipe:
-    """Return the recipe with the numbers of a user's JSON in the place of 'auto'; its own numbers stay."""
+    """Return the recipe with the numbers of a user's JSON where it has 'auto'; its own numbers stay."""
     for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
         if attrgetter(ours)(loaded.config) == "auto" and (number := _number(document, theirs)):
             loaded = loaded.settled({ours: number}, document.place((theirs,)))
@@ -197,12 +199,12 @@ def choose_split(
 
 
 def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
-    """Return what is planned where the ranks compute on CPUs: with their part of the host's memory, and whole logits.
+    """Return recipe and machines for planning on CPUs: whole logits, and each rank's part of the host's memory.
 
     Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
     Elsewhere samples that are not packed cost the least one by one, without padding.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if _is_by_sample(config):
         config = data_rows.with_sampled_length(config, least.samples)
         values["model.attn_implementation"] = "flash_attention_2"  # which takes no mask and saves as much
@@ -225,21 +227,21 @@ def _is_by_sample(config: RecipeConfig) -> bool:
 def _level(
     loaded: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware
 ) -> tuple[Level, str]:
-    """Return what the DeepSpeed config costs memory, and the level that sends as much."""
+    """Return the level that the DeepSpeed config has for memory, and the name of the level with the same traffic."""
     light = lightest(loaded, batch.ranks)
     level = Level.of_config(merge.merge(light, document, batch, precision, hardware).config)
     return level, f"deepspeed_zero{level.stage}" if level.stage else "none"
 
 
 def _number(document: Document, key: str) -> int | None:
-    """Return the document's number; what is none, or none above 0, is for its own check to refuse."""
+    """Return a number above 0 of the document; the check of the document refuses everything else."""
     number = document.value.get(key)
     return number if isinstance(number, int) and number > 0 and number is not True else None
 
 
 def _settled(loaded: Recipe, chosen: Split, why: str) -> Recipe:
-    """Return the recipe with a split, where it has 'auto'."""
-    values: dict[str, Any] = {
+    """Return the recipe with the values of a split where it has 'auto'."""
+    values: dict[str, object] = {
         _MICRO: chosen.micro_batch,
         _ACCUMULATION: chosen.accumulation,
         "train_cfg.gradient_checkpointing": chosen.recompute,

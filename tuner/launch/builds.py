@@ -1,7 +1,7 @@
-"""DeepSpeed's ops that are compiled at first use: once on a machine, before the ranks of a run start, and aloud.
+"""Compile DeepSpeed's ops, which it needs at first use: once on a machine, before the ranks start, with progress.
 
-Left to the ranks, it is minutes of silence, and a lock that a killed build has left is waited for without end. Which
-ops a config needs is `zero.needs`'s to say; the compiling is `worker.compile_ops`'s, a process of its own.
+Without this, the ranks would print nothing for minutes, and would wait without end for a lock that a killed build left.
+`zero` knows which ops a config needs; `worker.compile_ops` compiles them in a process of its own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _LOOK_S = 1.0
 _UNSEEN_S = 600.0
-"""How old a lock is that nobody has any more, where its process could not be seen: another user's or machine's."""
+"""A lock of another user or machine counts as left over at this age: its process cannot be seen from here."""
 _SECONDS = {"cpu_adam": 60, "pin_memory": 30, "async_io": 240}
 """Measured on two cores without a GPU, libraries imported."""
 _OTHER_S = 120
-"""Of an op with CUDA kernels; not measured."""
+"""For an op with CUDA kernels; not measured."""
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
 _OP = re.compile(r"^op (\w+)$", re.MULTILINE)
 _ERROR = re.compile(r"^.*\b(?:error|undefined reference|cannot find|not found)\b.*$", re.MULTILINE | re.IGNORECASE)
 
 
 def missing(run: ResolvedRun) -> tuple[str, ...]:
-    """Return the ops that this run needs and this machine has not compiled, or that a lock keeps from it."""
+    """Return the ops that this run needs and that are not compiled here, or are locked."""
     wanted = needs.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
     return tuple(
         op for op in wanted if extensions.lock(op, run.environ).exists() or not extensions.is_compiled(op, run.environ)
@@ -46,7 +46,7 @@ def missing(run: ResolvedRun) -> tuple[str, ...]:
 
 
 def foretold(ops: Sequence[str]) -> str:
-    """Return one line about what is going to be compiled, and how long that takes."""
+    """Return one line about the ops that will be compiled, and how long that takes."""
     seconds = sum(_SECONDS.get(op, _OTHER_S) for op in ops)
     names = ", ".join(needs.OPS[op] for op in ops)
     return (
@@ -56,11 +56,11 @@ def foretold(ops: Sequence[str]) -> str:
 
 
 def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
-    """Compile what the run needs and this machine has not; say how far it is on standard error.
+    """Compile the ops that the run needs and this machine lacks; show progress on standard error.
 
     Args:
-        env: The ranks' variables: what they find later is looked for as this is.
-        log: What the compiler says; made where something is compiled.
+        env: The ranks' variables, so that the ranks find what is compiled here.
+        log: The file for the compiler's output; only made if something is compiled.
 
     Raises:
         MachineError: an op does not compile.
@@ -74,7 +74,7 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
     ops = missing(run)
     if not ops:
         return
-    import subprocess  # a dry run says what would be compiled, and starts nothing
+    import subprocess  # a dry run starts nothing
 
     _say(f"{foretold(ops)}; the compiler's output is in {log}.")
     began_s = time.monotonic()
@@ -100,10 +100,13 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """End a build with its compilers: ninja starts each in a process group of its own."""
-    import psutil  # what compiles nothing does without
+    import psutil  # only needed if something is compiled
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        every = [child, *psutil.Process(child.pid).children(recursive=True)]  # from the top: nobody starts another
+        every = [
+            child,
+            *psutil.Process(child.pid).children(recursive=True),
+        ]  # from the top, so that no new child starts
         for process in every:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -115,7 +118,7 @@ def _argv(ops: Sequence[str]) -> list[str]:
 
 
 def _watch(child: subprocess.Popen[bytes], log: Path, locks: Sequence[Path]) -> None:
-    """Show how far the build is, and free what it waits for once its owner is gone."""
+    """Show how far the build is, and remove locks that it waits for once their processes have ended."""
     looked_s = time.monotonic()
     with shown("compiling") as work:
         while child.poll() is None:
@@ -137,10 +140,10 @@ def _read_step(text: str, work: Work) -> None:
 
 
 def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
-    """Remove locks whose process is gone: torch waits for them without end.
+    """Remove the locks of processes that have ended: torch waits for them without end.
 
     Args:
-        waits_s: Look twice, so long apart: one that is just being removed has no process either.
+        waits_s: Look a second time after this wait: a lock that is just being removed has no process either.
     """
     if left := [lock for lock in locks if is_left(lock)]:
         time.sleep(waits_s)
@@ -150,7 +153,7 @@ def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
 
 
 def is_left(lock: Path) -> bool:
-    """Return whether a lock is there and no process has it any more."""
+    """Return whether a lock is there and no process holds it any more."""
     try:
         unseen = extensions.may_be_held_unseen(lock)
         age_s = time.time() - lock.stat().st_mtime
@@ -163,11 +166,11 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
     text = log.read_text(encoding="utf-8", errors="replace")
     started = _OP.findall(text)
     op = started[-1] if started else ops[0]
-    said = _ERROR.search(text[text.rfind(f"op {op}\n") :])
-    line = said[0].strip() if said else next(filter(None, reversed(text.splitlines())), "no output")
-    what = f"DeepSpeed's {needs.OPS[op]} ({op}) does not compile here: {line}"
+    match = _ERROR.search(text[text.rfind(f"op {op}\n") :])
+    line = match[0].strip() if match else next(filter(None, reversed(text.splitlines())), "no output")
+    message = f"DeepSpeed's {needs.OPS[op]} ({op}) does not compile here: {line}"
     fix = "Install what the compiler needs (tuner doctor checks compilers), or use a config without this op."
-    return MachineError(what, where=log, fix=fix)
+    return MachineError(message, where=log, fix=fix)
 
 
 def _say(text: str) -> None:

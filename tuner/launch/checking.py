@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from tuner.errors import TunerError, visible
+from tuner.files import JsonObject
 from tuner.launch import fitting, machine_facts, preflight, targets
 from tuner.launch.checks import deepspeed_config
 from tuner.launch.machine_facts import HERE, AskedMachines
@@ -32,7 +33,7 @@ _MAX_SHOWN = 15
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to tell; code is an error's, where is a file:line:column, a flag or a key."""
+    """One error or warning. `code` is the error's; `where` is a file:line:column, a flag or a key."""
 
     severity: Literal["error", "warning"]
     what: str
@@ -48,7 +49,7 @@ class Finding:
 
 @dataclass(repr=False)
 class Report:
-    """All that was found about `name`, in the order in which it was looked at."""
+    """All findings about `name`, in the order of the checks."""
 
     name: str
     findings: list[Finding] = field(default_factory=list)
@@ -80,12 +81,12 @@ class Report:
         ]
         return ", ".join(parts) or "no mistakes"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the report as plain values."""
         return {"name": self.name, "ok": self.ok, "findings": [asdict(one) for one in self.findings]}
 
     def error(self, error: TunerError) -> None:
-        """Add an error, and each other one that it tells of."""
+        """Add an error, and each error that it holds."""
         self.findings += [Finding("error", one.what, one.where, one.fix, one.code) for one in error.each()]
 
     def warn(self, warnings: Iterable[str]) -> None:
@@ -93,7 +94,7 @@ class Report:
         self.findings += [Finding("warning", warning) for warning in warnings]
 
     def attempt(self, act: Callable[[], Value]) -> Value | None:
-        """Return what `act` returns, or None where it raises a user's mistake, which is added."""
+        """Return the result of `act`; if it raises a user's mistake, add the mistake and return None."""
         try:
             return act()
         except TunerError as error:
@@ -105,7 +106,7 @@ def check(request: Request, machines: AskedMachines, environ: Mapping[str, str])
     """Check what a request's `recipe` names: a recipe with its DeepSpeed config, a config alone, or a run.
 
     Args:
-        machines: Where it is to run.
+        machines: Where it will run.
         environ: The variables of this process.
 
     Raises:
@@ -125,51 +126,52 @@ def check(request: Request, machines: AskedMachines, environ: Mapping[str, str])
 
 
 def _alone(report: Report, name: str, environ: Mapping[str, str]) -> None:
-    """Check one DeepSpeed config without a recipe; what is lacking here is a warning: it may run elsewhere."""
+    """Check one DeepSpeed config without a recipe. What this machine lacks is a warning: another may have it."""
     if not _config(report, lambda: choice.open_config(name, "NAME")):
         return
     here = Report(name)
     for error in _lacks(choice.open_config(name, "NAME"), environ):
         here.error(error)
-    told = {one.where for one in report.findings}  # what no run survives is told there already
+    places = {one.where for one in report.findings}  # an error that holds on every machine is reported already
     report.findings += [
         replace(one, severity="warning", what=f"this machine cannot run it: {one.what}")
         for one in here.findings
-        if one.where not in told
+        if one.where not in places
     ]
 
 
 def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
     """Return what this machine lacks for a DeepSpeed config by itself."""
-    here, value, found = hardware.detect(environ), inspect(document)[0].value, []
+    here, value = hardware.detect(environ), inspect(document)[0].value
+    errors: list[TunerError] = []
     try:
         check_device(value, here.device, document.where)
     except TunerError as error:
-        found.append(error)
-    return [*found, *deepspeed_config.lacks(value, here, environ, document.where)]
+        errors.append(error)
+    return [*errors, *deepspeed_config.lacks(value, here, environ, document.where)]
 
 
-def _recipe(report: Report, asked: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
-    loaded = report.attempt(lambda: loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code))
+def _recipe(report: Report, request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
+    loaded = report.attempt(lambda: loading.load(request.recipe, request.overrides, allow_code=request.allow_code))
     if loaded is None:
-        if asked.deepspeed is not None and asked.deepspeed != AUTO:
-            named = asked.deepspeed
+        if request.deepspeed is not None and request.deepspeed != AUTO:
+            named = request.deepspeed
             _config(report, lambda: choice.open_config(named, "--deepspeed"))
         return
-    report.attempt(lambda: loading.refuse_functions(loaded, allow_code=asked.allow_code))
-    report.attempt(lambda: loading.refuse_command(loaded, allow_code=asked.allow_code))
+    report.attempt(lambda: loading.refuse_functions(loaded, allow_code=request.allow_code))
+    report.attempt(lambda: loading.refuse_command(loaded, allow_code=request.allow_code))
     report.attempt(lambda: path_checks.check_model(loaded.config))
     report.attempt(lambda: path_checks.check_data(loaded.config))
     if template := loaded.config.model.chat_template:
         report.attempt(lambda: catalog.chat_template(template))
-    _settled(report, loaded, asked.deepspeed, machines, environ)
+    _settled(report, loaded, request.deepspeed, machines, environ)
     if report.ok:
-        _machine(report, asked, machines, environ)
+        _machine(report, request, machines, environ)
 
 
-def _machine(report: Report, asked: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
-    """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
-    request = asked._replace(ignore_fit=True)
+def _machine(report: Report, request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
+    """Check what the recipe and its config need of this machine; for others, say what cannot be checked here."""
+    request = request._replace(ignore_fit=True)
     planned = report.attempt(lambda: _planned(request, machines, environ))
     if planned is None:
         return
@@ -189,7 +191,7 @@ def _planned(request: Request, machines: AskedMachines, environ: Mapping[str, st
 def _settled(
     report: Report, loaded: Recipe, deepspeed: str | None, machines: AskedMachines, environ: Mapping[str, str]
 ) -> None:
-    """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
+    """Check the DeepSpeed config by itself, then the recipe with it on the machines."""
     is_auto = choice.is_auto(loaded, deepspeed)
     if not is_auto and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
         report.warn(loaded.warnings)
@@ -199,12 +201,12 @@ def _settled(
         here, topology = machine_facts.look_up(machines, environ, choice.launch_of(loaded, deepspeed))
         return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
 
-    made = report.attempt(resolve)
-    if made is None:
+    resolved = report.attempt(resolve)
+    if resolved is None:
         return
-    report.attempt(lambda: fitting.refuse_hopeless(made.fit, made.recipe.config))
-    told = () if is_auto else made.final.config_warnings
-    report.warn(warning for warning in made.warnings if warning not in told)
+    report.attempt(lambda: fitting.refuse_hopeless(resolved.fit, resolved.recipe.config))
+    reported = () if is_auto else resolved.final.config_warnings
+    report.warn(warning for warning in resolved.warnings if warning not in reported)
 
 
 def _run(report: Report, path: Path) -> None:
@@ -212,7 +214,7 @@ def _run(report: Report, path: Path) -> None:
         document = jsonfile.read(RunDirectory(path).deepspeed)
         block = document.value.get("checkpoint")
         if isinstance(block, dict):
-            block.pop("load_universal", None)  # the attempt's own: it resumed on another number of ranks
+            block.pop("load_universal", None)  # only for the attempt that resumed on another number of ranks
         return document
 
     _config(report, used)
@@ -220,7 +222,7 @@ def _run(report: Report, path: Path) -> None:
 
 
 def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:
-    """Check one DeepSpeed config by itself, and say whether it holds; `to_run`: a run is to start with it."""
+    """Check one DeepSpeed config by itself and return whether it has no error; `to_run`: a run will start with it."""
     inspected = report.attempt(lambda: inspect(opened(), to_run=to_run)[1])
     if inspected is None:
         return False

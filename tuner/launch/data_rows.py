@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MIB = 1024**2
 _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
-"""What takes about a tenth of a second."""
+"""The largest files that are counted: it takes about a tenth of a second."""
 _DETECT_ROWS = 8
 _MAX_FILES = 1_000
 _VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
@@ -68,8 +68,8 @@ def num_rows(dataset: Dataset) -> int | None:
 
 def num_held_out(dataset: Dataset) -> int | None:
     """Return how many rows of one pass are held out for validation; None if that is not counted."""
-    held = dataset.model_copy(update={"held_out": True})
-    taken = [_less_held_out(one, number, held).taken for number, one in enumerate(_weighted(dataset))]
+    without_training = dataset.model_copy(update={"held_out": True})
+    taken = [_less_held_out(one, number, without_training).taken for number, one in enumerate(_weighted(dataset))]
     return None if None in taken else sum(filter(None, taken))
 
 
@@ -119,14 +119,14 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
 def _lengths_once(
     files: tuple[tuple[Path, int], ...], rows: str, objective: str, folder: Path, chat_template: str | None
 ) -> tuple[int, ...]:
-    from tuner.data import token_estimate  # rows on the hub are not tokenized here
+    from tuner.data import token_estimate  # only for local rows
 
     block = Rows.model_validate(json.loads(rows))
     return token_estimate.lengths([file for file, _ in files], block, objective, folder, chat_template)
 
 
 def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:
-    """Return the rows that are read where some are held out."""
+    """Return the size of a data set without the rows that are held out."""
     if counted.rows is None:
         return counted
     from tuner.data.mixing import Holdout
@@ -162,14 +162,14 @@ def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
     from tuner.data import readers  # rows on the hub are not counted
     from tuner.data.readers import text_files
 
-    bad: list[DataError] = []  # whatever is wrong with it, it is a row
+    bad: list[DataError] = []  # a row that cannot be read is a row too
     if readers.kind(file) in (".json", ".csv"):
         return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
     return sum(1 for _, line in text_files.lines(file, bad.append) if line.rstrip()) + len(bad)
 
 
 def _answers_a_row(rows: Rows, objective: str) -> int | None:
-    """Return how many judged answers a row holds: 2 of preference data, 1 of feedback; None where it is not known."""
+    """Return the judged answers in a row: 2 for preference data, 1 for feedback; None if it is not known."""
     from tuner.data import formats  # only for objectives of judged answers
     from tuner.data.sample import Pair
 
@@ -179,7 +179,7 @@ def _answers_a_row(rows: Rows, objective: str) -> int | None:
             name = formats.detect(head, str(rows.path), columns=rows.columns, objective=objective)
     except DataError:
         return None
-    # What a function of the user's makes of a row is seen in the ranks alone.
+    # Only ranks run a user's row function.
     known = formats.FORMATS.get(name or "")
     return None if known is None else 1 + (known.kind is Pair)
 
@@ -243,7 +243,7 @@ def _files(rows: Rows) -> list[Path] | str:
 
 SHARE = 0.05
 LEAST, MOST = 8, 500
-"""Rows: fewer measure hardly anything, and more only take time at every validation."""
+"""Rows: fewer measure almost nothing, and more only cost time at every validation."""
 _LARGEST_SHARE = 0.2
 _DIGITS = 6
 _TRAIN, _VAL = LOADERS
@@ -269,21 +269,22 @@ def hold_out(loaded: Recipe) -> Recipe:
         if not _needs_validation(loaded.config):
             return _without(loaded, rows)
         wanted = max(1, int(_LARGEST_SHARE * rows))
-    made = _with_share(loaded, _share(wanted, rows), Place(Kind.DERIVED, f"derived: about {wanted} of {rows:,} rows"))
-    held = num_held_out(made.config.train_dataloader.dataset) or wanted
-    return _with_note(made, f"validation: {held} of the {rows:,} rows are held out ({_NONE})")
+    place = Place(Kind.DERIVED, f"derived: about {wanted} of {rows:,} rows")
+    settled = _with_share(loaded, _share(wanted, rows), place)
+    num_rows_held_out = num_held_out(settled.config.train_dataloader.dataset) or wanted
+    return _with_note(settled, f"validation: {num_rows_held_out} of the {rows:,} rows are held out ({_NONE})")
 
 
 def _share(wanted: int, rows: int) -> float:
-    """Return a share of few digits that holds `wanted` of the rows out: of each 1 / share rows one."""
+    """Return a share with few digits that holds out `wanted` rows: one of each 1 / share rows."""
     digits: int = 10 ** (_DIGITS + max(0, math.floor(math.log10(rows / wanted))))
     return min(math.ceil(wanted / rows * digits) / digits, 0.5)
 
 
 def _needs_validation(config: RecipeConfig) -> bool:
     cfg, count = config.train_cfg, config.log.num_samples
-    asked = (cfg.val_interval, cfg.early_stopping_patience, config.checkpoint.save_best, config.log.generate)
-    return any(asked) or (isinstance(count, int) and count > 0)
+    uses = (cfg.val_interval, cfg.early_stopping_patience, config.checkpoint.save_best, config.log.generate)
+    return any(uses) or (isinstance(count, int) and count > 0)
 
 
 def _with_share(loaded: Recipe, share: float, place: Place) -> Recipe:
@@ -292,11 +293,15 @@ def _with_share(loaded: Recipe, share: float, place: Place) -> Recipe:
 
 def _without(loaded: Recipe, rows: int) -> Recipe:
     place = Place(Kind.DERIVED, f"derived: {rows} rows are too few to hold some out")
-    found = loaded.settled({_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}, place)
-    origins = {key: origin for key, origin in found.origins.items() if not key.startswith(f"{_VAL}.")}
-    found = replace(found, config=found.config.with_values({_VAL: None}), origins={**origins, _VAL: Origin(place)})
+    settled = loaded.settled({_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}, place)
+    origins = {key: origin for key, origin in settled.origins.items() if not key.startswith(f"{_VAL}.")}
+    settled = replace(
+        settled, config=settled.config.with_values({_VAL: None}), origins={**origins, _VAL: Origin(place)}
+    )
     some = "row is" if rows == 1 else "rows are"
-    return _with_note(found, f"validation: none; {rows} {some} too few to hold some out (--val FILE, --val-split 0.2)")
+    return _with_note(
+        settled, f"validation: none; {rows} {some} too few to hold some out (--val FILE, --val-split 0.2)"
+    )
 
 
 def _on_its_split(loaded: Recipe) -> Recipe:
@@ -304,8 +309,8 @@ def _on_its_split(loaded: Recipe) -> Recipe:
     place = Place(Kind.DERIVED, f"derived: {path} has a validation split")
     own = {"split": "validation", "val_split": None, "val_seed": None, "held_out": False}
     values = {_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}
-    found = loaded.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
-    return _with_note(found, f"validation: the validation split of {path}")
+    settled = loaded.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
+    return _with_note(settled, f"validation: the validation split of {path}")
 
 
 def _with_note(loaded: Recipe, note: str) -> Recipe:

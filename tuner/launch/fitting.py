@@ -5,10 +5,8 @@ The arithmetic is `fit`'s. Installed kernels are looked up, and never imported o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tuner.errors import MachineError
+from tuner.files import JsonObject
 from tuner.fit import activations, advice, attention
 from tuner.fit.communication import step_flops
 from tuner.fit.estimate import peak_on
@@ -28,7 +26,7 @@ from tuner.recipes.schema.architecture import Architecture
 from tuner.zero.precision import Precision
 
 TOLERANCE = 0.1
-"""An estimate this much above what is there may still be wrong: it is said, but not refused."""
+"""An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
 
 LOGITS_OF_HOST = 0.25
 """The part of a host's memory that whole logits may take where the ranks compute on the CPU."""
@@ -37,7 +35,7 @@ LOGITS_OF_HOST = 0.25
 def choose_level(
     config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
 ) -> tuple[str, str]:
-    """Return the level that `auto` means, and why: the lowest that fits, else the nearest where that is to be ignored.
+    """Return the level for `auto`, and why: the lowest that fits, or with `ignore` the one that comes nearest.
 
     Raises:
         MachineError: no level comes near fitting; the message holds the changes that would make it fit.
@@ -68,13 +66,13 @@ def choose_level(
 
 def judge(
     config: RecipeConfig,
-    deepspeed: Mapping[str, Any],
+    deepspeed: JsonObject,
     topology: Topology,
     hardware: Hardware,
     precision: Precision,
     name: str,
 ) -> Fit | None:
-    """Return what a final DeepSpeed config needs on these machines; None without a GPU's memory or an architecture."""
+    """Return the memory that a final DeepSpeed config needs; None if a GPU's memory or the architecture is unknown."""
     architecture = config.architecture
     if not hardware.smallest_gpu_bytes or architecture is None or not has_formula(architecture):
         return None
@@ -83,9 +81,9 @@ def judge(
 
 
 def choose_loss(
-    loaded: Recipe, deepspeed: Mapping[str, Any], topology: Topology, hardware: Hardware, precision: Precision
+    loaded: Recipe, deepspeed: JsonObject, topology: Topology, hardware: Hardware, precision: Precision
 ) -> Recipe:
-    """Return the recipe with the `train_cfg.loss` that `auto` means: whole logits where there is room for them."""
+    """Return the recipe with the `train_cfg.loss` for `auto`: whole logits if there is room for them."""
     key, config = "train_cfg.loss", loaded.config
     if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
         return loaded
@@ -103,7 +101,7 @@ def choose_loss(
 
 
 def _validates_larger_batches(config: RecipeConfig) -> bool:
-    """Return whether a validation, whose loss takes the same head, may hold more logits than training."""
+    """Return whether a validation, which computes the same loss, may hold more logits than training."""
     val = config.val_dataloader
     if val is None or val.batch_size == "auto":
         return False
@@ -122,7 +120,7 @@ def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardwar
 
 
 def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:
-    """Return what a GPU's use is worked out with: FLOPs of training on one token, and the slowest GPU's peak a second.
+    """Return the FLOPs of training on one token and the peak FLOP/s of the slowest GPU, to compute a GPU's utilisation.
 
     The quotient of what is done and the peak is the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
     (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; what is computed again counts
@@ -140,7 +138,7 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
 
 
 def describe(fit: Fit) -> str:
-    """Return one line: what is needed of what is there."""
+    """Return one line: the memory that is needed, and the memory that is there."""
     machines, needs = fit.machines, fit.peak
     text = f"about {gib(needs.gpu_bytes)} of {gib(machines.gpu_bytes)} on each GPU"
     if machines.host_bytes:
@@ -149,15 +147,15 @@ def describe(fit: Fit) -> str:
 
 
 def warning(fit: Fit | None) -> str | None:
-    """Return what to say of a run that may not fit."""
+    """Return a warning about a run that may not fit, or None."""
     return f"This run may not fit: it needs {describe(fit)}." if fit and not fit.fits else None
 
 
 def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
-    """Refuse a run that is over its GPUs or hosts by more than the estimate can be wrong.
+    """Refuse a run that does not fit by more than `TOLERANCE`.
 
     Raises:
-        MachineError: it is.
+        MachineError: it does not fit its GPUs or hosts.
     """
     if fit and fit.room < -TOLERANCE:
         raise _hopeless(fit, config)
@@ -175,7 +173,7 @@ def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
 
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
-"""model_types whose attention has what flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
+"""model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
 _TRITON = ("cuda", "xpu")
 """Devices of NVIDIA, AMD and Intel, for which torch installs the Triton that Liger's kernels are written in."""
 _MAX_HEAD = 256
@@ -183,7 +181,7 @@ _MAX_HEAD = 256
 
 
 def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
-    """Return the recipe with the `attn_implementation` and `use_liger_kernel` that 'auto' means on these GPUs."""
+    """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on these GPUs."""
     model = loaded.config.model
     if model.attn_implementation == "auto":
         name, why = _attention(loaded.config.architecture, hardware, dtype)
@@ -197,9 +195,9 @@ def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
 
 
 def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
-    """Return the newest flash attention that computes this model here, or transformers' choice, and why.
+    """Return the newest flash attention for this model on these GPUs, or transformers' choice, and why.
 
-    transformers' choice is named where it is known, so that memory is planned for the attention that is computed.
+    A known choice of transformers is named, so that memory is planned for that attention.
     """
     lacks, other = None, None
     if architecture is not None and has_formula(architecture):

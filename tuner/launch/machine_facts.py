@@ -16,46 +16,46 @@ from tuner.machine.topology import LaunchFlags, Topology, planned
 from tuner.zero.precision import Precision
 
 AskedMachines = tuple[int | None, str | None, int]
-"""What `gpus`, `gpu` and `nodes` say: GPUs of each node, their product, and the number of nodes."""
+"""The values of --gpus, --gpu and --nodes: GPUs of each node, their product, and the number of nodes."""
 HERE: AskedMachines = (None, None, 1)
 ASSUMED_GPU = "a100-80g"
-"""Where none is here and none is named."""
+"""The GPU to plan for if this machine has no GPU and no flag names one."""
 
 
 def look_up(
-    asked: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None
+    named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None
 ) -> tuple[Hardware, Topology]:
-    """Return the machines that are asked for, where nothing is said this one with what its launch variables say.
+    """Return the machines that flags name; without flags this machine with its launch variables.
 
     Args:
-        file: What the DeepSpeed config says of the launch, where it is one that does.
+        file: The launch settings of the DeepSpeed config, if it has any.
 
     Raises:
         UsageError: a number of GPUs without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
-    here, (gpus, gpu, nodes) = hardware.detect(environ), asked
-    if asked == HERE:
+    here, (gpus, gpu, nodes) = hardware.detect(environ), named
+    if named == HERE:
         return here, resolve(filled(LaunchFlags(), file, environ), environ, len(here.gpus))
     if gpu is None and not here.gpus:
         raise UsageError(
             "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
         )
-    made = node(here, gpus, known_gpu(gpu) if gpu else None)
-    return made, planned(nodes, len(made.gpus))
+    one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
+    return one_node, planned(nodes, len(one_node.gpus))
 
 
 def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
-    """Return one node as it is asked for: so many GPUs of a kind, where nothing is said those that are here."""
+    """Return one node with this number and kind of GPUs; None keeps the number or the kind of this machine."""
     if kind is None:
-        # Where those that are here differ, the smallest decides what fits.
+        # If the GPUs differ, the smallest decides what fits.
         smallest = min(here.gpus, key=lambda gpu: gpu.memory_bytes)
         return here if gpus in (None, len(here.gpus)) else here._replace(gpus=(smallest,) * gpus)
-    # Nobody knows the host's memory of a machine that is not here, so it is not judged.
+    # The host's memory of another machine is unknown, so it is not judged.
     return here._replace(gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
 
 
 def known_gpu(name: str) -> Gpu:
-    """Return the GPU that a product's name means.
+    """Return the GPU of a product's name.
 
     Raises:
         UsageError: no such GPU is known.
@@ -65,7 +65,7 @@ def known_gpu(name: str) -> Gpu:
 
 
 def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
-    """Return their number, and the memory of each."""
+    """Return the number of machines and GPUs, and the memory of each."""
     return Machines(
         topology.nproc_per_node,
         hardware.smallest_gpu_bytes,
@@ -77,7 +77,7 @@ def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -
 
 
 def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
-    """Return the slowest of the GPUs as a product; None without any, or where one of them is not known."""
+    """Return the slowest GPU as a known product; None without GPUs, or if one of them is not known."""
     products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product for product in products if product]
     if len(known) < len(products):
@@ -86,6 +86,6 @@ def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
 
 
 def cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
-    """Return how fast the machines compute and talk; None where the GPUs are not known."""
+    """Return how fast the machines compute and communicate; None if the GPUs are not known."""
     slowest = slowest_gpu(hardware)
     return Cluster.of(slowest, topology.num_nodes) if slowest else None

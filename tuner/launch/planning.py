@@ -1,11 +1,12 @@
-"""A recipe on machines that need not be here, on paper: its memory at every level, the level to take, its steps."""
+"""`tuner plan`: what a recipe needs on any machines: its memory at every level, the level to take, its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tuner.errors import ModelError, UsageError
+from tuner.files import JsonObject
 from tuner.fit import gpu_catalog, sizes, summary
 from tuner.fit.communication import Cluster
 from tuner.fit.gpu_catalog import KnownGpu
@@ -25,19 +26,19 @@ from tuner.zero import precision
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
-"""Of what a plan shows of itself."""
+"""How many lines of each a plan prints in Python."""
 
 
 class Wanted(NamedTuple):
-    """The machines that are asked for; sizes and rates as texts such as "80GB" and "8x400Gb/s".
+    """The machines to plan for; sizes and rates are texts such as "80GB" and "8x400Gb/s".
 
     Args:
-        gpus: GPUs of each node. None: those that are here.
+        gpus: GPUs of each node. None: the number of this machine.
         gpu: Their product, such as "a100-80g".
         gpu_memory: Their memory, in place of the product.
         nodes: Nodes of that kind.
         host_memory: Memory of each node.
-        nvme: A folder on each node's own disk, to swap to where nothing else fits.
+        nvme: A folder on each node's own disk, for swapping if nothing else fits.
         interconnect: Network of each node: adds the seconds of a step on several GPUs.
         utilisation: Part of the GPU's peak that is reached.
     """
@@ -53,15 +54,15 @@ class Wanted(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What the DeepSpeed config needs that is asked for.
+    """What the DeepSpeed config needs that the user chose.
 
-    `split` is what `tuner train` takes with that config, where the recipe leaves it open; the levels' may be another.
+    `split` is the split that `tuner train` takes with that config; the levels' split may be another.
     """
 
     fit: Fit
     split: Split
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"name": self.fit.level, "split": self.split._asdict(), **self.fit.to_json()}
 
 
@@ -70,11 +71,11 @@ class Plan(NamedTuple):
 
     Args:
         on: The machines in words.
-        report: Memory, levels and traffic; None where the model's size is not known, and `unknown` says why.
+        report: Memory, levels and traffic; None if the model's size is not known, and `unknown` says why.
         steps: The optimizer steps of the run.
         batch: The batch of all ranks.
-        warnings: What to say of the recipe, of too few steps and of the DeepSpeed config.
-        chosen: The DeepSpeed config that is asked for beside the levels; None where none is, or nothing is known of it.
+        warnings: About the recipe, too few steps and the DeepSpeed config.
+        chosen: The DeepSpeed config that the user chose; None without one, or if its memory is not known.
     """
 
     recipe: Recipe
@@ -124,9 +125,9 @@ class Plan(NamedTuple):
         warnings = [f"warning: {brief(in_python(text))}" for text in self.warnings[:_MAX_WARNINGS]]
         return [*advice, f"steps: {self.steps.describe()}", *warnings]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the plan as plain values; sizes are whole bytes."""
-        empty: dict[str, Any] = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
+        empty: JsonObject = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
         value = summary.to_json(self.report) if self.report else empty
         value |= {"chosen": self.chosen.to_json() if self.chosen else None}
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
@@ -145,7 +146,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     """Work out what a recipe needs.
 
     Args:
-        deepspeed: What `--deepspeed` says; None where the recipe decides.
+        deepspeed: The value of `--deepspeed`; None if the recipe decides.
 
     Raises:
         TunerError: what is asked for contradicts itself, or there is no formula for the model's architecture.
@@ -158,9 +159,9 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     if unknown := summary.unknown_size(recipe.config):
         config = recipe.config.with_split(possible(recipe.config, ranks)[0])
         counted, batch, warnings = _steps(recipe, config, ranks)
-        told = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
+        reason = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
         _, more = _chosen(recipe, deepspeed, place)
-        return Plan(recipe, place.name, None, unknown, counted, batch, _each_once(told, *warnings, *more))
+        return Plan(recipe, place.name, None, unknown, counted, batch, _each_once(reason, *warnings, *more))
     assumed = Cluster.of(place.product, wanted.nodes, utilisation=_utilisation(wanted)) if place.product else None
     report = summary.make(recipe, place.machines, _cluster(wanted, place.product), assumed)
     counted, batch, warnings = _steps(recipe, report.config, ranks)
@@ -170,7 +171,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
 
 
 def _no_kernels(place: Place) -> Iterator[str]:
-    """Say that torch cannot compute on the planned GPUs, which `tuner train` and `tuner doctor` say on them."""
+    """Warn if torch has no kernels for the planned GPUs, as `tuner train` does on such GPUs."""
     for gpu in {gpu.name: gpu for gpu in place.node.gpus}.values():
         known = gpu.compute_capability > (0, 0)
         if known and (problem := libraries.cuda_problem(gpu.compute_capability, elsewhere=True)):
@@ -178,16 +179,16 @@ def _no_kernels(place: Place) -> Iterator[str]:
 
 
 def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen | None, tuple[str, ...]]:
-    """Return what the DeepSpeed config needs that a flag or the recipe names, and what is to be said of it."""
+    """Return what the chosen DeepSpeed config needs, and its warnings."""
     if deepspeed is None and recipe.config.deepspeed == "auto" and not recipe.ds:
         return None, ()
     from tuner.launch.resolve import resolve_recipe  # a fifth of a plan's time, of no use to the levels alone
 
     machines = place.machines
     topology = planned(machines.num_nodes, machines.gpus_per_node)
-    made = resolve_recipe(recipe, deepspeed, topology, place.node, ignore_fit=True)
-    fit = Chosen(made.fit._replace(machines=machines), made.recipe.config.split) if made.fit else None
-    return fit, made.warnings
+    resolved = resolve_recipe(recipe, deepspeed, topology, place.node, ignore_fit=True)
+    fit = Chosen(resolved.fit._replace(machines=machines), resolved.recipe.config.split) if resolved.fit else None
+    return fit, resolved.warnings
 
 
 def _each_once(*lines: str) -> tuple[str, ...]:
@@ -195,13 +196,13 @@ def _each_once(*lines: str) -> tuple[str, ...]:
 
 
 def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
-    """Return the machines that are asked for, where nothing is said those that are here.
+    """Return the machines that flags name, or this machine.
 
     Args:
         dtype: The recipe's compute type.
 
     Raises:
-        UsageError: two answers to one question, or a size or a name that means nothing.
+        UsageError: two flags set the same thing, or a size or a name is not known.
     """
     gpus, gpu, gpu_memory = wanted.gpus, wanted.gpu, wanted.gpu_memory
     if gpu and gpu_memory:
@@ -230,7 +231,7 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
 
 
 def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
-    """Return what a step's seconds are worked out with, or None where no network is named."""
+    """Return what the seconds of a step are computed with, or None without a network."""
     if wanted.interconnect is None:
         return None
     rate = sizes.parse_rate(wanted.interconnect, "--interconnect")
@@ -243,8 +244,8 @@ def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
 
 def _utilisation(wanted: Wanted) -> float:
     if not 0 < wanted.utilisation <= 1:
-        what = f"{wanted.utilisation} is no part of a peak"
-        raise UsageError(what, where="--utilisation", fix="Use 0.3 to 0.6.")
+        message = f"{wanted.utilisation} is no part of a peak"
+        raise UsageError(message, where="--utilisation", fix="Use 0.3 to 0.6.")
     return wanted.utilisation
 
 

@@ -1,6 +1,6 @@
-"""What is checked before any process starts, every failure with its fix, all of them at once.
+"""Run the checks before any process starts, and report every failure with its fix at once.
 
-It chooses which checks run and ends the run; what can be wrong is known in `launch.checks`. It changes nothing.
+It chooses which checks of `launch.checks` run, and refuses the run. It changes nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,37 @@ from collections.abc import Callable, Iterator
 
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.steps import too_few
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
+
+
+def few_steps(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a run of too few optimizer steps."""
+    if warning := too_few(run.recipe.config, run.batch, run.steps):
+        yield warning
+
+
+def _streamed(run: ResolvedRun) -> Iterator[Finding]:
+    if run.recipe.config.train_dataloader.dataset.streaming:
+        from tuner.launch.checks import inputs  # few runs stream their data
+
+        yield from inputs.streamed(run)
+
+
+def _inputs(run: ResolvedRun) -> Iterator[Finding]:
+    from tuner.launch.checks import inputs  # a dry run reads no rows and asks no hub
+
+    yield from _findings(run, inputs.first_rows, inputs.reachable, inputs.pushes)
+
+
 _ELSEWHERE: tuple[Check, ...] = (model_files.architecture, model_files.weights, model_files.context, model_files.packed)
-"""What this machine can tell of a run on others; the rest is about the machine that trains."""
+"""What this machine can check for a run on others; all other checks are about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
-    inputs.few_steps,
-    inputs.streamed,
+    few_steps,
+    _streamed,
     *_ELSEWHERE,
     model_files.kernels,
     model_files.chat_template,
@@ -34,12 +56,10 @@ _QUICK: tuple[Check, ...] = (
     host.open_files,
     deepspeed_config.swap_space,
 )
-"""Together some milliseconds, and no network: a dry run shows them too."""
+"""Checks that take milliseconds together and use no network: a dry run makes them too."""
 _SLOW: tuple[Check, ...] = (
     model_files.tokens,
-    inputs.first_rows,
-    inputs.reachable,
-    inputs.pushes,
+    _inputs,
     host.download,
     gpus.driver,
     gpus.busy,
@@ -51,47 +71,51 @@ _CONFIGURED: tuple[Check, ...] = (
     *(*_ELSEWHERE, model_files.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
     *(deepspeed_config.swap_space, host.installed, host.notifies, deepspeed_config.config, deepspeed_config.compiles),
 )
-"""What a recipe and its config ask of this machine, whatever its memory and its data."""
+"""What a recipe and its config need of this machine, apart from memory and data."""
 
 
 def check(run: ResolvedRun) -> tuple[str, ...]:
-    """Refuse a run that cannot succeed, and return what may go wrong with it.
+    """Refuse a run that cannot succeed, and return warnings about it.
 
     Raises:
-        TunerError: all that stands in its way.
+        TunerError: everything that is wrong.
     """
     local = (deepspeed_config.config, deepspeed_config.swap_disks, host.forgotten_nodes, host.shadows)
     return _judge(run, *_QUICK, *_SLOW, *local, _fit)
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
-    """Refuse a run on other machines that cannot succeed, as far as this one knows; return what may go wrong with it.
+    """Refuse a run on other machines that cannot succeed, as far as this machine can check; return warnings.
 
     Args:
-        quick: Leave out what reads data or asks the hub.
+        quick: Leave out the checks that read data or ask the hub.
 
     Raises:
         TunerError: as `check`.
     """
-    slow = () if quick else (model_files.tokens, inputs.first_rows, inputs.reachable)
-    return _judge(run, *_ELSEWHERE, inputs.few_steps, inputs.streamed, deepspeed_config.unknown, *slow, _fit)
+    quick_checks = (*_ELSEWHERE, few_steps, _streamed, deepspeed_config.unknown)
+    if quick:
+        return _judge(run, *quick_checks, _fit)
+    from tuner.launch.checks import inputs  # as in `_inputs`
+
+    return _judge(run, *quick_checks, model_files.tokens, inputs.first_rows, inputs.reachable, _fit)
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
-    """Return what this machine lacks for a recipe and its config; its memory, the data and the hub are not asked."""
+    """Return what this machine lacks for a recipe and its config, apart from memory, data and the hub."""
     return tuple(_findings(run, *_CONFIGURED))
 
 
 def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
-    """Return what can be told from here of what a recipe and its config ask of other machines."""
+    """Return what a recipe and its config need of other machines, as far as this machine can check."""
     return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, deepspeed_config.unknown))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
-    """Return what `check` would say, as far as it can be known in milliseconds.
+    """Return the warnings and errors of `check` that take milliseconds, as texts.
 
     Raises:
-        MachineError: there is no such command as log.notify names: that is a mistake wherever the run is to start.
+        MachineError: the command of log.notify does not exist: a mistake wherever the run starts.
     """
     _judge(run, host.notifies)
     findings = _findings(run, *_QUICK, deepspeed_config.config, deepspeed_config.compiles)
@@ -109,7 +133,7 @@ def _judge(run: ResolvedRun, *checks: Check) -> tuple[str, ...]:
 
 
 def _findings(run: ResolvedRun, *checks: Check) -> Iterator[Finding]:
-    """Yield what every check finds, also after one that raised it."""
+    """Yield the findings of every check, also after a check that raised an error."""
     for one in checks:
         try:
             yield from one(run)

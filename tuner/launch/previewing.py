@@ -1,6 +1,6 @@
-"""What a recipe's data becomes, before a run: `tuner data` and `tuner.preview_data` open and show it the same way.
+"""Show a recipe's data as training sees it, before a run: for `tuner data` and `tuner.preview_data`.
 
-Rows come to it by the way that training takes them; it loads the model's tokenizer and no weights.
+Rows go through the same code as in training. It loads the model's tokenizer and no weights.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner.errors import DataError, together
+from tuner.files import JsonObject
 from tuner.launch import data_rows
 from tuner.notebook import brief, paragraphs
 from tuner.recipes import loading, path_checks
@@ -54,7 +55,7 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     splits = {}
     for key, loader in recipe.config.loaders.items():
         rows = loader.dataset.max_rows
-        # A stream may not fit the disk: its other rows are checked, and not kept.
+        # A stream may be larger than the disk: its other rows are checked and not kept.
         whole = every and not loader.dataset.streaming
         limit = rows if whole else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
@@ -69,8 +70,8 @@ class Preview:
     objective: str
     views: Mapping[str, View]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+    def to_json(self) -> JsonObject:
+        """Return the preview as plain values."""
         data = {split: view.to_json() for split, view in self.views.items()}
         return {"recipe": self.name, "objective": self.objective, "data": data}
 

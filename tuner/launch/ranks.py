@@ -1,4 +1,4 @@
-"""The start of a run's ranks: what each start does, be it a run, a smoke test or a measurement of `tuner tune`."""
+"""Start the ranks of a run, of a smoke test, or of a measurement of `tuner tune`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run(
 
     Args:
         directory: The run directory, written.
-        shows_rank_0: What rank 0 prints is shown on `resolved.request.output`, and not in its log alone.
-        tells_failure: What went wrong is printed, and not in status.json alone.
+        shows_rank_0: Show the output of rank 0 on `resolved.request.output`; it is in its log in any case.
+        tells_failure: Print a failure; it is in status.json in any case.
 
     Raises:
         MachineError: an op of DeepSpeed does not compile, or another run swaps to the same folder.
@@ -49,7 +49,7 @@ def run(
 
 
 def become(resolved: ResolvedRun, directory: RunDirectory) -> NoReturn:
-    """Turn this process into the rank that it is, as a task of Slurm, MPI or a cluster; never return.
+    """Turn this process, a task of Slurm, MPI or a cluster, into its rank; never return.
 
     Raises:
         MachineError: an op of DeepSpeed does not compile.

@@ -1,6 +1,6 @@
-"""What a run could change after it failed: the lighter settings, and for each cause the next command to type.
+"""What can be changed after a run failed: settings that need less memory, and for each cause the next command.
 
-It returns changes and texts before anything runs; it starts nothing.
+It returns changes and texts; it starts nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARE
 from tuner.runs.resume_point import share_states
 
 _OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
-"""Causes after which something lighter may help, and whether moving states to the host would."""
+"""Causes after which a change that needs less memory may help, and whether offloading to the host may."""
 _LESS_LR = 0.1
 
 
@@ -36,7 +36,7 @@ class Lighter(NamedTuple):
 
 
 def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Lighter | None:
-    """Return the next lighter change after running out of memory, or None: there is none, or the cause is another.
+    """Return the next lighter change after running out of memory, or None: no change is left, or the cause is another.
 
     Half the micro-batch with the same global batch comes first, then recomputation, then the next level. Each change
     shrinks the micro-batch, recomputes or climbs the levels, so a run is made lighter a finite number of times.
@@ -65,7 +65,7 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     """Return the next level up that can help; a user's own JSON has none."""
     for name in LEVELS[LEVELS.index(level) + 1 :] if level in LEVELS else ():
         offloads = Level.of_preset(name, 1).offload_optimizer
-        # One rank has nobody to shard with, and offloading takes the host's memory.
+        # Sharding needs several ranks, and offloading needs the host's memory.
         if (offload or not offloads) and (offloads or world_size > 1):
             return name
     return None
@@ -85,7 +85,7 @@ def commands(
         config: The recipe that ran.
         level: The level that ran, or the path of a user's JSON.
         topology: Where it ran.
-        num_gpus: The GPUs of this machine, which say how many ranks start where nobody else does.
+        num_gpus: The GPUs of this machine: the number of ranks that start by default.
         run_path: Its directory.
     """
     again = _without(command, "--resume", "--work-dir")

@@ -1,16 +1,15 @@
-"""What the ranks of a resolved run are given: argv, environment, and the files of the run directory.
+"""A resolved run as text: the command of the ranks, their environment, and the files of the run directory.
 
-It decides nothing about training, and writes and starts nothing.
+It decides nothing about training, and it writes and starts nothing.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from tuner import __version__, assets, paths
-from tuner.files import dump_json, read_json_object
+from tuner.files import JsonObject, dump_json, read_json_object
 from tuner.launch import fitting
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
@@ -48,20 +47,20 @@ def argv(run: ResolvedRun) -> list[str]:
         # Without it torchrun takes the script's arguments for its own.
         "--",
         WORKER,
-        # torchrun puts ranks in the place of ${...} and one $ in the place of two.
+        # torchrun replaces ${...} by ranks, and $$ by one $.
         str(run.run_path).replace("$", "$$"),
     ]
 
 
 def environment(run: ResolvedRun) -> dict[str, str]:
-    """Return the variables that the ranks get beside those of this process: what all have, or the one it becomes."""
+    """Return the variables that ranks get in addition to those of this process."""
     environ = run.environ
     env = {
         # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
         "PYTHONSAFEPATH": "1",
         "DS_ACCELERATOR": run.hardware.device,
         "TOKENIZERS_PARALLELISM": "false",
-        # Checkpoints are pickles: whatever asks torch.load for more, they hold no code that is run.
+        # Checkpoints are pickles: torch.load must never run code from them.
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
     if run.topology.is_supervised:
@@ -79,7 +78,7 @@ def environment(run: ResolvedRun) -> dict[str, str]:
 
 
 def _defaults(run: ResolvedRun) -> dict[str, str]:
-    """Return variables for which the user's own value stands."""
+    """Return variables that keep the user's value if they are set."""
     defaults = {"OMP_NUM_THREADS": str(max(1, run.hardware.num_cpus // run.topology.nproc_per_node))}
     if run.topology.launcher == "torchrun":
         # From SIGTERM to SIGKILL torchrun's own default is 30 s. The supervisor ends ranks after grace_s, or later
@@ -96,7 +95,7 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
 
 
 def _meeting(topology: Topology) -> dict[str, str]:
-    """Return what tells torch where the ranks meet, and which one this process becomes, where no torchrun does."""
+    """Return the variables that torchrun would set: where the ranks meet, and which rank this process becomes."""
     own = {} if topology.rank is None else {"RANK": str(topology.rank), "LOCAL_RANK": str(topology.local_rank)}
     return own | {
         "WORLD_SIZE": str(topology.world_size),
@@ -107,7 +106,7 @@ def _meeting(topology: Topology) -> dict[str, str]:
 
 
 def of_ranks(topology: Topology) -> list[dict[str, str]]:
-    """Return what each rank that this process starts itself gets beside `environment`."""
+    """Return the variables of each rank that this process starts itself, in addition to `environment`."""
     return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in topology.local_ranks]
 
 
@@ -122,13 +121,13 @@ def files(run: ResolvedRun) -> dict[str, str]:
     }
 
 
-def _run_facts(run: ResolvedRun) -> dict[str, Any]:
+def _run_facts(run: ResolvedRun) -> JsonObject:
     import platform  # a dry run writes no files
 
     from tuner.launch import remedies
 
     request, config, point = run.request, run.recipe.config, run.resume
-    # Of a start that nobody typed, the overrides are Python's: the file that holds all of them goes on as well.
+    # A start from Python has no command: recipe.py holds all its overrides.
     typed = request.command or ("tuner", "train", str(RunDirectory(run.run_path).recipe))
     return {
         "name": run.recipe.name,
@@ -163,7 +162,7 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _is_stored_in_fewer_bits(model: Model) -> bool:
-    """Say whether a model's weights may be quantized already, which a config.json that is not here cannot tell."""
+    """Return whether a model's weights may be quantized already; True if its config.json is not here."""
     path = str(model.path)
     if path.startswith(assets.ASSET):
         return False

@@ -1,6 +1,6 @@
-"""A request, on these machines -> a resolved run, in the order in which it is decided. It writes and starts nothing.
+"""Decide everything about a run: a request on these machines becomes a resolved run, step by step.
 
-What ranks are given of it (argv, environment, the files of the run directory) is in `launch.render`.
+It writes and starts nothing. `launch.render` turns the result into argv, environment and files.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import RecipeError, UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
-from tuner.launch import batch_size, data_rows, fitting, resuming
-from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch import batch_size, data_rows, fitting
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
@@ -33,7 +32,7 @@ from tuner.zero.rules import stage
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-"""What tells one start of Open MPI or torchrun from the next, the same for all its ranks."""
+"""Variables that differ between two starts of Open MPI or torchrun, and are equal for all ranks of one."""
 
 
 def resolve_run(
@@ -46,27 +45,34 @@ def resolve_run(
     """Decide everything about one run.
 
     Args:
-        topology: Where a job that still has to start will run; None: what flags and environment say of this process.
+        topology: Where a job will run that has not started; None: flags and environment decide.
 
     Raises:
-        TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
+        TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    asked = load(request)
-    loading.refuse_command(asked, allow_code=request.allow_code)
-    flags = filled(request.flags, choice.launch_of(asked, request.deepspeed), environ)
+    recipe = load(request)
+    loading.refuse_command(recipe, allow_code=request.allow_code)
+    flags = filled(request.flags, choice.launch_of(recipe, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     _check_retries(request.on_oom, request.max_restarts, topology)
     if request.bind_cores and not topology.is_supervised:
         raise UsageError(_NOT_OURS, where="--bind-cores-to-rank", fix="srun --cpu-bind=cores, mpirun --bind-to core.")
-    start = resuming.find_start(
-        request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
-    )
+    home = WORK_DIRS / recipe.name
+    fresh = (request.work_dir or home / _default_name(topology, now)).absolute()
+    if request.resume is None:
+        start = _new_start(fresh, topology, is_named=request.work_dir is not None)
+    else:
+        from tuner.launch import resuming  # 250 lines that a new run does not need
+
+        start = resuming.find_start(request.resume, request.work_dir, home, fresh, topology)
     checkpoint = start.checkpoint
-    ranks = data_parallel_ranks(asked.config, topology.world_size)
-    on_ranks, batch_notes = resuming.keep_global_batch(asked, checkpoint, ranks)
-    level = resuming.level(on_ranks, request.deepspeed, checkpoint)
+    on_ranks, level, notes = recipe, request.deepspeed, start.notes
+    if checkpoint:
+        ranks = data_parallel_ranks(recipe.config, topology.world_size)
+        on_ranks, batch_notes = resuming.keep_global_batch(recipe, checkpoint, ranks)
+        level = resuming.level(on_ranks, request.deepspeed, checkpoint)
     resolved = resolve_recipe(on_ranks, level, topology, hardware, ignore_fit=request.ignore_fit)
-    state = resuming.state_of(resolved, asked)
+    state = _state(resolved, recipe)
     point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
     if point and point.load_as is LoadAs.UNIVERSAL:
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
@@ -75,11 +81,12 @@ def resolve_run(
     if warning := leftovers.warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     as_run = loading.anchored(resolved.recipe, resolved.document.pinned)
-    changed = resuming.compare_recipes(checkpoint.recipe if checkpoint else None, as_run)
-    # What was asked, not what this machine made of it: the nodes of one run may differ.
-    what = [
-        asked.values,
-        asked.ds,
+    if checkpoint:
+        notes = (*notes, *resuming.compare_recipes(checkpoint.recipe, as_run), *batch_notes, *state_notes)
+    # The request itself, not what this machine made of it: the nodes of one run may differ.
+    identity: list[object] = [
+        recipe.values,
+        recipe.ds,
         request.deepspeed,
         str(point and point.path),
         request.max_restarts,
@@ -96,22 +103,57 @@ def resolve_run(
         resume=point,
         state=state,
         started=now,
-        launch_id=_launch_id(topology, environ, now, what),
-        notes=(*asked.notes, *start.notes, *changed, *batch_notes, *state_notes),
+        launch_id=_launch_id(topology, environ, now, identity),
+        notes=(*recipe.notes, *notes),
     )
 
 
 def load(request: Request) -> Recipe:
-    """Load the recipe that is asked for, with its paths and the code that it names checked.
+    """Load the recipe of a request and check its paths and the code that it names.
 
     Raises:
-        TunerError: it is wrong, names what is not there, or names code that was not allowed.
+        TunerError: the recipe is wrong, a path does not exist, or code is not allowed.
     """
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     loading.refuse_functions(loaded, allow_code=request.allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
     return data_rows.hold_out(loaded)
+
+
+def _new_start(fresh: Path, topology: Topology, *, is_named: bool) -> Start:
+    """Return the start of a new run.
+
+    Raises:
+        RunDirectoryError: the directory is taken.
+    """
+    if not is_named and not topology.is_shared:  # a run of the same second may have the directory
+        names = (fresh, *(fresh.with_name(f"{fresh.name}_{number}") for number in range(2, 100)))
+        fresh = next((path for path in names if not path.exists()), fresh)
+    directory.check_free(fresh, resume=is_already_started(fresh, topology))
+    return Start(fresh)
+
+
+def _state(resolved: ResolvedRecipe, recipe: Recipe) -> dict[str, object]:
+    """Return what decides which runs can load this run's checkpoints; their manifests hold it.
+
+    Args:
+        recipe: The recipe before its batch was made to fit a checkpoint.
+    """
+    zero = resolved.final.config.get("zero_optimization", {})
+    states, weights = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
+    return {
+        "world_size": resolved.topology.world_size,
+        "global_batch": resolved.batch.global_batch,
+        "asked_batch": batch_settings(recipe),
+        "batch": batch_settings(resolved.recipe),
+        "deepspeed": resolved.level,
+        "stage": zero.get("stage", 0),
+        "nvme": states == "nvme",
+        "nvme_weights_alone": weights == "nvme" != states,
+        "dtype": resolved.precision.dtype,
+        "optimizer": resolved.recipe.config.optim_wrapper.optimizer.type,
+    }
 
 
 def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
@@ -122,7 +164,7 @@ def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
 
 
 def _default_name(topology: Topology, now: datetime) -> str:
-    """Return a name that every task of a job and every node agrees on unasked."""
+    """Return the name of a new run directory; every task of a job and every node computes the same."""
     if topology.job:
         return f"slurm-{topology.job}"
     if topology.is_shared:
@@ -131,20 +173,20 @@ def _default_name(topology: Topology, now: datetime) -> str:
     return f"{now:%Y%m%d_%H%M%S}"
 
 
-def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, what: list[Any]) -> str:
+def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, identity: list[object]) -> str:
     if topology.job:
         return f"{topology.job}-{environ.get('SLURM_STEP_ID')}-{environ.get('SLURM_RESTART_COUNT', 0)}"
     if topology.is_shared:
         attempt = [environ.get(name) for name in _ATTEMPT]
-        return sha256(dump_json([topology.master_addr, topology.master_port, *attempt, *what]).encode())
+        return sha256(dump_json([topology.master_addr, topology.master_port, *attempt, *identity]).encode())
     return f"{now:%Y%m%dT%H%M%S%f}"
 
 
 def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
-    """Refuse --on-oom retry and --max-restarts where no supervisor of ours could start the ranks again.
+    """Refuse --on-oom retry and --max-restarts if this process cannot start the ranks again.
 
     Raises:
-        UsageError: something else starts the ranks, or, for --on-oom, no single supervisor sees all of them end.
+        UsageError: another launcher starts the ranks, or, for --on-oom, they run on several nodes.
     """
     if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
         fix = (
@@ -162,16 +204,16 @@ def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
 def resolve_recipe(
     loaded: Recipe, deepspeed: str | None, topology: Topology, hardware: Hardware, *, ignore_fit: bool = False
 ) -> ResolvedRecipe:
-    """Decide all that a recipe leaves to the machines.
+    """Decide what a recipe leaves to the machines: compute type, batch, kernels, level, DeepSpeed config, loss, fit.
 
     Args:
-        deepspeed: What `--deepspeed` says; None where the recipe decides.
-        ignore_fit: Take a level also where none fits.
+        deepspeed: The value of `--deepspeed`; None if the recipe decides.
+        ignore_fit: Take a level even if no level fits.
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a config that does not hold.
         RecipeError: the ranks cannot share the global batch, or samples.
-        MachineError: the recipe or the config asks for what is not there, or nothing fits.
+        MachineError: the machine lacks what the recipe or the config needs, or nothing fits.
     """
     loaded = data_rows.hold_out(loaded)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
@@ -203,13 +245,13 @@ def resolve_recipe(
     return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)
 
 
-def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, Any]) -> None:
-    """Refuse TRL's head in chunks in a model that is compiled where ZeRO-3 gathers weights anew for the backward pass.
+def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, object]) -> None:
+    """Refuse the loss in chunks in a compiled model at ZeRO-3, which gathers weights again for the backward pass.
 
     Measured, torch 2.13 and DeepSpeed 0.19.8: the head's weight "has been modified by an inplace operation".
     """
     train_cfg, key = loaded.config.train_cfg, "train_cfg.loss"
     if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(dict(deepspeed)) == 3:
-        what = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
+        message = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
         fix = "Use --set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
-        raise RecipeError(what, where=f"{key} ({loaded.origins[key].source})", fix=fix)
+        raise RecipeError(message, where=f"{key} ({loaded.origins[key].source})", fix=fix)

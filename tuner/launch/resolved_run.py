@@ -1,4 +1,4 @@
-"""What a user asks for, and what it was resolved to, as data: `resolve_recipe` and `resolve` make it."""
+"""The data of a launch: a user's `Request`, and the `ResolvedRun` that `launch.resolve` makes of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
+from tuner.files import JsonObject
 from tuner.fit.levels import Fit
 from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, LaunchFlags, Topology
 from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.resume_point import ResumePoint
 from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
@@ -34,30 +36,38 @@ class Request(NamedTuple):
     command: tuple[str, ...] = ()
     on_oom: str = "stop"
     max_restarts: int = 0
-    attempts: tuple[dict[str, Any], ...] = ()
-    """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
+    attempts: tuple[JsonObject, ...] = ()
+    """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     grace_s: float = 300.0
-    """What ranks that are told to stop have, to finish the step and save, before they are killed."""
+    """Seconds for ranks that are told to stop: to finish the step and save, before they are killed."""
     bind_cores: bool = False
-    """Each rank is bound to its share of its node's cores."""
+    """Bind each rank to its share of the node's cores."""
     saves_result: bool = True
-    """False of a measurement, whose trained model nobody wants: it may be many gigabytes."""
+    """False for a measurement: its model is not used, and may be many gigabytes."""
     prints_events: bool = False
-    """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
+    """Print one JSON object for each event on standard output, instead of the output of rank 0."""
     output: TextIO | None = None
-    """Where what rank 0 prints is shown: the stream of a notebook's cell. None: standard output's descriptor."""
-    on_event: Callable[[dict[str, Any]], None] | None = None
-    """Gets each thing that happens in the run, as `train --json` prints it."""
+    """The stream for the output of rank 0, such as that of a notebook's cell. None: standard output's descriptor."""
+    on_event: Callable[[JsonObject], None] | None = None
+    """Called with each event of the run, as `train --json` prints it."""
+
+
+class Start(NamedTuple):
+    """Where a run starts. Without a checkpoint it starts from the beginning."""
+
+    run_path: Path
+    checkpoint: Checkpoint | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A recipe on machines; `level_reason` says why `auto` took this level, None where it was named.
+    """A recipe on machines. `level_reason` says why `auto` chose the level; None if the user named it.
 
     Args:
-        document: The DeepSpeed config as it was chosen.
-        final: The one that training uses.
-        fit: None without a GPU, or where the model's size is not known.
+        document: The DeepSpeed config that was chosen.
+        final: The DeepSpeed config that training uses.
+        fit: None without a GPU, or if the model's size is not known.
     """
 
     recipe: Recipe
@@ -75,17 +85,17 @@ class ResolvedRecipe:
 
 @dataclass(frozen=True)
 class ResolvedRun(ResolvedRecipe):
-    """What would run: --dry-run prints it, and without --dry-run it is started.
+    """Everything about one run: --dry-run prints it, a start executes it.
 
     Args:
-        environ: The variables of this process; they may hold secrets, and none is written down.
-        recipe_as_run: The recipe that anybody can run again: with absolute paths, and the DeepSpeed config by value.
+        environ: The variables of this process. They may hold secrets and are never written to a file.
+        recipe_as_run: The recipe to run again anywhere: with absolute paths, and the values of the DeepSpeed config.
         run_path: The run directory.
-        is_known_run: It is that of an earlier attempt, with which this one goes on.
-        resume: None of a run that starts new, or again.
-        state: What this run's checkpoints are made of: see `resuming.state_of`.
-        launch_id: Tells this launch from earlier ones in the same directory; the same for all its tasks and nodes.
-        notes: What to say of the recipe and of what it goes on from.
+        is_known_run: Whether the directory is that of a run that this one resumes.
+        resume: The checkpoint to resume from; None for a run that starts from the beginning.
+        state: What decides which runs can load this run's checkpoints: see `resolve._state`.
+        launch_id: Differs from that of earlier launches in the same directory; equal for all tasks and nodes of one.
+        notes: Lines about the recipe and about what the run resumes from.
     """
 
     request: Request
@@ -95,7 +105,23 @@ class ResolvedRun(ResolvedRecipe):
     run_path: Path
     is_known_run: bool
     resume: ResumePoint | None
-    state: Mapping[str, Any]
+    state: Mapping[str, object]
     started: datetime
     launch_id: str
     notes: tuple[str, ...]
+
+
+def is_already_started(run_path: Path, topology: Topology) -> bool:
+    """Return whether the leader may have written the run directory, or half of it, before this task or node looks."""
+    return not topology.leads and run_path.is_dir()
+
+
+def batch_settings(recipe: Recipe) -> dict[str, int | str]:
+    """Return the batch as a recipe sets it, for the manifest of a checkpoint."""
+    config = recipe.config
+    whole = config.train_cfg.global_batch_size
+    return {
+        "micro_batch": config.train_dataloader.batch_size,
+        "accumulation": config.optim_wrapper.accumulative_counts,
+        **({"asked_global_batch": whole} if isinstance(whole, int) else {}),
+    }

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
 from tuner.fit.split import samples_of_rank
-from tuner.launch.resolved_run import ResolvedRecipe
+from tuner.launch.resolved_run import Start, batch_settings, is_already_started
 from tuner.machine.topology import Topology
 from tuner.recipes import loading
 from tuner.recipes.merging import Difference, Kind, Origin, Place, Section, differences, lookup
@@ -28,46 +27,26 @@ from tuner.zero.final_config import FinalConfig
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 
 
-class Start(NamedTuple):
-    """Where a run starts; `checkpoint` is None where it starts new, or again."""
-
-    run_path: Path
-    checkpoint: Checkpoint | None = None
-    notes: tuple[str, ...] = ()
-
-
-def find_start(asked: str | None, work_dir: Path | None, home: Path, default_name: str, topology: Topology) -> Start:
-    """Return where a run starts, or goes on.
+def find_start(named: str, work_dir: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
+    """Return where a run goes on, or starts again.
 
     Args:
-        asked: What --resume says: a checkpoint, a run directory, or auto.
-        work_dir: What --work-dir says.
+        named: The value of --resume: a checkpoint, a run directory, or auto.
+        work_dir: The value of --work-dir.
         home: The folder of the recipe's runs.
-        default_name: What a new run in it is called.
-        topology: Who looks: other tasks and nodes may find what their leader has begun to write. In a job of Slurm
-            the leader alone reads every byte of a checkpoint; the other tasks do what it has written.
+        fresh: The directory of a new run.
+        topology: Which process this is. Other tasks and nodes may find what their leader has begun to write. In a job
+            of Slurm the leader alone reads every byte of a checkpoint; the other tasks do what it has written.
 
     Raises:
         RunDirectoryError: the directory is taken, or there is no valid checkpoint.
     """
-    fresh = (work_dir or home / default_name).absolute()
-    if asked is None:
-        if work_dir is None and not topology.is_shared:
-            fresh = _not_taken(fresh)
-        directory.check_free(fresh, resume=_already_started(fresh, topology))
-        return Start(fresh)
-    if asked == "auto":
+    if named == "auto":
         return _auto(work_dir, home, fresh, topology)
-    owner, checkpoint, passed_over = _named(Path(asked).absolute(), hashes=_verifies(topology))
+    owner, checkpoint, passed_over = _named(Path(named).absolute(), hashes=_verifies(topology))
     target = fresh if work_dir or not directory.is_run(owner) else owner
-    directory.check_free(target, resume=target == owner or _already_started(target, topology))
+    directory.check_free(target, resume=target == owner or is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
-
-
-def _not_taken(folder: Path) -> Path:
-    """Return the folder, or if a run of the same second has it, the same name with a number."""
-    names = (folder, *(folder.with_name(f"{folder.name}_{number}") for number in range(2, 100)))
-    return next((name for name in names if not name.exists()), folder)
 
 
 def _verifies(topology: Topology) -> bool:
@@ -89,7 +68,7 @@ def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:
 def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
     known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
     if known is None or not directory.is_run(known):
-        directory.check_free(fresh, resume=_already_started(fresh, topology))
+        directory.check_free(fresh, resume=is_already_started(fresh, topology))
         return Start(fresh, None, ("--resume auto: there is no earlier run here, so a new one starts.",))
     newest, passed_over = checkpoints.newest_valid(known / "checkpoints", hashes=_verifies(topology))
     if newest:
@@ -105,7 +84,7 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
 
 
 def _refuse_lost(run: RunDirectory) -> None:
-    """Refuse to begin a run anew whose checkpoints are out of reach, or were removed.
+    """Refuse to begin a run again if its checkpoints cannot be read or were removed.
 
     Raises:
         RunDirectoryError: it saved some.
@@ -116,14 +95,14 @@ def _refuse_lost(run: RunDirectory) -> None:
         raise DiskError(f"{run.checkpoints} cannot be read", where="--resume auto", fix=fix)
     state = run.read_json(run.status).get("state") if run.status.is_file() else None
     if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
-        what = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
+        message = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
         raise RunDirectoryError(
-            what, where="--resume auto", fix="Restore one, or start a new run with another --work-dir."
+            message, where="--resume auto", fix="Restore one, or start a new run with another --work-dir."
         )
 
 
 def _beside(run: Path) -> str:
-    """Return a word of another run of the recipe that can go on: this one may have been started by mistake."""
+    """Return a hint at another run of the recipe that has a checkpoint: this run may have been started by mistake."""
     others = (path for path in sorted(run.parent.iterdir(), reverse=True) if path != run and directory.is_run(path))
     other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
     return f" {other} has a checkpoint: --resume {shlex.quote(str(other))} resumes from it." if other else ""
@@ -133,13 +112,8 @@ def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> St
     return Start(target, checkpoint, (*passed_over, f"Resuming from {checkpoint.path}."))
 
 
-def _already_started(path: Path, topology: Topology) -> bool:
-    # The leader may have written the directory, or half of it, before another task or node looks.
-    return not topology.leads and path.is_dir()
-
-
-def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size: int) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the recipe with the checkpoint's global batch on this number of ranks, and what to say of it.
+def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe with the checkpoint's global batch on this number of ranks, and a note about it.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
     first, the micro-batch only where that is not enough, and it only shrinks.
@@ -148,53 +122,45 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
-    saved, asked = checkpoint.facts if checkpoint else {}, _batch_of(loaded)
+    saved, current = checkpoint.facts, batch_settings(loaded)
     wanted, here = saved.get("global_batch"), samples_of_rank(loaded.config, world_size) * world_size
     is_open = loaded.config.train_cfg.global_batch_size == "auto"
     if wanted is None or (here == wanted and not is_open):
         return loaded, ()
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
-    if here != wanted and asked not in (saved.get("asked_batch"), saved.get("batch")):
+    if here != wanted and current not in (saved.get("asked_batch"), saved.get("batch")):
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
-    if asked["micro_batch"] == "auto":
-        kept: dict[str, Any] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
-        told = "its split is chosen again"
+    if current["micro_batch"] == "auto":
+        kept: dict[str, int | str] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
+        change = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
-        told = f"{asked['micro_batch']} x {asked['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
+        change = f"{current['micro_batch']} x {current['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
     changed = {key: new for key, new in kept.items() if lookup(loaded.values, key.split(".")) != new}
-    note = f"batch: {told} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
+    note = f"batch: {change} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
     notes = () if saved.get("world_size") == world_size else (note,)
     return loaded.settled(changed, Place(Kind.DERIVED, reason)), notes
 
 
-def _batch_of(loaded: Recipe) -> dict[str, int | str]:
-    config = loaded.config
-    whole = config.train_cfg.global_batch_size
-    return {
-        "micro_batch": config.train_dataloader.batch_size,
-        "accumulation": config.optim_wrapper.accumulative_counts,
-        **({"asked_global_batch": whole} if isinstance(whole, int) else {}),
-    }
-
-
 def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
-    asked = _batch_of(loaded)
-    what = (
-        f"{asked['micro_batch']} x {asked['accumulation']} x {ranks} ranks = {here} "
+    current = batch_settings(loaded)
+    message = (
+        f"{current['micro_batch']} x {current['accumulation']} x {ranks} ranks = {here} "
         f"samples per step, and the checkpoint was trained with {wanted}"
     )
     where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
-    return RecipeError(what, where=where, fix=f"Use a global batch of {wanted}, or start a new run without --resume.")
+    return RecipeError(
+        message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without --resume."
+    )
 
 
 def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
-    """Return the largest micro-batch, up to the recipe's, of which whole ones make up each rank's share.
+    """Return the largest micro-batch, up to the recipe's, that divides each rank's share.
 
     Raises:
-        RunDirectoryError: there is none.
+        RunDirectoryError: no size divides it.
     """
     least = config.objective.least_batch_size
     share, rest = divmod(wanted, world_size)
@@ -203,42 +169,22 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     if sizes and share:
         return max(sizes)
     fits = [str(ranks) for ranks in range(1, wanted // least + 1) if wanted % ranks == 0]
-    what = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
-    what += f"= {wanted / world_size:.4g} samples per rank" + (f", and kto needs {least} or more" if least > 1 else "")
-    raise RunDirectoryError(what, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
+    message = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
+    message += f"= {wanted / world_size:.4g} samples per rank" + (
+        f", and kto needs {least} or more" if least > 1 else ""
+    )
+    raise RunDirectoryError(message, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
-def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint | None) -> str | None:
-    """Return what --deepspeed means: `auto` of a run that goes on is the level of its checkpoint."""
-    saved = checkpoint.facts.get("deepspeed") if checkpoint else None
+def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint) -> str | None:
+    """Return the value of --deepspeed, or the level of the checkpoint where `auto` would choose one."""
+    saved = checkpoint.facts.get("deepspeed")
     is_auto = choice.is_auto(loaded, deepspeed)
     return saved if is_auto and saved in LEVELS else deepspeed
 
 
-def state_of(resolved: ResolvedRecipe, asked: Recipe) -> dict[str, Any]:
-    """Return what decides who can load a run's checkpoints, which carry it in their manifest.
-
-    Args:
-        asked: The recipe before its batch was made to fit a checkpoint.
-    """
-    zero = resolved.final.config.get("zero_optimization", {})
-    states, weights = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
-    return {
-        "world_size": resolved.topology.world_size,
-        "global_batch": resolved.batch.global_batch,
-        "asked_batch": _batch_of(asked),
-        "batch": _batch_of(resolved.recipe),
-        "deepspeed": resolved.level,
-        "stage": zero.get("stage", 0),
-        "nvme": states == "nvme",
-        "nvme_weights_alone": weights == "nvme" != states,
-        "dtype": resolved.precision.dtype,
-        "optimizer": resolved.recipe.config.optim_wrapper.optimizer.type,
-    }
-
-
 def load_universal(final: FinalConfig) -> FinalConfig:
-    """Return the DeepSpeed config of an attempt that loads a universal checkpoint, which it must be told."""
+    """Return the DeepSpeed config of an attempt that loads a universal checkpoint: DeepSpeed needs a key for that."""
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
     origin = Origin.derived("--resume: the checkpoint was saved by another number of ranks")
     return final._replace(
@@ -260,17 +206,17 @@ FIXED = {
     "train_cfg.trainable_layers": "other weights are trained",
     "randomness.seed": "the order of the samples differs",
 }
-"""What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
+"""The keys and blocks that a checkpoint's state depends on, and what a change of each would break."""
 _ROWS = "train_dataloader.dataset"
 _FREE = frozenset(("adapter.lora_dropout", f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_ROWS}.tokenizer_backend"))
-"""What may change although its block may not: the ranks see whether other rows are left out."""
+"""Keys that may change although their block may not: ranks check whether the same rows are skipped."""
 
 
 def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
-    """Return one line for each key that the recipe of a run holds otherwise now.
+    """Return one line for each key of the recipe that changed since the checkpoint.
 
     Args:
-        saved: The recipe.py of the checkpoint; where there is none, nothing can be compared.
+        saved: The recipe.py of the checkpoint; without this file nothing can be compared.
         new: The recipe that will run, as recipe.py will hold it.
 
     Raises:
@@ -284,12 +230,12 @@ def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     if not refused:
         return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
     lines = [f"{_arrow(one)}: {why}" for one, why in refused]
-    what = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
+    message = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
     back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
     first = refused[0][0]
     where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
     fix = f"Restore {' and '.join(back)}, or start a new run without --resume."
-    raise RecipeError(what, where=where, fix=fix)
+    raise RecipeError(message, where=where, fix=fix)
 
 
 def _reason(key: str) -> str | None:

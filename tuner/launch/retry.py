@@ -2,7 +2,7 @@
 
 It decides and says so in one line; `execute` starts the attempt. The launchers of several nodes decide together, with
 files in the run directory that they share: each node reports that its ranks have ended, and whether it objects. Node 0
-reads these reports and decides: it writes the run.json of the next attempt, or why there is none.
+reads these reports and decides: it writes the run.json of the next attempt, or the reason why there is no next attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tuner.errors import DiskError, RunDirectoryError, TunerError
 from tuner.files import write_text
@@ -31,9 +31,9 @@ ON_OOM = "--on-oom retry"
 RESTARTS = "--max-restarts"
 _OUT_OF_MEMORY = (GPU_MEMORY, HOST_MEMORY)
 _COMES_AGAIN = (*_OUT_OF_MEMORY, NOT_A_NUMBER, SHARED_MEMORY)
-"""Causes that the same attempt would meet again."""
+"""Causes that would end the same attempt again."""
 _MAY_PASS = (1, 124)
-"""A crash and a hang; above 128 a rank was killed. All other codes are a mistake, a full disk, or a stop."""
+"""Exit codes of a crash and of a hang. Above 128 a rank was killed; other codes are a mistake, a full disk, a stop."""
 
 
 Resolve = Callable[[Request, Mapping[str, str], Hardware, datetime], ResolvedRun]
@@ -45,11 +45,11 @@ class _Refused(Exception):
 
 
 def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
-    """Return the next attempt, or None: nobody asked for one, it would not help, or it may not be.
+    """Return the next attempt, or None: no retry was requested, it would not help, or it is not allowed.
 
     Args:
-        code: How this node's attempt ended.
-        resolve: Decides about a request.
+        code: The exit code of this node's attempt.
+        resolve: Resolves a request, as `resolve.resolve_run` does.
     """
     request = resolved.request
     if request.max_restarts and resolved.topology.num_nodes > 1:
@@ -60,7 +60,7 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: R
     try:
         status = run.read_json(run.status)
         failure = status.get("diagnosis") or {}
-        if "signal" in status:  # who asked a run to stop does not want it to start again
+        if "signal" in status:  # a run that was told to stop must not start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
             return _announced(resolved, _resolve_lighter(resolved, run, failure, change, resolve), ON_OOM)
@@ -93,29 +93,29 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resol
         if launch_id is None:
             raise _Refused(refusal)
         preflight.check(resolved)
-        # Node 0 has chosen the checkpoint, which all ranks read of run.json: nobody else has to hash it.
+        # Node 0 has chosen and hashed the checkpoint; all ranks read its path in run.json.
         return replace(resolved, launch_id=launch_id)
     except (TunerError, _Refused) as error:
         if topology.leads:
             with contextlib.suppress(DiskError):
                 refuse_restart(run, str(error))
-        if not (objection and isinstance(error, _Refused)):  # an objection of its own is told by how it ended
+        if not (objection and isinstance(error, _Refused)):  # the failure of this node is printed already
             _print(f"{RESTARTS}: not possible: {error}")
     return None
 
 
-def _may_pass(code: int, failure: Mapping[str, Any]) -> bool:
-    """Say whether a failure may be gone the next time: not a mistake, and nothing that comes again."""
+def _may_pass(code: int, failure: Mapping[str, object]) -> bool:
+    """Return whether the next attempt may succeed: the failure is neither a mistake nor one that would come again."""
     return (code in _MAY_PASS or code > 128) and failure.get("cause") not in _COMES_AGAIN
 
 
 def _resolve_again(
-    resolved: ResolvedRun, run: RunDirectory, failure: Mapping[str, Any], resolve: Resolve
+    resolved: ResolvedRun, run: RunDirectory, failure: Mapping[str, object], resolve: Resolve
 ) -> ResolvedRun:
-    """Return the same attempt once more; a checkpoint is hashed once, for it and for the question of progress.
+    """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
 
     Raises:
-        _Refused: too many restarts, or none brings the run further.
+        _Refused: too many restarts, or the last one made no progress.
     """
     restarts = [attempt for attempt in resolved.request.attempts if attempt["cause"] not in _OUT_OF_MEMORY]
     limit = resolved.request.max_restarts
@@ -128,40 +128,40 @@ def _resolve_again(
     return again
 
 
-def _lighter(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Lighter | None:
+def _lighter(resolved: ResolvedRun, failure: Mapping[str, object]) -> Lighter | None:
     return lighter(resolved.recipe.config, resolved.level, resolved.topology.world_size, str(failure.get("cause")))
 
 
 def _resolve_lighter(
     resolved: ResolvedRun,
     run: RunDirectory,
-    failure: Mapping[str, Any],
+    failure: Mapping[str, object],
     change: Lighter,
     resolve: Resolve,
 ) -> ResolvedRun:
-    asked = _same_request(resolved, failure)
-    pairs = (*asked.overrides.pairs, *((ON_OOM, text) for text in change.sets))
-    request = asked._replace(
-        overrides=replace(asked.overrides, pairs=pairs),
-        deepspeed=change.level or asked.deepspeed,
-        command=(*asked.command, *change.flags) if asked.command else (),
+    same = _same_request(resolved, failure)
+    pairs = (*same.overrides.pairs, *((ON_OOM, text) for text in change.sets))
+    request = same._replace(
+        overrides=replace(same.overrides, pairs=pairs),
+        deepspeed=change.level or same.deepspeed,
+        command=(*same.command, *change.flags) if same.command else (),
     )
-    with contextlib.suppress(IncompatibleStates):  # another error where all are damaged: nobody asked to begin anew
+    with contextlib.suppress(IncompatibleStates):  # if all checkpoints are damaged that is another error
         return _resolve(request, resolved, resolve)
     checkpoints.set_aside(run.checkpoints, len(request.attempts))
     return _resolve(request, resolved, resolve)
 
 
-def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
-    asked, batch = resolved.request, resolved.batch
+def _same_request(resolved: ResolvedRun, failure: Mapping[str, object]) -> Request:
+    request, batch = resolved.request, resolved.batch
     ended = {key: failure.get(key) for key in ("cause", "what", "rank", "step")}
     ran = {"deepspeed": resolved.level, "micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
-    return asked._replace(
+    return request._replace(
         # Pinned: with a smaller batch `auto` might take a lower level than the one that ran out of memory.
-        deepspeed=resolved.level if resolved.final.from_catalog else asked.deepspeed,
+        deepspeed=resolved.level if resolved.final.from_catalog else request.deepspeed,
         work_dir=resolved.run_path,
         resume="auto",
-        attempts=(*asked.attempts, {**ended, **ran}),
+        attempts=(*request.attempts, {**ended, **ran}),
     )
 
 
@@ -198,7 +198,7 @@ _DECIDING_S = 600.0
 
 
 def node_patience_s(hang_timeout_s: float, grace_s: float) -> float:
-    """Return how long another node's ranks can take to end after their last sign of life, in seconds.
+    """Return how long the ranks of another node may take to end after their last sign of life, in seconds.
 
     A lost peer ends no collective by itself: the process group waits for ever. So a rank ends when its watchdog has
     seen no progress for `hang_timeout_s`, or `grace_s` after it was told to stop.
@@ -207,7 +207,7 @@ def node_patience_s(hang_timeout_s: float, grace_s: float) -> float:
 
 
 def report_ended(run: RunDirectory, node_rank: int, objection: str | None) -> None:
-    """Say that this node's ranks have ended, and what speaks against another attempt."""
+    """Report that this node's ranks have ended, and what speaks against another attempt."""
     write_text(_word(run, f"node-{node_rank}"), objection or "")
 
 
@@ -222,20 +222,20 @@ def await_objection(run: RunDirectory, num_nodes: int, patience_s: float) -> str
     def heard() -> list[str] | None:
         return [word.read_text() for word in words] if all(map(Path.is_file, words)) else None
 
-    said = _await(heard, run, patience_s)
-    if said is None:
+    objections = _await(heard, run, patience_s)
+    if objections is None:
         missing = [str(rank) for rank, word in enumerate(words) if not word.is_file()]
         return f"no status from node {', '.join(missing)} for {patience_s:.0f} s"
-    return next(filter(None, said), None)
+    return next(filter(None, objections), None)
 
 
 def refuse_restart(run: RunDirectory, why: str) -> None:
-    """Say to the other nodes that there is no other attempt."""
+    """Report to the other nodes that there is no other attempt."""
     write_text(_word(run, "restart"), why)
 
 
 def await_decision(run: RunDirectory, launch_id: str, patience_s: float) -> tuple[str | None, str | None]:
-    """Wait for node 0's word: the next attempt's launch id, or why there is none."""
+    """Wait for node 0's decision; return the next attempt's launch id, or None and the reason against one."""
     refusal, waits_s = _word(run, "restart"), patience_s + _DECIDING_S
 
     def heard() -> tuple[str | None, str | None] | None:
@@ -255,15 +255,15 @@ def _word(run: RunDirectory, name: str) -> Path:
 
 
 def _await(look: Callable[[], Answer | None], run: RunDirectory, patience_s: float) -> Answer | None:
-    """Return what `look` sees in the end, or None once no rank has given a sign of life for `patience_s` seconds."""
+    """Return the first result of `look`, or None once no rank has given a sign of life for `patience_s` seconds."""
     moved_s = looked_s = time.monotonic()
-    seen = beats.written(run)
+    latest = beats.written(run)
     while time.monotonic() - moved_s < patience_s:
         answer = look()
         if answer is not None:
             return answer
         time.sleep(_POLL_S)
         if time.monotonic() - looked_s >= min(_LOOK_S, patience_s / 4):  # many ranks have as many files
-            before, seen, looked_s = seen, beats.written(run), time.monotonic()
-            moved_s = looked_s if seen != before else moved_s
+            before, latest, looked_s = latest, beats.written(run), time.monotonic()
+            moved_s = looked_s if latest != before else moved_s
     return None

@@ -1,7 +1,7 @@
-"""The text of a job: sbatch's options and the shell script around one srun. It asks nothing and writes nothing.
+"""The text of a Slurm job: sbatch's options and a shell script around one srun. It reads and writes nothing.
 
-No value can become shell or another option: options hold only characters that sbatch neither splits nor expands, the
-rest stands quoted behind them.
+No value can become shell code or another option: options hold only characters that sbatch neither splits nor expands,
+and all other values are quoted.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _OURS = (
     *("wrap", "parsable", "quiet", "test-only", "wait", "chdir"),
 )
 _MAY_COME_EARLY_S = 60
-"""Slurm sends the signal up to so much earlier (sbatch's manual, --signal)."""
+"""Slurm may send the signal this much earlier (sbatch's manual, --signal)."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of Slurm.
+    """The job to request from Slurm.
 
     Args:
         tasks_per_node: Ranks on each node, one a GPU where there are any.
-        options: Further options by their long names; None for one that takes no value.
+        options: Further options by their long names; None for an option without a value.
         array: As sbatch takes it, such as `0-3` or `0-15%4`.
-        stop_before_s: So long before the time limit the run saves its last checkpoint, after a validation under way.
+        stop_before_s: The run saves its last checkpoint this long before the time limit; it ends a validation first.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Job:
 
 
 def check(job: Job) -> None:
-    """Refuse what sbatch would split, expand or take for something else.
+    """Refuse values that sbatch would split, expand or misread.
 
     Raises:
         UsageError: an option with a character that has no place in one, no time or array that Slurm reads, or a time
@@ -104,7 +104,7 @@ def options(job: Job, folder: Path) -> list[str]:
     log = f"{folder}/".replace("%", "%%") + ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
     # At the end: one that takes a value after all takes the script for it, which sbatch refuses, and no option of ours.
     alone = [f"--{key}" for key, value in job.options if value is None]
-    given = [
+    settings = [
         *job.options,
         ("job-name", job.name),
         ("nodes", job.nodes),
@@ -117,7 +117,7 @@ def options(job: Job, folder: Path) -> list[str]:
         ("output", log),
         ("open-mode", "append"),
     ]
-    return [*(f"--{key}={value}" for key, value in given if value is not None), "--requeue", *alone]
+    return [*(f"--{key}={value}" for key, value in settings if value is not None), "--requeue", *alone]
 
 
 def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
@@ -154,7 +154,7 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
 
 
 def at_index(text: str, index: str | None) -> str:
-    """Return a value as one task of an array has it."""
+    """Return a value for one task of an array."""
     return text if index is None else text.replace(INDEX, index)
 
 

@@ -37,11 +37,11 @@ _SURENESS = {
     Certainty.AT_MOST: ("at most ", " ({})"),
     Certainty.ABOUT: ("about ", f" ({{}}; {Certainty.ABOUT.value})"),
 }
-"""What a person reads before and after a count of each certainty; `{}` is why."""
+"""The texts before and after a count of each certainty; `{}` is the reason."""
 
 
 class Count(NamedTuple):
-    """A count, None where it is not known, how sure it is, and why."""
+    """A count (None if it is not known), how sure it is, and why."""
 
     value: int | None
     certainty: Certainty = Certainty.EXACT
@@ -49,7 +49,7 @@ class Count(NamedTuple):
 
     @property
     def most(self) -> int | None:
-        """A number that the true one does not pass, if one is known."""
+        """An upper bound of the true number, if one is known."""
         return None if self.certainty is Certainty.ABOUT else self.value
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ class Count(NamedTuple):
 
 
 class DatasetSize(NamedTuple):
-    """One data set: the rows of one pass over it (None, and `why`, where they are not counted).
+    """One data set: the rows of one pass over it; None and `why` if they are not counted.
 
-    `num_bytes` is the size of the files that hold them, `lengths` are the tokens of sampled rows, where a tokenizer is
-    at hand. `samples_a_row` is 2 if kto makes two samples of a row, None if that is not known: one or two.
+    `num_bytes` is the size of its files; `lengths` are the tokens of sampled rows, if a tokenizer is available.
+    `samples_a_row` is 2 if each row is two samples, and None if it is not known: one or two.
     """
 
     rows: int | None
@@ -95,14 +95,14 @@ class DatasetSize(NamedTuple):
 
     @property
     def samples(self) -> int | None:
-        """What the rows of one epoch become."""
+        """The samples of one epoch."""
         return None if self.taken is None or self.samples_a_row is None else self.taken * self.samples_a_row
 
 
 class Resumed(NamedTuple):
-    """Where a run goes on: its checkpoint's step, and the samples (or packed rows) that it was trained on.
+    """Where a run resumes: the step of the checkpoint, and its number of samples (or packed rows).
 
-    A run of other data is refused, so their number holds for this one too.
+    A run with other data is refused, so the number holds for this run too.
     """
 
     step: int
@@ -127,7 +127,7 @@ class Steps(NamedTuple):
         return None if self.total.value is None else max(self.total.value - self.done, 0)
 
     def to_json(self) -> dict[str, int | str | None]:
-        """Return the counts, and what they are worth, as plain values."""
+        """Return the counts, and how sure they are, as plain values."""
         return {
             "rows": self.rows.value,
             "rows_are": str(self.rows),
@@ -139,7 +139,7 @@ class Steps(NamedTuple):
         }
 
     def describe(self) -> str:
-        """Return in a line how many steps the run has, how sure that is, and the step that it resumes from."""
+        """Return one line: how many steps the run has, how sure that is, and the step that it resumes from."""
         total, done = self.total, f"{self.done:,}"
         if total.value is None:
             resumed = f"; resuming from step {done}" if self.done else ""
@@ -156,7 +156,7 @@ def count_steps(
 ) -> Steps:
     """Return the steps of a run, as transformers 5.23 counts them.
 
-    An epoch's last micro-batch may be smaller, ranks that have none compute on a stand-in (`worker.trainers`), and the
+    An epoch's last micro-batch may be smaller, ranks without one compute on a stand-in (`worker.trainers`), and the
     last accumulation may be shorter too. `max_steps` wins over epochs and goes through the data as often as it takes.
 
     Args:
@@ -218,9 +218,9 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
     return max(1, round((rows + len(room)) * num_rows / len(sample)))
 
 
-def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
-    """Return what to say of a run of too few steps, where their number is known; one that the recipe sets is meant."""
-    samples = found.samples
+def too_few(config: RecipeConfig, batch: Batch, steps: Steps) -> str | None:
+    """Return a warning about a run of too few steps; None if their number is unknown or the recipe sets it."""
+    samples = steps.samples
     if config.train_cfg.max_steps or samples.value is None:
         return None
     return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))

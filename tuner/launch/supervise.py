@@ -1,6 +1,6 @@
-"""The only place that spawns: the ranks of a machine, or torchrun; signals, the end, an exit code that tells the truth.
+"""Start the ranks of a machine, or torchrun; forward signals, watch to the end, return the exit code of the cause.
 
-torchrun turns every failure into 1, so the code comes from what the ranks left in the run directory.
+torchrun turns every failure into 1, so the exit code comes from files that the ranks write in the run directory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, TextIO
 
 import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
-from tuner.files import write_json
+from tuner.files import JsonObject, write_json
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.runs import beats, checkpoints
@@ -30,17 +30,17 @@ from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
 
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
-"""Asked twice by one of them, a run is killed. A terminal that closes sends SIGHUP twice, and SIGTERM may follow it."""
+"""The second of these signals kills a run. Not SIGHUP: a terminal that closes sends it twice."""
 _FORWARDED = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
 _REAP_S = 10.0
-"""A killed process that is in a write of a slow disk, or in a driver's call, ends only when that returns."""
+"""A killed process in a slow write, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
 _AFTER_FAILURE_S = 10.0
-"""What the other ranks get once one has failed: they save nothing any more."""
+"""Time for the other ranks to end once one has failed; they save nothing any more."""
 _STACKS_S = 1.0
 _SAVES = 3.0
-"""Who is told to stop gets at least so many times the longest save so far."""
+"""Ranks that are told to stop get at least this many times the longest save so far."""
 _STDOUT = 1
 _Output = BinaryIO | int | None
 
@@ -58,8 +58,8 @@ def run(
 ) -> int:
     """Run the ranks of this machine, or torchrun, to their end and return the run's exit code; leave no process behind.
 
-    A failure is told in three lines on standard error and written into status.json. Signals are heard in the main
-    thread alone, where Python takes them.
+    A failure is printed in three lines on standard error and written to status.json. Signals are handled only in the
+    main thread, as Python requires.
 
     Args:
         ranks: The command is that of a rank, to be started once for each of these, which it gets beside `env`; they
@@ -142,7 +142,7 @@ class _Watch:
         return sum(number in _INSISTING for number in self.received) > 1
 
     def start(self, argv: Sequence[str], process: Process, stdout: _Output, stderr: _Output) -> None:
-        """Start a process and watch it; where that fails, none is left."""
+        """Start a process and watch it; if that fails, end the processes that were started."""
         try:
             child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
@@ -157,8 +157,10 @@ class _Watch:
             self.kill_ranks()
             for started in self.children:
                 started.wait()
-            what = f"a rank cannot be started: {error.strerror}"
-            raise MachineError(what, where=argv[0], fix="See the limits of processes and memory: ulimit -a.") from error
+            message = f"a rank cannot be started: {error.strerror}"
+            raise MachineError(
+                message, where=argv[0], fix="See the limits of processes and memory: ulimit -a."
+            ) from error
         self.children.append(child)
         if self.are_ranks:  # it has its stacks written and is killed after the grace; torchrun ends when its ranks have
             self.ranks.add(psutil.Process(child.pid))
@@ -201,7 +203,7 @@ class _Watch:
         """Pass the first signal on as SIGTERM (finish the step, save, stop); at the second, kill at once."""
         if self.insisted:  # the ranks are killed as soon as these are gone
             for child in self.alive.values():
-                child.send_signal(signal.SIGSTOP)  # it may be starting one, which nobody could find afterwards
+                child.send_signal(signal.SIGSTOP)  # it may be starting a rank, which could not be found afterwards
             self.remember_ranks()
             for child in self.alive.values():
                 child.kill()
@@ -210,7 +212,7 @@ class _Watch:
             self.end()
 
     def look(self) -> None:
-        """Note the ranks and end the late ones, once a second: finding them reads of every process of the machine."""
+        """Note the ranks and end late ones, once a second: the search reads every process of the machine."""
         now_s = time.monotonic()
         if now_s - self.looked_s >= _LOOK_S:
             self.looked_s = now_s
@@ -218,7 +220,7 @@ class _Watch:
             self.end_late_ranks()
 
     def end_late_ranks(self) -> None:
-        """Kill the ranks that do not end when they have to: after a failure of another, or when told to stop."""
+        """Kill the ranks that do not end in time: after the failure of another, or when told to stop."""
         if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
             self.fail()
         if self.ending_since_s is None or self.overdue_s:
@@ -226,7 +228,7 @@ class _Watch:
         self._kill_if_over(time.monotonic() - self.ending_since_s)
 
     def _wake(self) -> None:
-        """Let stopped ranks go on: they cannot take the SIGTERM that they have got, nor leave their stacks."""
+        """Continue stopped ranks: until then they handle no SIGTERM and write no stacks."""
         pids = {rank: beat.pid for rank, beat in beats.here(self.directory).items()}
         self.stopped = stopped(pids)
         for process in self._of(pids[rank] for rank in self.stopped):
@@ -266,7 +268,9 @@ class _Watch:
         reports = self.directory.failures()
         child_code = next((code for code in self.exits.values() if code), 0)
         if self._is_done():
-            if reports or (child_code != 0 and not self.forwarded):  # torchrun fails at a signal, whatever its ranks do
+            if reports or (
+                child_code != 0 and not self.forwarded
+            ):  # torchrun fails at a signal even if its ranks succeed
                 text = "WARNING: the run is done and its result is complete, but the cleanup after it was interrupted."
                 with contextlib.suppress(OSError):
                     print(text, file=sys.stderr)
@@ -283,12 +287,12 @@ class _Watch:
         return self._diagnose(child_code, reports)
 
     def _is_done(self) -> bool:
-        """Return whether rank 0 has said so, when the result was in its place: nothing after that can undo it."""
+        """Return whether rank 0 wrote "done": the result is complete then, whatever happens later."""
         with contextlib.suppress(RunDirectoryError, AttributeError):
             return bool(self.directory.read_json(self.directory.status).get("state") == "done")
         return False
 
-    def _diagnose(self, child_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
+    def _diagnose(self, child_code: int, reports: Sequence[JsonObject]) -> int:
         kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
         try:
             evidence = gather(
@@ -302,14 +306,16 @@ class _Watch:
             )
             diagnosis = diagnose(evidence)
         except BaseException:
-            print(*(report["message"] for report in reports), sep="\n", file=sys.stderr)  # a bug of ours hides nothing
+            print(
+                *(report["message"] for report in reports), sep="\n", file=sys.stderr
+            )  # a bug in tuner must not hide the failure
             raise
         return self._end(
             "failed", diagnosis.exit_code, diagnosis.text, message=diagnosis.message, diagnosis=diagnosis.to_json()
         )
 
     def _keep_signal(self) -> None:
-        """Let status.json say of a run that was done before it could stop that it was asked to; `api` passes it on."""
+        """Write the signal to status.json for a run that was done before it could stop; `api` raises it again."""
         if self.received:
             with contextlib.suppress(DiskError, RunDirectoryError):
                 status = self.directory.read_json(self.directory.status)
@@ -319,7 +325,7 @@ class _Watch:
     def _signal(self) -> dict[str, int]:
         return {"signal": self.received[0]} if self.received else {}
 
-    def _end(self, state: State, code: int, text: str, **facts: Any) -> int:
+    def _end(self, state: State, code: int, text: str, **facts: object) -> int:
         with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
             self.directory.write_status(state, **{"exit_code": code, "message": text, **self._signal, **facts})
         with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
@@ -328,7 +334,7 @@ class _Watch:
 
 
 def _runs(process: psutil.Process) -> bool:
-    # A zombie is dead, though nobody may ever reap it: its parent hangs, or process 1 of a container does not care.
+    # A zombie is dead, also if its parent never reaps it: one that hangs, or process 1 of a container.
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -352,13 +358,13 @@ class Process(NamedTuple):
 
 @contextmanager
 def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterator[list[Process]]:
-    """Give a process for each rank, or one with `env` alone where there are none.
+    """Yield a process for each rank, or one process with `env` alone if `ranks` is empty.
 
     Rank 0 inherits the socket, and serves torch's store there: no other process can take the port in between.
 
     Args:
         env: What all ranks get.
-        ranks: What each gets beside it.
+        ranks: The further variables of each rank.
     """
     if not ranks:
         yield [Process(env)]

@@ -1,4 +1,4 @@
-"""What a name means: a recipe, a DeepSpeed config or a run, and what the last two hold."""
+"""Whether a name is a recipe, a DeepSpeed config or a run, and the values of the last two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "b
 
 
 def kind_of(name: str | None) -> Kind:
-    """Say what a name means; none is a recipe made of options, and so is a model in its place.
+    """Return what a name stands for. No name, or a model's name, is a recipe made of options.
 
     Raises:
         RunDirectoryError: a folder that is no run directory.
@@ -28,7 +28,7 @@ def kind_of(name: str | None) -> Kind:
     if document_file.says_what_to_train(path) or document_file.is_recipe(path):
         return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
-        from tuner.runs import directory, listing  # few names are a folder's
+        from tuner.runs import directory, listing  # few names are folders
 
         if directory.is_run(path):
             return "run"

@@ -1,6 +1,6 @@
-"""What can be wrong with a run before it starts, a module for each subject; a check yields what it finds.
+"""The checks of a run before it starts, one module for each subject. A check yields its findings.
 
-A check looks and refuses nothing itself: `launch.preflight` decides which run when, and ends the run.
+A check refuses nothing itself: `launch.preflight` decides which checks run, and refuses the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run's DeepSpeed config needs of this machine: packages, folders that can be written, a disk to swap to.
+"""What a run's DeepSpeed config needs of this machine: packages, compiled ops, writable folders, a disk to swap to.
 
-It asks the compiler about libaio, and makes a file for an instant where the run would write.
+It asks the compiler for libaio, and tests each folder with a temporary file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import DiskError, MachineError
+from tuner.files import JsonObject
 from tuner.fit.estimate import state_bytes
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
@@ -29,17 +29,17 @@ _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which cannot be checked from here"
 _IN_MEMORY = "swap to memory: device = cpu"
 _FP32_AND_GRADIENT = 8
-"""Bytes of a trained weight in fp32 and of its gradient, which are on the disk beside the optimizer's own state."""
+"""Bytes of a trained weight in fp32 and of its gradient, which are swapped together with the optimizer's state."""
 
 
 def config(run: ResolvedRun) -> Iterator[Finding]:
-    """Find what the run's config needs and this machine lacks, and what its DeepSpeed is known to do wrong with it."""
+    """Find what the config needs and this machine lacks, and known errors of its DeepSpeed with this config."""
     final = run.final
 
     def where(keys: needs.Keys) -> str:
         dotted = ".".join(keys)  # of a value, or of a block
-        held = (origin.source for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
-        return next(held, final.name)
+        sources = (origin.source for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
+        return next(sources, final.name)
 
     yield from lacks(final.config, run.hardware, run.environ, where)
     for guard in _met(final.config, run.hardware):
@@ -48,7 +48,7 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def compiles(run: ResolvedRun) -> Iterator[Finding]:
-    """Tell what DeepSpeed compiles for this run before it starts; a start says so itself, when it does it."""
+    """Report what DeepSpeed compiles before this run starts; a start prints the same when it compiles."""
     if ops := builds.missing(run):
         yield f"{builds.foretold(ops)}."
 
@@ -57,26 +57,26 @@ def _deepspeed() -> str:
     return libraries.version_of("deepspeed") or "0"
 
 
-def _met(config: dict[str, Any], here: Hardware) -> list[guards.Guard]:
+def _met(config: JsonObject, here: Hardware) -> list[guards.Guard]:
     return list(guards.met(config, _deepspeed(), has_gpus=bool(here.gpus)))
 
 
 def lacks(
-    config: dict[str, Any], here: Hardware, environ: Mapping[str, str], where: Callable[[needs.Keys], str]
+    config: JsonObject, here: Hardware, environ: Mapping[str, str], where: Callable[[needs.Keys], str]
 ) -> Iterator[MachineError | DiskError]:
-    """Yield what a config needs and this machine lacks (room on its disks apart), and what its DeepSpeed does wrong.
+    """Yield what a config needs and this machine lacks (apart from room on disks), and known errors of its DeepSpeed.
 
     Args:
         where: Returns the place of a key.
     """
     for guard in _met(config, here):
         if guard.effect != "slow":
-            what = f"with deepspeed {_deepspeed()} {guard.what} ({guard.source})"
-            yield MachineError(what, where=where(guard.keys), fix=guard.fix)
+            message = f"with deepspeed {_deepspeed()} {guard.what} ({guard.source})"
+            yield MachineError(message, where=where(guard.keys), fix=guard.fix)
     for keys, package in needs.packages(config):
         if importlib.util.find_spec(package) is None:
-            what = f"{'.'.join(keys)} is true, and {package} is not installed"
-            yield MachineError(what, where=where(keys), fix=f"Install it (pip install {package}) or switch it off.")
+            message = f"{'.'.join(keys)} is true, and {package} is not installed"
+            yield MachineError(message, where=where(keys), fix=f"Install it (pip install {package}) or switch it off.")
     for keys, path in measurements.places(config):
         if problem := _unwritable(path, direct=False):
             yield _no_folder(keys, path, problem, where)
@@ -85,8 +85,8 @@ def lacks(
         if problem := _unwritable(swap.path, direct=True):
             yield _no_folder(swap.path_keys, swap.path, problem, where)
     if swaps and not _is_built() and (lack := _no_libaio(here, environ)):
-        what, fix = lack
-        yield MachineError(what, where=where(swaps[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
+        message, fix = lack
+        yield MachineError(message, where=where(swaps[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
 
 
 def _no_folder(keys: needs.Keys, path: Path, problem: str, where: Callable[[needs.Keys], str]) -> DiskError:
@@ -94,13 +94,13 @@ def _no_folder(keys: needs.Keys, path: Path, problem: str, where: Callable[[need
 
 
 def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return what is missing of what DeepSpeed swaps with, and how to get it; None where all is here."""
+    """Return what DeepSpeed lacks for swapping to disk, and how to install it; None if nothing is missing."""
     if not here.has_compiler:
         tools = "g++ and ninja, and nvcc beside GPUs"
         return f"DeepSpeed compiles the op that swaps to disk, and {tools} are not installed", f"Install {tools}"
     if not hardware.has_libaio(environ):
-        what = "DeepSpeed swaps to disk with libaio, and the library or its header libaio.h is not installed"
-        return what, f"{_LIBAIO} (outside the system's folders: CFLAGS and LDFLAGS)"
+        message = "DeepSpeed swaps to disk with libaio, and the library or its header libaio.h is not installed"
+        return message, f"{_LIBAIO} (outside the system's folders: CFLAGS and LDFLAGS)"
     return None
 
 
@@ -117,12 +117,12 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
         free[disk] = (place, shutil.disk_usage(place).free)
     for disk, (place, there) in free.items():
         if there < wanted[disk]:
-            what = f"{gib(there)} are free, and this run swaps {gib(wanted[disk])} to the disk"
-            yield DiskError(what, where=place, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
+            message = f"{gib(there)} are free, and this run swaps {gib(wanted[disk])} to the disk"
+            yield DiskError(message, where=place, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
 
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
-    """Tell how fast the disks are that a run swaps to, which are none of this machine's, and what cannot be resumed."""
+    """Report how fast the disks for swapping are, which are in memory or on a network, and what cannot be resumed."""
     if run.state["nvme_weights_alone"]:
         yield "this run cannot be resumed: its weights are on NVMe and its optimizer is in memory."
     for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
@@ -139,7 +139,7 @@ def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def unknown(run: ResolvedRun) -> Iterator[Finding]:
-    """Tell what the machines of a run that starts elsewhere must have, which cannot be seen from here."""
+    """Report what the machines of a run that starts elsewhere need; it cannot be checked from here."""
     for keys, package in needs.packages(run.final.config):
         yield f"{'.'.join(keys)} needs {package} {_THERE}."
     for keys, path in measurements.places(run.final.config):
@@ -156,10 +156,10 @@ def _is_built() -> bool:
 
 
 def _unwritable(path: Path, *, direct: bool) -> str | None:
-    """Return why no file can be made in a folder, or in the one it would be made in; None where it can.
+    """Return why no file can be made in a folder, or in the nearest folder above it that exists; None if it can.
 
     Args:
-        direct: Whether the file is to be written around the cache (O_DIRECT), as DeepSpeed swaps.
+        direct: Whether the file is written around the cache (O_DIRECT), as DeepSpeed does when it swaps.
     """
     place = existing(path)
     try:
@@ -174,7 +174,7 @@ def _unwritable(path: Path, *, direct: bool) -> str | None:
 
 
 def _swapped_bytes(run: ResolvedRun, block: str) -> float:
-    """Return the bytes that a node swaps: what ranks swap is divided among all of them."""
+    """Return the bytes that one node swaps: the whole is divided among all ranks."""
     config, facts = run.recipe.config, run.recipe.config.architecture
     if facts is None or not has_formula(facts):
         return 0.0

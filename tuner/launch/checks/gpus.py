@@ -1,6 +1,6 @@
-"""The GPUs of a run: attention and precision that they have, kernels that torch has for them, memory that is free.
+"""The GPUs of a run: their attention and precision, torch's kernels for them, their free memory.
 
-It asks the driver; it opens no CUDA context, which would itself take memory.
+It asks the driver and opens no CUDA context, because a context takes memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tuner.machine.hardware import Gpu, GpuUse
 
 _WHERE = "model.attn_implementation"
 _HIDDEN_BYTES = 1024**3
-"""More than drivers and monitors take of an idle GPU."""
+"""More memory than drivers and monitors use on an idle GPU."""
 
 
 def attention(run: ResolvedRun) -> Iterator[Finding]:
-    """Find flash attention asked for without a GPU that has it, the package, or a type that it computes in."""
+    """Find flash attention without a GPU that supports it, without its package, or with fp32."""
     wanted = run.recipe.config.model.attn_implementation
     if wanted not in libraries.FLASH:
         return
@@ -31,8 +31,8 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
     if weakest is None:
         yield MachineError(f"{wanted} needs a GPU, and none is visible", where=_WHERE, fix=f"Use {instead}")
     elif not run.hardware.has_nvidia:
-        what = f"{wanted} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
-        yield MachineError(what, where=_WHERE, fix=f"Use {instead}")
+        message = f"{wanted} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
+        yield MachineError(message, where=_WHERE, fix=f"Use {instead}")
     elif weakest < needed:
         has = (
             f"compute capability {needed[0]}.{needed[1]} or more, and a GPU of this "
@@ -48,7 +48,7 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def offloading(run: ResolvedRun) -> Iterator[Finding]:
-    """Find activations that are to leave a GPU which is not there, or an objective for which TRL cannot move them."""
+    """Find activation offloading without a GPU, or for an objective for which TRL does not support it."""
     where, fix = "train_cfg.activation_offloading", "Use --set activation_offloading=False."
     if not run.recipe.config.train_cfg.activation_offloading:
         return
@@ -60,17 +60,17 @@ def offloading(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def four_bits(run: ResolvedRun) -> Iterator[Finding]:
-    """Find quantized weights on a device that bitsandbytes has no kernels for.
+    """Find quantized weights on a device without kernels of bitsandbytes.
 
     Source: bitsandbytes 0.50, README, "Accelerator support": CUDA, ROCm, XPU, Gaudi and CPUs.
     """
     if run.recipe.config.quantization is not None and run.hardware.device in ("npu", "mps"):
-        what = f"bitsandbytes does not support quantized weights on {run.hardware.maker} accelerators"
-        yield MachineError(what, where="quantization", fix="Use the method lora: --set quantization=None.")
+        message = f"bitsandbytes does not support quantized weights on {run.hardware.maker} accelerators"
+        yield MachineError(message, where="quantization", fix="Use the method lora: --set quantization=None.")
 
 
 def liger(run: ResolvedRun) -> Iterator[Finding]:
-    """Find Liger's kernels asked for without a GPU, or without their package."""
+    """Find Liger's kernels without a GPU, or without their package."""
     where, fix = "model.use_liger_kernel", "Use --set use_liger_kernel=False, which computes the same."
     if run.recipe.config.model.use_liger_kernel is not True:
         return
@@ -83,7 +83,7 @@ def liger(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def precision(run: ResolvedRun) -> Iterator[Finding]:
-    """Find GPUs that emulate the run's bf16, and those that torch was not compiled for."""
+    """Find GPUs that only emulate the run's bf16, and GPUs without kernels in this torch."""
     used = _used(run) if run.hardware.has_nvidia else ()
     slow = sorted({gpu.name for gpu in used if gpu.compute_capability < (8, 0)})
     if run.precision.dtype == "bf16" and slow:
@@ -119,13 +119,13 @@ def too_old_driver(has: tuple[int, int] | None, built: str | None) -> Iterator[M
     Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
     """
     if has and built and has[0] < int(built.split(".")[0]):
-        what = f"torch is built for CUDA {built}, and the driver supports CUDA up to {has[0]}.{has[1]}"
+        message = f"torch is built for CUDA {built}, and the driver supports CUDA up to {has[0]}.{has[1]}"
         fix = f"Update NVIDIA's driver, or install torch from PyTorch's index for CUDA {has[0]}."
-        yield MachineError(what, where="NVIDIA's driver", fix=fix)
+        yield MachineError(message, where="NVIDIA's driver", fix=fix)
 
 
 def busy(run: ResolvedRun) -> Iterator[Finding]:
-    """Find other processes on the run's GPUs; an error where they leave less than the run needs."""
+    """Find other processes on the run's GPUs; an error if they leave less memory than the run needs."""
     use = hardware.gpu_use() if run.hardware.has_nvidia else {}
     needed = run.fit.peak.gpu_bytes if run.fit else 0.0
     for gpu in _used(run):
@@ -138,8 +138,8 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
     taken = gpu.memory_bytes - use.free_bytes
     if not others and taken < _HIDDEN_BYTES:
         return
-    whose = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in others) or "processes that are not visible here"
-    text = f"{gpu.name} ({gpu.uuid}) is in use: {whose}; {gib(use.free_bytes)} of {gib(gpu.memory_bytes)} are free"
+    users = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in others) or "processes that are not visible here"
+    text = f"{gpu.name} ({gpu.uuid}) is in use: {users}; {gib(use.free_bytes)} of {gib(gpu.memory_bytes)} are free"
     if needed > use.free_bytes and not ignored:
         fix = (
             "Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES, or "
@@ -151,7 +151,7 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
 
 
 def _used(run: ResolvedRun) -> tuple[Gpu, ...]:
-    """Return the GPUs that this start puts ranks on; a task of Slurm looks at its own, beside which others start up."""
+    """Return the GPUs of the ranks that this process starts; a task of Slurm looks only at its own GPU."""
     gpus, rank = run.hardware.gpus, run.topology.local_rank
     if rank is not None:
         return gpus[rank : rank + 1] or gpus[:1]

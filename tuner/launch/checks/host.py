@@ -48,9 +48,9 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     number = _num_checkpoints(run)
     needed, free, place = one * number + final, _free(run), existing(run.run_path)
     if free < needed:
-        what = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
+        message = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
         fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
-        yield DiskError(what, where=place, fix=fix)
+        yield DiskError(message, where=place, fix=fix)
 
 
 def conversion(run: ResolvedRun) -> Iterator[Finding]:
@@ -63,11 +63,11 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     # It stays until the next checkpoint is whole.
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
-        what = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
+        message = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
         saved = point.checkpoint.facts
         savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
         fix = f"Free space, choose another --work-dir, or use the {savers} that saved it."
-        yield DiskError(f"{what}, until the next one is saved", where=place, fix=fix)
+        yield DiskError(f"{message}, until the next one is saved", where=place, fix=fix)
 
 
 def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, float]:
@@ -85,7 +85,7 @@ def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, floa
 
 
 def _free(run: ResolvedRun) -> int:
-    # What a killed save has left is removed before the next one.
+    # Files left by a killed save are removed before the next save.
     left = unfinished(run.run_path / "checkpoints").rglob("*")
     return shutil.disk_usage(existing(run.run_path)).free + sum(path.stat().st_size for path in left if path.is_file())
 
@@ -132,8 +132,8 @@ def download(run: ResolvedRun) -> Iterator[Finding]:
     cache = existing(Path(constants.HF_HUB_CACHE))
     free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
     if free < needed:
-        what = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
-        yield DiskError(what, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
+        message = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
+        yield DiskError(message, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
 
 
 def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
@@ -143,9 +143,9 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     free, ranks = shutil.disk_usage(SHM).free, run.topology.nproc_per_node
     needed = _batches_bytes(run) * ranks
     if needed > free:
-        what = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
+        message = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
         fix = "Use --set train_dataloader.num_workers=0, or enlarge it: docker run --shm-size=8g, or --ipc=host."
-        yield MachineError(what, where=SHM, fix=fix)
+        yield MachineError(message, where=SHM, fix=fix)
     elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
         yield (
             f"{SHM} has {gib(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
@@ -161,14 +161,14 @@ def _batches_bytes(run: ResolvedRun) -> int:
 
 
 def host_memory(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a host with less memory than the run needs: refused on a CPU for its states alone, else told."""
+    """Find a host with less memory than the run needs: an error on a CPU, otherwise a warning."""
     config, there, needed = run.recipe.config, run.hardware.host_memory_bytes, host_bytes(run)
     if needed is None or not there:
         return
     if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
-        what = f"not enough memory: this run needs at least {gib(needed)} of RAM, and this machine has {gib(there)}"
+        message = f"not enough memory: this run needs at least {gib(needed)} of RAM, and this machine has {gib(there)}"
         fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
-        yield MachineError(what, fix=f"{fix} To start anyway: --ignore-fit.")
+        yield MachineError(message, fix=f"{fix} To start anyway: --ignore-fit.")
         return
     free = hardware.available_host_bytes()
     if free is not None and free < needed <= there:
@@ -198,7 +198,7 @@ _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "
 _DEEPSPEED_ENV = ".deepspeed_env"
 """Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
 _FEWEST_FILES = 48
-"""Measured: one rank trains with so many, and with 12 torchrun waits for its own store for minutes."""
+"""Measured: one rank trains with this limit; with 12, torchrun waits for its own store for minutes."""
 _FILES_OF_A_RANK = 256
 _FILES_OF_A_WORKER = 32
 """Pipes, semaphores and the shared tensors of the batches in flight."""
@@ -215,7 +215,7 @@ def installed(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def notifies(run: ResolvedRun) -> Iterator[Finding]:
-    """Find no command of log.notify's name: at the run's end, perhaps days later, it is too late to correct it."""
+    """Find a missing command of log.notify: at the end of the run it would be too late to correct it."""
     for program in run.recipe.config.log.command[:1] if run.topology.leads else ():
         if shutil.which(program, path=run.environ.get("PATH")) is None:
             yield MachineError(f"no command {program!r}", where="log.notify", fix="Install it, or write its full path.")
@@ -229,14 +229,14 @@ def _missing(package: str | None, where: str) -> Iterator[Finding]:
 
 
 def shadows(run: ResolvedRun) -> Iterator[Finding]:
-    """Find what can put other modules or variables into a run than those that are installed and set."""
-    from tuner.machine.hostfile import NODE  # a dry run does not ask
+    """Find settings that bring other modules or variables into a run than the installed ones."""
+    from tuner.machine.hostfile import NODE  # a dry run does not check this
 
     if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
         places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
         hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
-        what = f", and finds {', '.join(hidden)} there" if hidden else ""
-        yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
+        message = f", and finds {', '.join(hidden)} there" if hidden else ""
+        yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{message}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
         if (folder / _DEEPSPEED_ENV).is_file() and NODE not in run.environ:
             yield f"{folder / _DEEPSPEED_ENV} is ignored: tuner reads it only with --hostfile and several hosts."
@@ -250,7 +250,7 @@ def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
     if nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm uses all"
         yield f"this Slurm job has {nodes} nodes, and the run uses one: {all_of_them}."
-    with suppress(TunerError):  # half of what a cluster says is --launcher env's to refuse
+    with suppress(TunerError):  # `--launcher env` itself refuses incomplete variables
         of_cluster = variables.nodes(run.environ).get("--nnodes", {})
         for name, number in of_cluster.items():
             if number != "1" and run.topology.launcher != "env":
@@ -262,7 +262,7 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
     number = run.topology.master_port
     if number is None or not run.topology.leads or (run.topology.launcher == "env" and AGENT_STORE in run.environ):
         return
-    import socket  # a dry run does not ask
+    import socket  # a dry run does not check ports
 
     with socket.socket() as listener:
         # As torch's store does it: a port that a finished run left in TIME_WAIT is free.
@@ -273,17 +273,17 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            what = f"cannot listen on port {number}: {os.strerror(error.errno)}"
+            message = f"cannot listen on port {number}: {os.strerror(error.errno)}"
             fix = f"Use another one on all nodes, such as --master-port {max(number, 1024) + 1}."
-            yield MachineError(what, where="--master-port / MASTER_PORT / PORT", fix=fix)
+            yield MachineError(message, where="--master-port / MASTER_PORT / PORT", fix=fix)
 
 
 def open_files(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a limit of open files under which nothing starts, or that many dataloader workers reach."""
+    """Find a limit of open files that is too low to start, or too low for this number of dataloader workers."""
     workers = sum(loader.num_workers for loader in run.recipe.config.loaders.values())
     needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else "fewer workers"
-        what = f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}"
+        message = f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}"
         fix = f"Raise both limits: ulimit -n {needed}."
-        yield MachineError(what, where="ulimit -n", fix=fix) if soft < _FEWEST_FILES else f"{what}: {raised}."
+        yield MachineError(message, where="ulimit -n", fix=fix) if soft < _FEWEST_FILES else f"{message}: {raised}."

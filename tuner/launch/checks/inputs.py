@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import DataError, MachineError, ModelError, UsageError
-from tuner.launch import steps
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model_files import missing_weights
 from tuner.launch.resolved_run import ResolvedRun
@@ -24,7 +23,7 @@ _NUM_ROWS = 8
 
 
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
-    """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
+    """Check the first rows of each data set; raise the error of the first row that cannot be read or does not fit."""
     config = run.recipe.config
     for loader in config.loaders.values():
         for rows in loader.dataset.shares:
@@ -33,11 +32,11 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def streamed(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a data set that is to be streamed, and cannot be read from any row on; of a folder the ranks see it."""
+    """Find a streamed data set that cannot be read from the middle; for a folder the ranks check it."""
     rows = run.recipe.config.train_dataloader.dataset
     if not rows.streaming or not rows.path:
         return
-    from tuner.data import sources  # a plan of data that is prepared whole does not need it
+    from tuner.data import sources  # only needed for streamed data
 
     place = paths.local(rows.path)
     if place is None or _are_files(rows):
@@ -45,19 +44,13 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     yield from ()
 
 
-def few_steps(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a run of too few optimizer steps."""
-    if warning := steps.too_few(run.recipe.config, run.batch, run.steps):
-        yield warning
-
-
 def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
-    """Take the first rows of one data set of a block to samples; bad ones may be left out, and are counted in training.
+    """Turn the first rows of one data set into samples. Bad rows may be skipped; training counts them.
 
     Raises:
         DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
     """
-    # A row function of the user's is run in the ranks alone: it may do anything, and import torch.
+    # Only ranks run a user's row function: it may do anything, also import torch.
     if ":" in (rows.format or ""):
         return
     from tuner.data import formats  # a plan does not need it
@@ -77,16 +70,16 @@ def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
 
 
 def _are_files(rows: Rows) -> bool:
-    """Say whether rows are in files here; which files of a folder are a split's, `datasets` alone can tell."""
+    """Return whether the rows are in local files; only `datasets` knows which files of a folder belong to a split."""
     place = paths.local(rows.path) if rows.path else None
     files = paths.matching(place) if place else []
     return bool(files) and all(file.is_file() for file in files)
 
 
 DEADLINE_S = 5.0
-"""For all questions together."""
+"""The time limit of all questions together."""
 _FILES = {"model": "config.json", "dataset": ".gitattributes"}
-"""A file that every repository of a kind has; any answer about it tells whether the repository may be read."""
+"""A file that every repository of this kind has; the answer about it shows whether the user may read the repository."""
 
 
 def reachable(run: ResolvedRun) -> Iterator[Finding]:
@@ -94,7 +87,7 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
     wanted = list(_wanted(run)) if run.topology.leads else []
     if not wanted:
         return
-    from huggingface_hub import constants  # 0.3 s with its client, which a plan does not need
+    from huggingface_hub import constants  # 0.3 s with its client
 
     answers: queue.Queue[Finding | None] = queue.Queue()
     for kind, name, revision in wanted:
@@ -130,7 +123,7 @@ def pushes(run: ResolvedRun) -> Iterator[Finding]:
 def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Finding]:
     for _ in range(count):
         try:
-            # A server that drips a byte a second passes every time-out of the client; a thread's answer can be left.
+            # A server that sends one byte a second never reaches the client's time-out; a thread can be abandoned.
             finding = answers.get(timeout=DEADLINE_S)
         except queue.Empty:
             yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will try again."
@@ -162,7 +155,7 @@ def _offline(name: str) -> MachineError:
 
 
 def _ask(kind: str, name: str, revision: str | None) -> Finding | None:
-    """Ask the hub for the head of one file and return what its answer means."""
+    """Ask the hub for the headers of one file; return an error or a warning, or None if access works."""
     from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
-"""The model of a run: an architecture that transformers has, weights that are whole, a context that is long enough.
+"""The model of a run: an architecture that transformers has, complete weights, a context that is long enough.
 
-It reads a folder's small files and the first bytes of its large ones; it loads nothing and asks no hub.
+It reads small files and the first bytes of large files; it loads no model and asks no hub.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tuner import assets, paths, vocabulary
 from tuner.errors import ModelError, did_you_mean
@@ -43,7 +42,7 @@ def folder(run: ResolvedRun) -> Path | None:
 
 
 def architecture(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a config.json that is none, and a model_type that the installed transformers has no class for."""
+    """Find a config.json that is not a JSON object, and a model_type without a class in the installed transformers."""
     place = folder(run)
     if place is None:
         return
@@ -77,22 +76,24 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def missing_weights(place: Path) -> Iterator[ModelError]:
-    """Yield what a model's folder lacks of its weights."""
+    """Yield errors about missing, truncated or pickled weights in a model's folder."""
     files = _weight_files(place)
     if not files:
         adapter = (place / "adapter_config.json").exists()
-        what = f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
+        message = (
+            f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
+        )
         yield ModelError(
-            what, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
+            message, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
     pickled = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickled:
-        what = (
+        message = (
             f"{str(place)!r} holds its weights as pickles ({pickled.name}), which can run "
             "code; tuner loads only safetensors"
         )
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
-        yield ModelError(what, where=_WHERE, fix=fix)
+        yield ModelError(message, where=_WHERE, fix=fix)
     for file in files:
         problem = _cut_off(file)
         if problem:
@@ -100,27 +101,27 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
 
 
 def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
-    """Yield what weights that are there lack by their names: tensors of an index, and whole decoder layers.
+    """Yield an error for a tensor of the index, or a decoder layer, that no file holds.
 
-    A rank looks at every name when it loads them; a folder whose names tell of no layers is left to it.
+    A rank checks every name when it loads the weights, also where names have no layer numbers.
     """
     names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(place)}
     for name, file in sorted(_index(place).items()):
         if name not in names.get(place / file, ()):
-            what = f"{place / file} lacks {name}, which the index lists"
-            yield ModelError(what, where=_WHERE, fix="Download the model again.")
+            message = f"{place / file} lacks {name}, which the index lists"
+            yield ModelError(message, where=_WHERE, fix="Download the model again.")
             return
     numbers = {
         int(part) for in_file in names.values() for name in in_file for part in name.split(".") if part.isdecimal()
     }
     lacking = sorted(set(range(num_layers)) - numbers)
     if lacking and 0 in numbers:
-        what = f"{str(place)!r} has no weights for layer {lacking[0]}, and its config.json has {num_layers} layers"
-        yield ModelError(what, where=_WHERE, fix="Download the model again, with all its files.")
+        message = f"{str(place)!r} has no weights for layer {lacking[0]}, and its config.json has {num_layers} layers"
+        yield ModelError(message, where=_WHERE, fix="Download the model again, with all its files.")
 
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a tokenizer with more tokens than the embedding has rows; one that is not a tokenizer.json a rank reads."""
+    """Find a tokenizer with more tokens than the embedding has rows. It reads tokenizer.json; ranks check others."""
     place, config = folder(run), run.recipe.config
     if place is None or config.architecture is None:
         return
@@ -145,13 +146,13 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     if place is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
     if paths.is_file(place / "tokenizer_config.json") and starting_weights.chat_template_of(place) is None:
-        what = f"{str(place)!r} has no chat template, as is usual for base models"
+        message = f"{str(place)!r} has no chat template, as is usual for base models"
         fix = "Set one: --set model.chat_template=chatml, or a path to a .jinja file."
-        yield ModelError(what, where="model.chat_template", fix=fix)
+        yield ModelError(message, where="model.chat_template", fix=fix)
 
 
 def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
-    """Return what a family calls its input and its output embeddings; a model that scores has none of the latter."""
+    """Return a family's names for the input and the output embeddings; a reward model has no output embedding."""
     if not has_formula(architecture):
         return ()
     model = built(architecture)
@@ -159,7 +160,7 @@ def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
 
 
 def context(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a max_length beyond the model's context; no sample need be as long, so it is told and not refused."""
+    """Find a max_length beyond the model's context; a warning, because no sample may be that long."""
     architecture, place = run.recipe.config.architecture, folder(run)
     if architecture is None:
         return
@@ -180,19 +181,19 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def packed(run: ResolvedRun) -> Iterator[Finding]:
-    """Find packed rows for a model with code of its own, not known to keep samples apart; ranks refuse them."""
+    """Find packed rows for a model with remote code, which may let samples attend to each other; ranks refuse them."""
     config = run.recipe.config
     if not config.model.remote_code or not config.objective.facts.packs:
         return
     for key, loader in config.loaders.items():
         if loader.dataset.packing:
             where = f"{key}.dataset.packing"
-            what = "packed samples may attend to each other in a model with remote code"
-            yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
+            message = "packed samples may attend to each other in a model with remote code"
+            yield ModelError(message, where=where, fix=f"Pad them instead: --set {where}=False.")
 
 
 def kernels(run: ResolvedRun) -> Iterator[Finding]:
-    """Find packages of CUDA kernels that are missing: the model trains the same without them, and slower."""
+    """Find missing packages of CUDA kernels: without them the model trains the same, but slower."""
     architecture, place = run.recipe.config.architecture, folder(run)
     kind = architecture.model_type if architecture else read_type(place) if place else None
     lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
@@ -201,7 +202,7 @@ def kernels(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def known_types(*, scores: bool) -> frozenset[str]:
-    """Return the model types that the installed transformers can train, ours included; empty: it cannot be told.
+    """Return the model types that the installed transformers and tuner can train; empty if that is not known.
 
     Args:
         scores: Those that can score texts, for reward models.
@@ -224,8 +225,8 @@ def _transformers_types(task: str) -> frozenset[str]:
     return frozenset(re.findall(r'^\s*\("([^"]+)",', table[1], re.MULTILINE)) if table else frozenset()
 
 
-def _rope_factor(config: Mapping[str, Any]) -> float:
-    """Return by how much YaRN stretches a config's max_position_embeddings, which do not count it."""
+def _rope_factor(config: Mapping[str, object]) -> float:
+    """Return the factor by which YaRN extends max_position_embeddings; the config's number is without it."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return 1.0
@@ -234,7 +235,7 @@ def _rope_factor(config: Mapping[str, Any]) -> float:
 
 
 def _weight_files(place: Path) -> list[Path]:
-    """Return the files that hold the weights, whether they are there or not, or none."""
+    """Return the files that should hold the weights, also missing ones; empty if the folder names no weights."""
     for name in _INDEXES:
         if paths.exists(place / name):
             files = set(_index(place).values())
@@ -243,7 +244,7 @@ def _weight_files(place: Path) -> list[Path]:
 
 
 def _index(place: Path) -> dict[str, str]:
-    """Return the file of each tensor by the folder's index; nothing where there is no index, or it is none."""
+    """Return the file of each tensor by the folder's index; empty without a valid index."""
     name = next((name for name in _INDEXES if paths.exists(place / name)), None)
     files = read_json_object(place / name).get("weight_map") if name else None
     return {str(tensor): str(file) for tensor, file in files.items()} if isinstance(files, dict) else {}
@@ -278,7 +279,7 @@ def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
 
 
 def _safetensors_header(file: Path) -> dict[str, int] | None:
-    """Return where each tensor ends, in bytes after the header; None where there is no header."""
+    """Return the end of each tensor, in bytes after the header; None without a valid header."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
