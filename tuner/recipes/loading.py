@@ -434,7 +434,7 @@ def _keys(detail: ErrorDetails, merged: Merged) -> Keys:
     """Return the recipe's key of an error."""
     keys = tuple(str(key) for key in detail["loc"])
     if keys[:1] == ("objective",) and len(keys) > 1:
-        keys = (keys[0], *keys[2:])  # ('objective', 'dpo', 'beta'): the second names the branch of the union
+        keys = (keys[0], *keys[2:])  # the second key is the branch of the union: ('objective', NAME, 'beta')
     if detail["type"] == "extra_forbidden" and _of_another_objective(keys):
         return ("objective", "type")  # one wrong type, however many settings do not fit it
     if detail["type"] in ("missing", "extra_forbidden"):

@@ -81,7 +81,7 @@ class Asked(NamedTuple):
 class Recipe:
     """One recipe, merged and checked. `origins` has one entry for each leaf, by dotted key.
 
-    `ds` changes the chosen DeepSpeed config: KEY=VALUE, which `zero` reads. `asked` holds the arguments of
+    `ds` changes the chosen DeepSpeed config: KEY=VALUE, which `zero.choice` reads. `asked` holds the arguments of
     `loading.load`.
     """
 
