@@ -24,7 +24,7 @@ from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import execute, preflight, render
+from tuner.launch import preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines
 from tuner.launch.resolve import load, resolve_recipe, resolve_run
@@ -252,7 +252,9 @@ class _Bench:
         if self.num_runs == 1:
             preflight.check(run)
         made = directory.create(run.run_path, render.files(run), resume=False)
-        code = execute.run_ranks(run, made, shows_rank_0=False, tells_failure=False)  # its row has what a failure says
+        code = supervise.run_ranks(
+            run, made, shows_rank_0=False, tells_failure=False
+        )  # its row has what a failure says
         status = made.read_json(made.status)
         if "signal" in status:
             raise _Interrupted

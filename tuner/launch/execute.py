@@ -1,4 +1,4 @@
-"""Run a resolved run: write its directory, start its ranks or become one, report events, and try again if asked.
+"""Run a resolved run: write its directory, start its ranks, report events, and try again if asked.
 
 Events are for programs that watch a run: `train --json` prints them, one JSON object a line, and functions of Python's
 callers get them. They are read from the run directory; a reader that stops reading holds up only these lines.
@@ -7,24 +7,19 @@ callers get them. They are read from the run directory; a reader that stops read
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
-from io import StringIO
-from typing import NoReturn
+from contextlib import contextmanager, nullcontext
 
 from tuner import hooks
 from tuner.errors import TunerError
 from tuner.files import JsonObject, read_json_object
-from tuner.launch import builds, render, retry, supervise
+from tuner.launch import render, retry, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import leftovers, slurm
-from tuner.runs import checkpoints, directory, lock, swapped
+from tuner.machine import slurm
+from tuner.runs import checkpoints, directory, lock
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
-from tuner.zero import needs
 
 OnEvent = Callable[[JsonObject], None]
 _STDOUT = 1
@@ -43,12 +38,14 @@ def execute(resolved: ResolvedRun) -> int:
             run, leads = _directory(resolved), resolved.topology.leads
             if not resolved.topology.is_supervised:
                 with _failure_kept(run, leads):
-                    become_rank(resolved, run)
+                    supervise.become_rank(resolved, run)
             prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
             events = Events(run, on_event=on_event) if (prints_events or on_event) and leads else None
             shown = events.printed() if events else nullcontext()
             with _failure_kept(run, leads, events), shown:
-                code = run_ranks(resolved, run, shows_rank_0=not prints_events)  # else its lines are in its log
+                code = supervise.run_ranks(
+                    resolved, run, shows_rank_0=not prints_events
+                )  # else its lines are in its log
             following = retry.next_attempt(resolved, run, code, resolve_run)
             if following is None:
                 if leads:
@@ -83,60 +80,6 @@ def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) 
         if events:
             events.end(error.exit_code)
         raise
-
-
-def run_ranks(
-    resolved: ResolvedRun, run: RunDirectory, *, shows_rank_0: bool = True, tells_failure: bool = True
-) -> int:
-    """Compile what the ranks need, run them to their end and return the run's exit code.
-
-    Args:
-        run: The run directory, with its files.
-        shows_rank_0: Show the output of rank 0 on `resolved.request.output`; it is in its log in any case.
-        tells_failure: Print a failure; it is in status.json in any case.
-
-    Raises:
-        MachineError: an op of DeepSpeed does not compile, or another run swaps to the same folder.
-    """
-    env = _environment(resolved)
-    _compile(resolved, env, run)
-    printed = nullcontext() if tells_failure else redirect_stderr(StringIO())
-    swaps_to = needs.swap_paths(resolved.final.config)
-    with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
-        for line in kept:
-            print(line, file=sys.stderr)
-        return supervise.run(
-            render.argv(resolved),
-            env,
-            run,
-            node_rank=resolved.topology.node_rank,
-            ranks=render.of_ranks(resolved.topology),
-            grace_s=resolved.request.grace_s,
-            shows_rank_0=shows_rank_0,
-            output=resolved.request.output,
-        )
-
-
-def become_rank(resolved: ResolvedRun, run: RunDirectory) -> NoReturn:
-    """Turn this process, a task of Slurm, MPI or a cluster, into its rank; never return.
-
-    Raises:
-        MachineError: an op of DeepSpeed does not compile.
-    """
-    argv, env, here = render.argv(resolved), _environment(resolved), resolved.topology
-    # Under Slurm not the local rank: of tasks that see one GPU each, every one has 0.
-    position = int(resolved.environ.get("SLURM_LOCALID", "0")) if here.launcher == "slurm" else here.local_rank or 0
-    if position == 0:  # once on a node
-        _compile(resolved, env, run)
-    os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
-
-
-def _environment(resolved: ResolvedRun) -> dict[str, str]:
-    return leftovers.without(resolved.environ) | render.environment(resolved)
-
-
-def _compile(resolved: ResolvedRun, env: dict[str, str], run: RunDirectory) -> None:
-    builds.build(resolved, env, run.ranks / f"build-{resolved.topology.node_rank}.log")
 
 
 class Events:
