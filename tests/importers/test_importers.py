@@ -50,7 +50,7 @@ def _by_hand(text: str) -> dict[str, Any]:
 def test_each_key_of_a_tools_examples_is_mapped_or_reported(tool: str, key: str) -> None:
     imported = _imported(yaml.safe_dump(OF_TOOL[tool]), tool=tool)
 
-    told = {entry.given.key for entry in imported.entries}
+    told = {entry.setting.key for entry in imported.entries}
     leaves_ = [".".join(keys) for keys, value in walk({key: OF_TOOL[tool][key]}, told) if value is not None]
     assert set(leaves_) <= told
     assert all(entry.ours or entry.why for entry in imported.entries)
@@ -248,7 +248,7 @@ def test_rolls_role_is_taken_with_its_preset_and_its_pipeline_named() -> None:
 
     assert _loaded(imported)["deepspeed"] == "deepspeed_zero3"
     assert imported.obstacle and "reinforcement" in imported.obstacle
-    mapping = next(entry for entry in imported.entries if entry.given.key == "actor_train.device_mapping")
+    mapping = next(entry for entry in imported.entries if entry.setting.key == "actor_train.device_mapping")
     assert mapping.why and mapping.why.startswith("8 GPUs")
 
 
@@ -264,7 +264,7 @@ def test_an_absolute_warm_up_is_a_part_of_the_steps_that_are_known() -> None:
     known, unknown = (_imported(text + more) for more in ("max_steps: 100\n", ""))
 
     assert _loaded(known)["param_scheduler.warmup_ratio"] == 0.1
-    assert {e.given.key: e.outcome for e in unknown.entries}["warmup_steps"] is Outcome.CHANGED
+    assert {e.setting.key: e.outcome for e in unknown.entries}["warmup_steps"] is Outcome.CHANGED
 
 
 def test_kernels_and_processes_keep_their_meaning() -> None:
@@ -312,9 +312,9 @@ def test_misprints_inside_blocks_are_errors_too() -> None:
 
 def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
     mixture = "model_name_or_path: x\ndataset_mixture: {datasets: [{id: a/b, columns: [messages], data_dir: x}]}\n"
-    of_trl = {one.given.key for one in _imported(mixture).entries}
+    of_trl = {one.setting.key for one in _imported(mixture).entries}
     of_xtuner = {
-        one.given.key
+        one.setting.key
         for one in _imported(XTUNER.replace("pack_to_max_length=", "split='x', pack_to_max_length="), "c.py").entries
     }
 
@@ -324,9 +324,9 @@ def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
 
 def test_further_calls_of_a_script_are_told() -> None:
     one = "trl sft --model_name_or_path x --dataset_name a/b\n"
-    entries = [entry for entry in _imported(one * 2, "train.sh").entries if entry.given.key == "a further call"]
+    entries = [entry for entry in _imported(one * 2, "train.sh").entries if entry.setting.key == "a further call"]
 
-    assert [entry.given.where for entry in entries] == ["train.sh:2"]
+    assert [entry.setting.where for entry in entries] == ["train.sh:2"]
 
 
 _TUNE = "checkpointer: {checkpoint_dir: x}\ntokenizer: {path: x}\n"
@@ -392,7 +392,7 @@ def test_what_a_tool_means_unasked_is_written(text: str, key: str, value: object
 
 
 def test_a_loss_on_whole_conversations_is_told() -> None:
-    told = {one.given.key: one for one in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
+    told = {one.setting.key: one for one in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
 
     assert told["assistant_only_loss"].outcome is Outcome.CHANGED
 
@@ -583,12 +583,12 @@ PROMPTS = [
 
 @each(PROMPTS)
 def test_a_prompt_that_the_tool_writes_otherwise_is_told(text: str, key: str, how: str) -> None:
-    changed = [one for one in _imported(text).entries if one.outcome is Outcome.CHANGED and one.given.key == key]
+    changed = [one for one in _imported(text).entries if one.outcome is Outcome.CHANGED and one.setting.key == key]
 
     assert how in str(changed[0].why)
 
 
 def test_a_template_of_the_models_family_is_its_own() -> None:
-    told = {one.given.key: one.outcome for one in _imported(f"{_LF}template: qwen3_nothink\n").entries}
+    told = {one.setting.key: one.outcome for one in _imported(f"{_LF}template: qwen3_nothink\n").entries}
 
     assert told["template"] is Outcome.LEFT_OUT

@@ -161,7 +161,7 @@ def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> No
     verdict, told = tried(TINY, data=str(rows))
 
     assert [(stage.name, stage.exit_code) for stage in told] == [("model", 0), ("data", 2)]
-    assert f"{rows}:1" in told[-1].told
+    assert f"{rows}:1" in told[-1].summary
     assert verdict.exit_code == 2
     assert verdict.kept is not None
     assert (verdict.kept / "model" / "config.json").is_file()
@@ -183,7 +183,7 @@ def test_a_resumed_run_that_meets_another_loss_fails(
     verdict, told = tried(TINY)
 
     assert [stage.name for stage in told] == ["model", "data", "train", "resume"]
-    assert f"the loss of step 2 is {second_loss}, not 1.0" in told[-1].told
+    assert f"the loss of step 2 is {second_loss}, not 1.0" in told[-1].summary
     assert verdict.exit_code == 1
 
 

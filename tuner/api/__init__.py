@@ -96,8 +96,8 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
     Raises:
         RecipeError: there is no such recipe, or a value does not fit it.
     """
-    asked = _asked(recipe, overrides, allow_code)
-    loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+    source = _asked(recipe, overrides, allow_code)
+    loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     return replace(loaded, warnings=_spoken(loaded.warnings), notes=_spoken(loaded.notes))
 
 
@@ -139,12 +139,12 @@ def plan(
     from tuner.launch import planning
 
     _check_numbers(1, gpus=gpus, nodes=nodes)
-    asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
-    loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+    source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
     wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, swap, interconnect, utilisation)
-    made = planning.make(loaded, wanted, os.environ, named)  # effect: as the command line
-    return made._replace(warnings=_spoken(made.warnings))
+    result = planning.make(loaded, wanted, os.environ, named)  # effect: as the command line
+    return result._replace(warnings=_spoken(result.warnings))
 
 
 @_in_python_words
@@ -180,8 +180,8 @@ def check(
     from tuner.launch.resolved_run import Request
 
     _check_numbers(1, gpus=gpus, nodes=nodes)
-    asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
-    request = Request(asked.name, asked.overrides, named, allow_code=asked.allow_code)
+    source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
     report = checking.check(request, (gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
         replace(
@@ -257,26 +257,26 @@ def train(
 
     own = {"model": model, "data": data, "val": val, "callbacks": of_ranks(callbacks) or None}
     overrides = {**{key: value for key, value in own.items() if value is not None}, **overrides}
-    told = Functions(callbacks)
+    functions = Functions(callbacks)
     _check_choices(OnOom, on_oom=on_oom)
     _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s)
     _check_numbers(1, nproc_per_node=nproc_per_node)
-    asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(
-        asked.name,
-        asked.overrides,
+        source.name,
+        source.overrides,
         named,
         LaunchFlags(nproc_per_node=nproc_per_node),
         None if work_dir is None else Path(work_dir),
         None if resume is None else os.fspath(resume),
         resume_weights,
-        asked.allow_code,
+        source.allow_code,
         ignore_fit,
         on_oom=on_oom,
         max_restarts=max_restarts,
         grace_s=grace_s,
         output=None if sys.stdout is sys.__stdout__ else sys.stdout,
-        on_event=told if told else None,
+        on_event=functions if functions else None,
     )
     show_on(sys.stderr)
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
@@ -442,8 +442,8 @@ def evaluate(
     names = tuple(tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
     rows = None if data is None else _rows("data", data)
     if not isinstance(rows, str | os.PathLike | None):
-        what = f"data = {brief_repr(rows)} is neither a path nor rows"
-        raise UsageError(what, where="data", fix="Give one path, a list of dicts, a Dataset or a DataFrame.")
+        problem = f"data = {brief_repr(rows)} is neither a path nor rows"
+        raise UsageError(problem, where="data", fix="Give one path, a list of dicts, a Dataset or a DataFrame.")
     wanted = evaluation.Wanted(
         data=None if rows is None else os.fspath(rows),
         row_format=row_format,
@@ -507,9 +507,9 @@ def serve(
         "--adapter": adapter,
         "--bits": bits,
     }
-    given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+    flags = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
     reachable = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104  compared, not listened on
-    return Server([os.fspath(source), *given], f"http://{reachable}:{port}/v1", called)
+    return Server([os.fspath(source), *flags], f"http://{reachable}:{port}/v1", called)
 
 
 @_in_python_words
@@ -541,10 +541,10 @@ def preview_data(
     _check_numbers(0, num_rows=num_rows)
     from tuner.launch import previewing
 
-    asked = _asked(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
-    loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+    source = _asked(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
+    loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     return previewing.preview(
-        loaded, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=asked.allow_code
+        loaded, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=source.allow_code
     )
 
 
@@ -567,8 +567,8 @@ def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> As
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
-        asked = recipe.asked or Asked(recipe.name, Overrides())
-        return Asked(asked.name, python_calls.both(asked.overrides, changes), allow_code or asked.allow_code)
+        source = recipe.asked or Asked(recipe.name, Overrides())
+        return Asked(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)
     name = os.fspath(recipe)
@@ -612,9 +612,9 @@ def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
     """
     for one in callbacks:
         if _is_trainer_callback(one):
-            what = f"callbacks holds {brief_repr(one)}, which cannot leave this process; training runs in others"
+            problem = f"callbacks holds {brief_repr(one)}, which cannot leave this process; training runs in others"
             fix = "Put the class into a module, and give its import path: callbacks=['my_module:MyCallback']."
-            raise UsageError(what, where="callbacks", fix=fix)
+            raise UsageError(problem, where="callbacks", fix=fix)
         if not isinstance(one, str) and not callable(one):
             fix = "Give functions of one event, or import paths such as 'my_module:MyCallback'."
             raise UsageError(f"{brief_repr(one)} is no callback", where="callbacks", fix=fix)

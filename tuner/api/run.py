@@ -111,14 +111,14 @@ class RunFailed(TunerError):
     def __init__(self, run: Run, exit_code: int) -> None:
         status = run.status
         self.run, self.diagnosis = run, dict(status.get("diagnosis") or {})
-        what, fix = str(status.get("message") or f"the ranks ended with code {exit_code}"), None
+        problem, fix = str(status.get("message") or f"the ranks ended with code {exit_code}"), None
         if self.diagnosis:
-            self.code, what = str(self.diagnosis["cause"]), str(self.diagnosis["what"])
+            self.code, problem = str(self.diagnosis["cause"]), str(self.diagnosis["what"])
             fix = f"Next: `{self.diagnosis['next_command']}`"
         elif exit_code == Stopped.exit_code:
-            self.code, what = Stopped.code, "the run was stopped and saved a checkpoint"
+            self.code, problem = Stopped.code, "the run was stopped and saved a checkpoint"
             fix = 'Resume with the same call: work_dir=..., resume="auto"'
-        super().__init__(what.rstrip("."), where=run.path, fix=fix)
+        super().__init__(problem.rstrip("."), where=run.path, fix=fix)
         self.exit_code = exit_code
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -100,10 +100,12 @@ def _print(imported: Imported) -> None:
 
     from tuner.importers.translation import Outcome
 
-    files = {one.given.where.rpartition(":")[0] for one in imported.entries}
-    places = [one.given.where.rpartition(":")[2] if len(files) == 1 else one.given.where for one in imported.entries]
+    files = {one.setting.where.rpartition(":")[0] for one in imported.entries}
+    places = [
+        one.setting.where.rpartition(":")[2] if len(files) == 1 else one.setting.where for one in imported.entries
+    ]
     widest = max(map(len, places), default=0)
-    left = widest + max((len(one.given.key) for one in imported.entries), default=0) + 4
+    left = widest + max((len(one.setting.key) for one in imported.entries), default=0) + 4
     terminal = columns()
     room = None if terminal is None else max(terminal - left, _LEAST_COLUMNS)
     for outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
@@ -113,7 +115,7 @@ def _print(imported: Imported) -> None:
         for place, one in rows:
             text = ": ".join(filter(None, (one.ours, one.why)))
             lines = (wrap(text, room, break_on_hyphens=False) if room else None) or [text]
-            head = f"  {place:>{widest}} {one.given.key}".ljust(left)
+            head = f"  {place:>{widest}} {one.setting.key}".ljust(left)
             for before, line in zip((head, *[" " * left] * len(lines)), lines, strict=False):
                 say(before + line, **_STYLES.get(outcome, {}))
     for note in imported.notes:

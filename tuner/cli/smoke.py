@@ -63,4 +63,4 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
 
 def _print(stage: Stage) -> None:
     mark = f"FAILED ({stage.exit_code})" if stage.exit_code else "ok"
-    say(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.told}", err=bool(stage.exit_code))
+    say(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.summary}", err=bool(stage.exit_code))

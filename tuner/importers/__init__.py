@@ -1,1 +1,1 @@
-"""Other tools' configs and command lines -> recipes of ours: read as data, translated key by key, nothing dropped."""
+"""Converts other tools' configs and command lines to recipes: read as data, translated key by key."""

@@ -1,19 +1,18 @@
-"""Axolotl's YAML, with its list of `datasets`, each of which names its own format.
+"""Translates Axolotl's YAML, with its list of `datasets`, each with a format of its own.
 
-Its old words for the same things are known too; an empty key says nothing.
+Older names of its keys are known too; an empty key is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from tuner import paths
 from tuner.importers import deepspeed, key_tables, shared_rules, training_arguments
-from tuner.importers.document import Document, Keys
+from tuner.importers.document import Block, Document, Keys, Value
 from tuner.importers.shared_rules import one_file, renamed, source, truth
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes.aliases import by_word
 
 _RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto"}
@@ -25,111 +24,111 @@ _FLAGGED = {
 }
 _KNOWN_ATTENTION = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 _TRACKERS = {"use_comet": "comet_ml"}
-"""Flag -> our tracker, where that is not the flag's own word."""
+"""Flag -> tracker, if the tracker has another name than the flag."""
 
 
 def _prepare(t: Translation) -> None:
-    said = t.document.values
-    adapter = str(said.get("adapter") or "")
+    values = t.document.values
+    adapter = str(values.get("adapter") or "")
     t.method = adapter if adapter in ("lora", "qlora") else "lora" if adapter else "full"
-    if t.method == "lora" and (truth(said.get("load_in_4bit")) or truth(said.get("load_in_8bit"))):
+    if t.method == "lora" and (truth(values.get("load_in_4bit")) or truth(values.get("load_in_8bit"))):
         t.method = "qlora"
-    elif t.method == "lora" and truth(said.get("peft_use_dora")):
+    elif t.method == "lora" and truth(values.get("peft_use_dora")):
         t.method = "dora"
-    rl = str(said.get("rl") or "")
-    t.objective = _RL.get(rl, "reward" if truth(said.get("reward_model")) else "sft")
+    rl = str(values.get("rl") or "")
+    t.objective = _RL.get(rl, "reward" if truth(values.get("reward_model")) else "sft")
     if rl and rl not in _RL:
         t.obstacle = f"tuner does not support {rl}: it trains on rows"
-    if said.get("pretraining_dataset"):
+    if values.get("pretraining_dataset"):
         t.objective = "pretrain"
 
 
-def rl(t: Translation, given: Given) -> None:
-    """Take what is learned; IPO is a loss of DPO here."""
-    shared_rules.learned(t, given)
-    if given.value == "ipo":
-        t.set(given, "objective.loss_type", ["ipo"])
+def rl(t: Translation, setting: Setting) -> None:
+    """Record the objective; IPO is a loss of DPO in tuner."""
+    shared_rules.learned(t, setting)
+    if setting.value == "ipo":
+        t.set(setting, "objective.loss_type", ["ipo"])
 
 
 def of_objective(ours: str, objective: str) -> Rule:
-    """Return the rule of a setting that others have too here, and by another word there."""
+    """Return the rule for a key of one objective that a recipe has under another name."""
 
-    def rule(t: Translation, given: Given) -> None:
+    def rule(t: Translation, setting: Setting) -> None:
         if t.objective != objective:
-            t.leave(given, f"belongs to {objective}, and this is {t.objective}")
+            t.leave(setting, f"belongs to {objective}, and this is {t.objective}")
         else:
-            t.set(given, f"objective.{ours}", [given.value] if ours == "loss_type" else given.value)
+            t.set(setting, f"objective.{ours}", [setting.value] if ours == "loss_type" else setting.value)
 
     return rule
 
 
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted, a list of names or one pattern."""
-    t.set(given, "adapter.target_modules", given.value if isinstance(given.value, str) else given.words())
+def target(t: Translation, setting: Setting) -> None:
+    """Set the layers that get an adapter: a list of names, or one pattern."""
+    t.set(setting, "adapter.target_modules", setting.value if isinstance(setting.value, str) else setting.words())
 
 
-def linear(t: Translation, given: Given) -> None:
-    """Take all linear layers, unless some are named."""
-    if not truth(given.value):
-        t.leave(given, "the given layers are adapted, or all linear ones")
+def linear(t: Translation, setting: Setting) -> None:
+    """Adapt all linear layers, unless lora_target_modules lists some."""
+    if not truth(setting.value):
+        t.leave(setting, "the given layers are adapted, or all linear ones")
     elif t.value("lora_target_modules"):
-        t.leave(given, "lora_target_modules lists them")
+        t.leave(setting, "lora_target_modules lists them")
     else:
-        t.set(given, "adapter.target_modules", "all-linear")
+        t.set(setting, "adapter.target_modules", "all-linear")
 
 
-def flagged_attention(t: Translation, given: Given) -> None:
-    """Take the old flags of attention."""
-    if truth(given.value) and given.key in _FLAGGED:
-        t.set(given, "model.attn_implementation", _FLAGGED[given.key])
+def flagged_attention(t: Translation, setting: Setting) -> None:
+    """Set the attention kernel from one of the older flags."""
+    if truth(setting.value) and setting.key in _FLAGGED:
+        t.set(setting, "model.attn_implementation", _FLAGGED[setting.key])
     else:
-        t.leave(given, "transformers has no such kernel" if truth(given.value) else "false has no effect")
+        t.leave(setting, "transformers has no such kernel" if truth(setting.value) else "false has no effect")
 
 
-def any_attention(t: Translation, given: Given) -> None:
-    """Take the kernel where transformers has it."""
-    if str(given.value) in _KNOWN_ATTENTION:
-        shared_rules.attention(t, given)
+def any_attention(t: Translation, setting: Setting) -> None:
+    """Set the attention kernel if transformers has it."""
+    if str(setting.value) in _KNOWN_ATTENTION:
+        shared_rules.attention(t, setting)
     else:
-        why = f"tuner uses transformers' choice for {given.value!r}"
-        t.set(given, "model.attn_implementation", None, why, changed=True)
+        why = f"tuner uses transformers' choice for {setting.value!r}"
+        t.set(setting, "model.attn_implementation", None, why, changed=True)
 
 
-def liger(t: Translation, given: Given) -> None:
-    """Take one of Liger's kernels, all of which are one setting here."""
-    if truth(given.value):
-        t.set(given, "model.use_liger_kernel", True, "all of its kernels together")
+def liger(t: Translation, setting: Setting) -> None:
+    """Switch on Liger's kernels, which are one setting in tuner."""
+    if truth(setting.value):
+        t.set(setting, "model.use_liger_kernel", True, "all of its kernels together")
     else:
-        t.leave(given, "false: its kernels are one setting, which another key may enable")
+        t.leave(setting, "false: its kernels are one setting, which another key may enable")
 
 
-def checkpointing(t: Translation, given: Given) -> None:
-    """Take gradient checkpointing; where its results wait is DeepSpeed's matter here."""
-    if str(given.value).lower() in ("offload", "offload_disk", "unsloth"):
-        t.set(given, "train_cfg.gradient_checkpointing", True, "kept on the GPU", changed=True)
+def checkpointing(t: Translation, setting: Setting) -> None:
+    """Set gradient checkpointing; tuner keeps the activations on the GPU."""
+    if str(setting.value).lower() in ("offload", "offload_disk", "unsloth"):
+        t.set(setting, "train_cfg.gradient_checkpointing", True, "kept on the GPU", changed=True)
     else:
-        t.set(given, "train_cfg.gradient_checkpointing", truth(given.value))
+        t.set(setting, "train_cfg.gradient_checkpointing", truth(setting.value))
 
 
-def deepcompile(t: Translation, given: Given) -> None:
-    """Compile the model with DeepSpeed's passes."""
-    if truth(given.value):
-        t.set(given, "train_cfg.torch_compile", "deepcompile")
+def deepcompile(t: Translation, setting: Setting) -> None:
+    """Compile the model with DeepCompile."""
+    if truth(setting.value):
+        t.set(setting, "train_cfg.torch_compile", "deepcompile")
     else:
-        t.leave(given, "it is off")
+        t.leave(setting, "it is off")
 
 
-def tracker(t: Translation, given: Given) -> None:
-    """Take a tracker that a flag turns on."""
-    if truth(given.value):
-        t.set(given, "log.trackers", [_TRACKERS.get(given.key, given.key.removeprefix("use_"))])
+def tracker(t: Translation, setting: Setting) -> None:
+    """Add a tracker that a flag switches on."""
+    if truth(setting.value):
+        t.set(setting, "log.trackers", [_TRACKERS.get(setting.key, setting.key.removeprefix("use_"))])
     else:
-        t.leave(given, "false: the default without log.trackers")
+        t.leave(setting, "false: the default without log.trackers")
 
 
-def wandb_project(t: Translation, given: Given) -> None:
-    """A project is what turns Weights & Biases on."""
-    t.set(given, "log.trackers", ["wandb"], "the project: WANDB_PROJECT=NAME before the command")
+def wandb_project(t: Translation, setting: Setting) -> None:
+    """Switch on Weights & Biases: a project name does so in Axolotl."""
+    t.set(setting, "log.trackers", ["wandb"], "the project: WANDB_PROJECT=NAME before the command")
 
 
 _FORMATS = {
@@ -137,7 +136,7 @@ _FORMATS = {
     "sharegpt": "sharegpt",
     **dict.fromkeys(("completion", "pretrain"), "text"),
 }
-"""The first word of its `type` -> our format; of others it is told from the columns."""
+"""First word of `type` -> row format; for other types the format is detected from the columns."""
 _CHATS = ("chat_template", "sharegpt", "chatml", "llama3")
 _KNOWN = (*_FORMATS, *_CHATS, "input_output")
 _ALPACA = "Alpaca's text (### Instruction: ... ### Response: ...)"
@@ -148,7 +147,7 @@ _WRITTEN = {
     "chatml": "ChatML",
     "llama3": "Llama 3's chat template",
 }
-"""The first word of its `type` -> how Axolotl writes its prompts, where that is not with `chat_template`."""
+"""First word of `type` -> how Axolotl renders prompts, if not with `chat_template`."""
 _QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field_output": "output"}
 _JUDGED = ("prompt", "chosen", "rejected", "completion", "label")
 _OF_ENTRY = {
@@ -163,38 +162,38 @@ _LEFT_OF_ENTRY = (
     "train_on_last_step_only field_prompt field_chosen field_rejected field_system message_field_role "
     "message_field_content eot_tokens"
 )
-"""Keys of an entry that our formats and the chat template decide."""
+"""Keys of an entry that tuner's row formats and the chat template decide."""
 
 
-def datasets(t: Translation, given: Given) -> None:
-    """Take every entry; those of test_datasets validate."""
-    found = given.value if isinstance(given.value, list) else [given.value]
-    for number, one in enumerate(found):
-        entry, keys = one if isinstance(one, dict) else {"path": one}, (*given.keys, str(number))
+def datasets(t: Translation, setting: Setting) -> None:
+    """Add every entry to the training data; entries of test_datasets to the validation data."""
+    entries = setting.value if isinstance(setting.value, list) else [setting.value]
+    for number, one in enumerate(entries):
+        entry, keys = one if isinstance(one, dict) else {"path": one}, (*setting.keys, str(number))
         if entry.get("type") == "_synthetic":
-            t.leave(given, "synthetic rows for a benchmark: tuner smoke makes its own")
+            t.leave(setting, "synthetic rows for a benchmark: tuner smoke makes its own")
             continue
         if not entry.get("path"):
             raise t.document.wrong("the data set has no path", keys, "Set path to a file or a hub id.")
         t.check_block("a data set", entry, keys, _OF_ENTRY, _LEFT_OF_ENTRY)
-        made = {
+        dataset = {
             "path": _path(entry),
             "name": entry.get("name"),
             "split": str(entry.get("split") or entry.get("train_on_split") or "train"),
-            **_shape(t, given, keys, entry),
+            **_shape(t, setting, keys, entry),
         }
-        (t.validation if given.key == "test_datasets" else t.datasets).append(made)
-    t.note(given, Outcome.TRANSLATED, f"{len(found)} data sets")
+        (t.validation if setting.key == "test_datasets" else t.datasets).append(dataset)
+    t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
 
 
-def _path(entry: dict[str, Any]) -> str:
+def _path(entry: Block) -> str:
     path, file = str(entry["path"]), one_file(entry.get("data_files"))
     if file is None or source(path, file) == file:
         return file or path
     return f"{path}/{file}" if paths.local(path) else f"hf://datasets/{path}/{file}"
 
 
-def _shape(t: Translation, given: Given, keys: Keys, entry: dict[str, Any]) -> dict[str, Any]:
+def _shape(t: Translation, setting: Setting, keys: Keys, entry: Block) -> Block:
     type_ = entry.get("type")
     if isinstance(type_, dict):
         columns = {ours: str(type_[key]) for key, ours in _QUESTIONS.items() if type_.get(key)}
@@ -202,10 +201,10 @@ def _shape(t: Translation, given: Given, keys: Keys, entry: dict[str, Any]) -> d
         format_ = "preference" if "chosen" in judged else "feedback" if "label" in judged else "alpaca"
         _note_type(t, keys, "format and similar keys", format_, "the chat template renders prompts, not `format`")
         return {"format": format_, "columns": renamed(judged or columns), "system": type_.get("system_prompt") or None}
-    return _named_shape(t, given, keys, entry, str(type_ or ""))
+    return _named_shape(t, setting, keys, entry, str(type_ or ""))
 
 
-def _named_shape(t: Translation, given: Given, keys: Keys, entry: dict[str, Any], type_: str) -> dict[str, Any]:
+def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: Block, type_: str) -> Block:
     word = type_.partition(".")[0].partition(":")[0]
     if (written := _WRITTEN.get(word)) and t.objective != "pretrain":
         why = f"Axolotl renders prompts as {written}, tuner with the model's chat template"
@@ -213,7 +212,7 @@ def _named_shape(t: Translation, given: Given, keys: Keys, entry: dict[str, Any]
     if t.objective != "sft" and t.objective != "pretrain":
         columns = {key: str(entry[f"field_{key}"]) for key in ("chosen", "rejected") if entry.get(f"field_{key}")}
         return {"format": None, "columns": renamed(columns)}
-    if word in ("completion", "pretrain") or given.key == "pretraining_dataset":
+    if word in ("completion", "pretrain") or setting.key == "pretraining_dataset":
         field = str(entry.get("field") or entry.get("text_column") or "text")
         t.objective = "pretrain"
         return {"format": "text", "columns": renamed({"text": field})}
@@ -230,7 +229,7 @@ def _note_type(t: Translation, keys: Keys, type_: str, format_: str | None, why:
     t.note(shown, Outcome.CHANGED, f"format {format_}", why)
 
 
-def _chat(entry: dict[str, Any]) -> dict[str, Any]:
+def _chat(entry: Block) -> Block:
     mappings = entry.get("message_property_mappings") or {}
     content = mappings.get("content") or entry.get("message_field_content")
     format_ = "sharegpt" if content == "value" or entry.get("type") == "sharegpt" else "messages" if content else None
@@ -240,11 +239,11 @@ def _chat(entry: dict[str, Any]) -> dict[str, Any]:
     return {"format": format_ or "messages", "columns": {"messages": str(field)}}
 
 
-def _defaults(document: Document) -> Mapping[str, Any]:
-    said = document.values
-    is_adapter = bool(said.get("adapter"))
+def _defaults(document: Document) -> Mapping[str, Value]:
+    values = document.values
+    is_adapter = bool(values.get("adapter"))
     of_adapter = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0} if is_adapter else {}
-    named = any(said.get(key) for key in ("lora_target_modules", "lora_target_linear"))
+    named = any(values.get(key) for key in ("lora_target_modules", "lora_target_linear"))
     return {
         **of_adapter,
         **({"lora_target_modules": ["q_proj", "v_proj"]} if is_adapter and not named else {}),
@@ -258,8 +257,8 @@ def _defaults(document: Document) -> Mapping[str, Any]:
         "lr_scheduler": "cosine",
         "gradient_checkpointing": False,
         "seed": 42,
-        # Without either it warms up for 3 % of all steps, at most 100 (core/builders/base.py).
-        **({"warmup_ratio": 0.03} if said.get("warmup_ratio") is None and said.get("warmup_steps") is None else {}),
+        # Without both keys Axolotl warms up for 3 % of all steps, at most 100 (core/builders/base.py).
+        **({"warmup_ratio": 0.03} if values.get("warmup_ratio") is None and values.get("warmup_steps") is None else {}),
     }
 
 

@@ -1,6 +1,6 @@
-"""Another tool's config in a recipe's place: its recipe is written where made things are kept, and trained from there.
+"""Trains another tool's config directly: its recipe is written to tuner's cache and trained from there.
 
-The copy is named by its content, so the same config is the same file, whoever asks.
+The file name holds a hash of the content, so the same config always has the same recipe file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A config as its tool wrote it: nested values that remember their lines.
+"""A config of another tool as nested values, each with its line.
 
-It knows no tool and no key of ours.
+This module knows no tool and no key of a recipe.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from typing import Any, Self
 from tuner.errors import RecipeError
 from tuner.recipes import merging, yaml_text
 
+Value = Any
+"""A value of another tool's config before it is checked: text, number, list or block."""
+Block = dict[str, Value]
 Keys = merging.Keys
-"""The way to a value; the place in a list counts from 0."""
+"""The keys that lead to a value, from the outermost; positions in a list count from 0."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """A name of Python's in an XTuner config, such as `AutoModelForCausalLM.from_pretrained`: looked at, never run."""
+    """A Python name in an XTuner config, such as `AutoModelForCausalLM.from_pretrained`. It is never imported."""
 
     text: str
 
     @property
     def last(self) -> str:
-        """Its last word; of `X.from_pretrained`, X."""
+        """The last part of the name; for `X.from_pretrained`, X."""
         return self.text.removesuffix(".from_pretrained").rpartition(".")[2]
 
     def __repr__(self) -> str:
@@ -39,16 +42,16 @@ class Document:
     Attributes:
         values: Nested dicts and lists.
         name: The path as the user gave it, or 'the command line'.
-        lines: From 1; of the keys that have one.
-        folder: Where relative paths of the file begin.
-        command: The words that begin a command line, such as ('trl', 'sft'); empty for a file.
-        environ: What a command line sets before it, such as NPROC_PER_NODE=2.
-        used: Names at the top that other values are written with.
-        more_calls: Lines of a script's further calls that train, of which this document is not.
-        files: Keys at the top that another file holds -> that file's name.
+        lines: Line number of each key, from 1, where it is known.
+        folder: The folder that relative paths in the file start from.
+        command: Program and command of a command line, such as ('trl', 'sft'); empty for a file.
+        environ: Variables set in front of a command line, such as NPROC_PER_NODE=2.
+        used: Names at the top of the file that other values refer to.
+        more_calls: Lines of further training commands in the same script; this document is the first.
+        files: Key at the top -> the name of the file that it comes from, if that is another file.
     """
 
-    values: dict[str, Any]
+    values: Block
     name: str
     lines: Mapping[Keys, int] = field(default_factory=dict)
     folder: Path = Path()
@@ -61,8 +64,8 @@ class Document:
     @classmethod
     def of_yaml(cls, path: Path) -> Self:
         """Read a YAML or JSON file that holds one mapping; raises as `yaml_text.read` does."""
-        found = yaml_text.read(path)
-        return cls(found.values, str(path), found.lines, path.parent)
+        yaml = yaml_text.read(path)
+        return cls(yaml.values, str(path), yaml.lines, path.parent)
 
     def where(self, keys: Keys = ()) -> str:
         """Return the line of a key, or of the nearest key around it, as `file:line`."""
@@ -71,9 +74,9 @@ class Document:
         line = next((self.lines[one] for one in inner if one in self.lines), None)
         return name if line is None else f"{name}:{line}"
 
-    def wrong(self, what: str, keys: Keys = (), fix: str | None = None) -> RecipeError:
+    def wrong(self, message: str, keys: Keys = (), fix: str | None = None) -> RecipeError:
         """Return an error about the value at `keys`."""
-        return RecipeError(what, where=self.where(keys), fix=fix)
+        return RecipeError(message, where=self.where(keys), fix=fix)
 
     def resolved(self, *, whole: bool = True) -> Self:
         """Return the document with every `${a.b}` replaced by the value at a.b; raises as `interpolation` does."""
@@ -81,8 +84,8 @@ class Document:
         return replace(self, values=values, used=self.used | used)
 
 
-def walk(values: Mapping[str, Any], ends: Mapping[str, Any], keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Yield every value with the way to it; a dict is gone into, unless its dotted key is among `ends`."""
+def walk(values: Mapping[str, Value], ends: Mapping[str, Value], keys: Keys = ()) -> Iterator[tuple[Keys, Value]]:
+    """Yield every value with its keys. Blocks are opened, unless their dotted key is in `ends`."""
     for key, value in values.items():
         inner = (*keys, str(key))
         if isinstance(value, dict) and value and ".".join(inner) not in ends:

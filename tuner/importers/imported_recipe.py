@@ -1,17 +1,16 @@
-"""A translation -> a recipe: the parts of the catalog that it is built on, and the values that differ from them.
+"""Builds a recipe from a translation: the catalog parts that it is based on, and the values that differ from them.
 
-It reads the catalog and looks whether a model's folder is here; it writes nothing.
+It reads the catalog and checks whether a model's folder exists; it writes no files.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tuner import paths
-from tuner.importers.document import Keys
-from tuner.importers.translation import Entry, Given, Outcome, Translation
+from tuner.importers.document import Block, Keys, Value
+from tuner.importers.translation import Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
 from tuner.recipes.loading import validate, with_xtuner
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
@@ -28,38 +27,38 @@ _ADAPTED = ("lora", "qlora", "dora", "rslora")
 
 @dataclass(frozen=True)
 class Imported:
-    """A recipe of ours, and what became of every key of its source.
+    """An imported recipe, and the outcome for every key of its source.
 
     Attributes:
-        base: The composed name that it builds on; None where the catalog has not the model.
-        values: Nested; what the recipe says over its base.
-        givens: Where each of these values stands in the source.
-        notes: What gave way to the model.
-        obstacle: Why the recipe learns something else than its source, if it does: nobody trains that unasked.
+        base: The composed name that it builds on; None if the catalog does not have the model.
+        values: Nested values that differ from the base.
+        settings: The setting in the source for each of these values.
+        notes: Warnings about values that the model does not support.
+        obstacle: Why the recipe would train something else than its source, if it does. `tuner train` then refuses it.
     """
 
     tool: str
     source: str
     base: str | None
-    values: dict[str, Any]
-    givens: dict[Keys, Given]
+    values: Block
+    settings: dict[Keys, Setting]
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
     obstacle: str | None = None
 
 
 def finished(t: Translation) -> Imported:
-    """Return the recipe that a translation makes.
+    """Return the recipe for a translation.
 
     Raises:
-        RecipeError: no model is named, or a value does not fit, with its place in the source.
+        RecipeError: no model is named, or a value is not valid; the error names its place in the source.
     """
     _settle_method(t)
     _settle_warmup(t)
     _settle_kto(t)
     part, architecture = _settle_model(t)
     dataset = _settle_datasets(t)
-    t.check_all_told()
+    t.check_all_recorded()
     epochs = t.values.get(_EPOCHS) or 1
     objective = t.objective
     below = Merged()
@@ -72,13 +71,13 @@ def finished(t: Translation) -> Imported:
     for layer in with_xtuner(layers) if is_of_xtuner else layers:
         below.lay(layer)
     merged = deepcopy(below)
-    # The tool's own numbers hold: no batch and no pack of our choice.
+    # The tool's numbers count: tuner chooses no batch size and no pack length.
     fixed = {_TRAIN: {"dataset": {"pack_length": None}}, "train_cfg": {"global_batch_size": None}}
     merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), fixed))
     for keys, value in t.values.items():
         merged.lay(_layer(t, keys, value))
     if architecture and t.model:
-        # In the model's own layer: a path laid later would be another model's, of which nothing is known.
+        # In the same layer as the model: with a later path, tuner would take it for an unknown model.
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.model.where), {"architecture": {"_delete_": True, **architecture}}))
     else:
         model_facts.derive_architecture(merged)
@@ -88,17 +87,17 @@ def finished(t: Translation) -> Imported:
     if parts:
         below.lay(Layer.at(Place(Kind.NAME, parts.name), nested(_EPOCHS, epochs)))
     values = _difference(t, merged, below if parts else _base_alone(), bool(architecture))
-    entries = tuple(one for one in t.entries if not one.given.is_default or one.outcome is Outcome.CHANGED)
+    entries = tuple(one for one in t.entries if not one.setting.is_default or one.outcome is Outcome.CHANGED)
     notes = tuple(merged.warnings)
     name = parts.name if parts else None
     return Imported(t.tool.name, t.document.name, name, values, t.places, entries, notes, t.obstacle)
 
 
-def _layer(t: Translation, keys: Keys, value: Any) -> Layer:
-    given = t.places[keys]
-    name, _, line = given.where.rpartition(":")
-    # The package's kind: what a model does not take gives way aloud, as a value of the catalog does.
-    place = Place(Kind.PACKAGE, name, int(line)) if name and line.isdigit() else Place(Kind.PACKAGE, given.where)
+def _layer(t: Translation, keys: Keys, value: Value) -> Layer:
+    setting = t.places[keys]
+    name, _, line = setting.where.rpartition(":")
+    # As a catalog value: if the model does not support it, it is overridden with a warning.
+    place = Place(Kind.PACKAGE, name, int(line)) if name and line.isdigit() else Place(Kind.PACKAGE, setting.where)
     return Layer.at(place, nested(keys, value))
 
 
@@ -110,7 +109,7 @@ def _check(merged: Merged) -> None:
 
 
 def _settle_method(t: Translation) -> None:
-    """Take the adapter's values away where there is none."""
+    """Remove the adapter's values if all weights are trained."""
     if t.method in _ADAPTED:
         return
     for keys in [keys for keys in t.values if keys[0] in ("adapter", "quantization")]:
@@ -118,23 +117,23 @@ def _settle_method(t: Translation) -> None:
     for number, entry in enumerate(t.entries):
         if entry.ours and entry.ours.startswith(("adapter.", "quantization.")):
             why = "all weights are trained: there is no adapter"
-            t.entries[number] = Entry(entry.given, Outcome.LEFT_OUT, why=why)
+            t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
 
 
 def _settle_warmup(t: Translation) -> None:
-    """Turn steps of warm-up into the part of all steps that they are, where that is known."""
-    given, steps, key = t.warmup_steps, t.values.get(("train_cfg", "max_steps")), "param_scheduler.warmup_ratio"
-    if given is None:
+    """Convert warm-up steps to a share of all steps, if their number is known."""
+    setting, steps, key = t.warmup_steps, t.values.get(("train_cfg", "max_steps")), "param_scheduler.warmup_ratio"
+    if setting is None:
         return
     if steps:
-        t.set(given, key, min(1.0, given.number() / steps), f"{given.value} of {steps} steps")
+        t.set(setting, key, min(1.0, setting.number() / steps), f"{setting.value} of {steps} steps")
     else:
-        why = f"the share of all steps is only known after the data is read; tuner uses 0.03 for {given.value} steps"
-        t.set(given, key, 0.03, why, changed=True)
+        why = f"the share of all steps is only known after the data is read; tuner uses 0.03 for {setting.value} steps"
+        t.set(setting, key, 0.03, why, changed=True)
 
 
 def _settle_kto(t: Translation) -> None:
-    """Give a micro-batch two answers where KTO's loss sets one against the other, and half as many of them a step."""
+    """For KTO, raise the micro-batch to the two answers that its loss compares, and halve the accumulation."""
     batch, counts = (_TRAIN, "batch_size"), ("optim_wrapper", "accumulative_counts")
     if t.objective != "kto" or t.values.get(batch, 2) >= 2:
         return
@@ -144,10 +143,10 @@ def _settle_kto(t: Translation) -> None:
         t.values[counts] //= 2
 
 
-def _settle_model(t: Translation) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the catalog's part for the model, and its facts where the weights are another copy of them."""
+def _settle_model(t: Translation) -> tuple[str | None, Block | None]:
+    """Return the catalog part for the model, and its architecture if the source names a copy of that model."""
     if t.model is None:
-        t.note(Given("the model", None, t.document.name), Outcome.LEFT_OUT, why="not set: --model PATH")
+        t.note(Setting("the model", None, t.document.name), Outcome.LEFT_OUT, why="not set: --model PATH")
         return None, None
     path = str(t.model.value)
     part, local = catalog.part_named(path), paths.local(path)
@@ -168,7 +167,7 @@ def _settle_model(t: Translation) -> tuple[str | None, dict[str, Any] | None]:
 
 
 def _same_name(path: str) -> str | None:
-    """Return the part whose model is called as the end of this path: copies of others keep a model's name."""
+    """Return the part with the same model name as the end of this path: copies by other owners keep the name."""
     last = _own_name(path)
     for name in catalog.names("models"):
         known = read_path(name)
@@ -178,31 +177,31 @@ def _same_name(path: str) -> str | None:
 
 
 def _own_name(path: str) -> str:
-    """Return a model's name without its owner; Llama 3.1 was published with Meta's before it, and later without."""
+    """Return a model's name without its owner, and without `Meta-`, which only the first Llama 3.1 names have."""
     return path.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
 
 
 def read_path(part: str) -> str | None:
-    """Return the hub id of a model part, told from its text."""
+    """Return the hub id in the text of a model part."""
     text = catalog.text_of("models", part)
-    _, found, rest = text.partition('path="')
-    return rest.partition('"')[0] if found else None
+    _, separator, rest = text.partition('path="')
+    return rest.partition('"')[0] if separator else None
 
 
 def _settle_datasets(t: Translation) -> str | None:
-    """Write the data sets into the values; return the catalog's part that is the one data set, where one is."""
+    """Write the data sets into the values; return the catalog part if one part is exactly the one data set."""
     where = (_TRAIN, "dataset")
-    given = next((t.given[key] for key in ("dataset", "datasets", "dataset_name") if key in t.given), None)
-    given = given or Given("dataset", None, t.document.name)
+    setting = next((t.settings[key] for key in ("dataset", "datasets", "dataset_name") if key in t.settings), None)
+    setting = setting or Setting("dataset", None, t.document.name)
     for one in (*t.datasets, *t.validation) if t.system else ():
         one["system"] = one.get("system") or t.system
     if len(t.datasets) == 1:
         one = {key: value for key, value in t.datasets[0].items() if value is not None and key != "weight"}
         part = _dataset_part(one)
         for key, value in one.items() if part is None else ():
-            t.values[(*where, key)], t.places[(*where, key)] = value, given
+            t.values[(*where, key)], t.places[(*where, key)] = value, setting
         if part and "max_rows" in one:
-            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = one["max_rows"], given
+            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = one["max_rows"], setting
         return part
     if t.datasets:
         rows = [one.get("max_rows") for one in t.datasets]
@@ -210,28 +209,32 @@ def _settle_datasets(t: Translation) -> str | None:
         t.values[(*where, "mixture")] = [
             {key: value for key, value in one.items() if key != "max_rows"} for one in shares
         ]
-        t.places[(*where, "mixture")] = given
+        t.places[(*where, "mixture")] = setting
         if all(rows):
-            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = sum(rows), given
+            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = sum(rows), setting
     return None
 
 
-def _dataset_part(one: dict[str, Any]) -> str | None:
-    """Return the part of the catalog that says just this of just this data set."""
-    said = {key: value for key, value in one.items() if key != "max_rows" and (key, value) != ("split", "train")}
+def _dataset_part(one: Block) -> str | None:
+    """Return the catalog part with exactly these values for this data set."""
+    described = {key: value for key, value in one.items() if key != "max_rows" and (key, value) != ("split", "train")}
     for name in catalog.names("datasets"):
-        if f'"{said.get("path")}"' in catalog.text_of("datasets", name):
+        if f'"{described.get("path")}"' in catalog.text_of("datasets", name):
             values = read_part("datasets", name).values
             theirs = lookup(values, (_TRAIN, "dataset"), {})
-            if set(values) == {_TRAIN} and theirs.items() >= said.items() and theirs.keys() <= said.keys() | {"format"}:
+            if (
+                set(values) == {_TRAIN}
+                and theirs.items() >= described.items()
+                and theirs.keys() <= described.keys() | {"format"}
+            ):
                 return name
     return None
 
 
 def _settle_validation(t: Translation, merged: Merged) -> None:
-    """Read validation rows as training rows are; without any, what is said of validation has no place."""
+    """Read validation rows as training rows are read; without validation rows, remove the keys for validation."""
     if t.validation:
-        where = Given("validation", None, t.document.name)
+        where = Setting("validation", None, t.document.name)
         block = data_sets.validation_block(merged)
         block["dataset"] |= {key: value for key, value in t.validation[0].items() if key != "weight"}
         block["batch_size"] = t.values.get((_VAL, "batch_size"), block["batch_size"])
@@ -247,10 +250,10 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
             merged.lay(
                 Layer.at(Place(Kind.PACKAGE, t.document.name), nested(keys[:1] if keys[0] == _VAL else keys, None))
             )
-            given = t.places.pop(keys)
+            setting = t.places.pop(keys)
             why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
             t.entries = [
-                replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.given is given else one
+                replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.setting is setting else one
                 for one in t.entries
             ]
 
@@ -261,15 +264,15 @@ def _base_alone() -> Merged:
     return merged
 
 
-def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) -> dict[str, Any]:
-    """Return what the recipe must say: all that was written, and of the defaults what the base does not mean."""
-    result: dict[str, Any] = {}
+def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) -> Block:
+    """Return the values of the recipe: every value that was written, and the defaults that differ from the base."""
+    result: Block = {}
     facts = merged.values.pop("architecture", None)
     for dotted, value in leaves(merged.values):
         keys = tuple(dotted.split("."))
-        given = t.places.get(keys)
+        setting = t.places.get(keys)
         old = lookup(below.values, keys, ...)
-        is_written = given is not None and not given.is_default and given.value is not None
+        is_written = setting is not None and not setting.is_default and setting.value is not None
         if old != value or is_written:
             _put(result, keys, value)
     for block in ("adapter", "quantization", _VAL):
@@ -283,7 +286,7 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
     return {key: result[key] for key in read_base().values if key in result}
 
 
-def _put(result: dict[str, Any], keys: Keys, value: Any) -> None:
+def _put(result: Block, keys: Keys, value: Value) -> None:
     *outer, last = keys
     for key in outer:
         result = result.setdefault(key, {})

@@ -1,9 +1,9 @@
-"""A tool's words as `keys/TOOL.toml` lists them, so that a new one is a row there.
+"""Reads the tables of a tool's keys, `keys/TOOL.toml`: a new key is one more row there.
 
-[same]: a key of a recipe -> the words with its values.
-[left]: why there is no counterpart -> words; a `*` stands for all that fit and that stand below [others].
-[others]: without this list a `*` would take misprints too; `block.*` is a block that takes any key.
-[groups]: what a name in angle brackets stands for: each of these words in its place.
+[same]: key of a recipe -> keys of the tool with the same values.
+[left]: reason why there is no counterpart -> keys of the tool; a `*` matches keys that [others] lists.
+[others]: every key that a `*` may match, so that a misspelt key is an error; `block.*` is a block with any keys.
+[groups]: name in angle brackets -> the words that it stands for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent / "keys"
 
 
 class Words(NamedTuple):
-    """The words with a rule (one of our keys, or why there is none), and those that a `*` of the rules may mean."""
+    """A tool's keys with a rule (a key of a recipe, or why there is no such key), and the keys that a `*` may match."""
 
     rules: Mapping[str, Alias | str]
     others: frozenset[str]
@@ -28,12 +28,12 @@ class Words(NamedTuple):
 
 @cache
 def of(tool: str) -> Words:
-    """Return the words that a file of the folder lists."""
-    found = tomllib.loads((_FOLDER / f"{tool}.toml").read_text(encoding="utf-8"))
-    groups = found.get("groups", {})
-    same = {word: Alias(ours) for ours, words in found.get("same", {}).items() for word in _each(words, groups)}
-    left = {word: why for why, words in found.get("left", {}).items() for word in _each(words, groups)}
-    return Words({**same, **left}, frozenset(_each(found.get("others", {}).get("words", ""), groups)))
+    """Return the keys that `keys/TOOL.toml` lists."""
+    tables = tomllib.loads((_FOLDER / f"{tool}.toml").read_text(encoding="utf-8"))
+    groups = tables.get("groups", {})
+    same = {word: Alias(ours) for ours, words in tables.get("same", {}).items() for word in _each(words, groups)}
+    left = {word: why for why, words in tables.get("left", {}).items() for word in _each(words, groups)}
+    return Words({**same, **left}, frozenset(_each(tables.get("others", {}).get("words", ""), groups)))
 
 
 def _each(words: str, groups: Mapping[str, str]) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _each(words: str, groups: Mapping[str, str]) -> Iterator[str]:
 
 
 def has(others: frozenset[str], key: str) -> bool:
-    """Say whether a key is among `others`, inside a block of theirs that takes any, or a block around some."""
+    """Return whether `others` has the key, a block that takes any key and holds it, or a key inside it."""
     if key in others or f"{key}.*" in others:
         return True
     parts = key.split(".")

@@ -1,20 +1,19 @@
-"""LLaMA-Factory's YAML and JSON, with the data sets that its `dataset_info.json` registers.
+"""Translates LLaMA-Factory's YAML and JSON, with the data sets in its `dataset_info.json`.
 
-Its defaults that differ from ours are written into the recipe.
+Defaults that differ from those of tuner are written into the recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
 from tuner.importers import key_tables, llamafactory_v1, shared_rules, training_arguments
-from tuner.importers.document import Document
+from tuner.importers.document import Block, Document, Value
 from tuner.importers.shared_rules import renamed, truth
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import aliases, catalog
 from tuner.recipes.aliases import by_word
 
@@ -25,86 +24,86 @@ _TEMPLATES = {
     **{name: name for name in ("alpaca", "vicuna", "zephyr", "llama2", "llama3", "phi3", "mistral", "gemma")},
     **{"qwen": "chatml", "chatml": "chatml", "intern2": "internlm2", "deepseek": "deepseek"},
 }
-"""Its template -> ours, for models of which the catalog knows no template."""
+"""LLaMA-Factory's template -> tuner's, for models that are not in the catalog."""
 
 
 def _prepare(t: Translation) -> None:
-    said = t.document.values
+    values = t.document.values
     stage, kind = str(t.value("stage")), str(t.value("finetuning_type"))
     if stage not in _OBJECTIVES:
-        raise t.given["stage"].wrong("not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
+        raise t.settings["stage"].wrong("not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
     if kind not in _FINETUNING:
-        raise t.given["finetuning_type"].wrong(
+        raise t.settings["finetuning_type"].wrong(
             "not a LLaMA-Factory finetuning_type", f"Known: {', '.join(_FINETUNING)}."
         )
-    t.objective = "orpo" if stage == "dpo" and said.get("pref_loss") == "orpo" else _OBJECTIVES[stage]
+    t.objective = "orpo" if stage == "dpo" and values.get("pref_loss") == "orpo" else _OBJECTIVES[stage]
     t.method = kind
     if kind in ("lora", "oft"):
-        t.method = "qlora" if said.get("quantization_bit") else "dora" if truth(said.get("use_dora")) else "lora"
+        t.method = "qlora" if values.get("quantization_bit") else "dora" if truth(values.get("use_dora")) else "lora"
     if stage == "ppo":
         t.obstacle = "tuner trains on rows, not on a reward model's scores: the source's stage is ppo"
 
 
-def loss(t: Translation, given: Given) -> None:
-    """Take DPO's loss; ORPO is an objective of its own here."""
-    word = str(given.value)
+def loss(t: Translation, setting: Setting) -> None:
+    """Set DPO's loss; ORPO is an objective of its own in tuner."""
+    word = str(setting.value)
     if t.objective == "dpo" and word in _LOSSES:
-        t.set(given, "objective.loss_type", [_LOSSES[word]])
+        t.set(setting, "objective.loss_type", [_LOSSES[word]])
     elif t.objective == "dpo":
-        t.set(given, "objective.loss_type", ["sigmoid"], f"tuner has no loss {word!r}", changed=True)
+        t.set(setting, "objective.loss_type", ["sigmoid"], f"tuner has no loss {word!r}", changed=True)
     elif t.objective == "orpo":
-        shared_rules.learned(t, given)
+        shared_rules.learned(t, setting)
     else:
-        t.leave(given, f"belongs to dpo, and the stage is {t.objective}")
+        t.leave(setting, f"belongs to dpo, and the stage is {t.objective}")
 
 
-def quantization_bit(t: Translation, given: Given) -> None:
-    """Take 4 or 8 bits."""
-    bits = given.whole()
+def quantization_bit(t: Translation, setting: Setting) -> None:
+    """Set 4 or 8 bits."""
+    bits = setting.whole()
     ours = bits if bits in (4, 8) else 4
     why = None if bits == ours else f"bitsandbytes supports 4 or 8 bits, not {bits}"
-    t.set(given, "quantization.bits", ours, why, changed=bits != ours)
+    t.set(setting, "quantization.bits", ours, why, changed=bits != ours)
 
 
-def modules(t: Translation, given: Given) -> None:
-    """Take modules that are trained whole beside the adapter."""
-    t.set(given, "adapter.modules_to_save", given.words())
+def modules(t: Translation, setting: Setting) -> None:
+    """Set the modules that are trained completely, besides the adapter."""
+    t.set(setting, "adapter.modules_to_save", setting.words())
 
 
-def packing(t: Translation, given: Given) -> None:
-    """Take packing; `neat_packing` turns it on whatever `packing` says, as packed samples never see each other here."""
-    if given.key == "packing" and truth(t.value("neat_packing")):
-        t.leave(given, "neat_packing is true, which packs")
-    elif given.key == "neat_packing" and not truth(given.value):
-        t.leave(given, "packed samples never attend to each other")
+def packing(t: Translation, setting: Setting) -> None:
+    """Set packing. `neat_packing` switches it on: in tuner, packed samples never attend to each other."""
+    if setting.key == "packing" and truth(t.value("neat_packing")):
+        t.leave(setting, "neat_packing is true, which packs")
+    elif setting.key == "neat_packing" and not truth(setting.value):
+        t.leave(setting, "packed samples never attend to each other")
     else:
-        t.set(given, "train_dataloader.dataset.packing", given.value)
+        t.set(setting, "train_dataloader.dataset.packing", setting.value)
 
 
-def template(t: Translation, given: Given) -> None:
-    """Take the chat template only for a model of which the catalog knows none."""
-    word = str(given.value)
+def template(t: Translation, setting: Setting) -> None:
+    """Set the chat template only for a model that is not in the catalog."""
+    word = str(setting.value)
     if word not in _TEMPLATES or catalog.part_named(str(t.value("model_name_or_path"))):
-        shared_rules.own_template(t, given)
+        shared_rules.own_template(t, setting)
     else:
-        t.set(given, "model.chat_template", _TEMPLATES[word])
+        t.set(setting, "model.chat_template", _TEMPLATES[word])
 
 
-def freeze_layers(t: Translation, given: Given) -> None:
-    """Take how many of the last layers are trained."""
-    if t.method == "freeze" and given.whole() > 0:
-        t.set(given, "train_cfg.trainable_layers", given.value)
+def freeze_layers(t: Translation, setting: Setting) -> None:
+    """Set how many of the last layers are trained."""
+    if t.method == "freeze" and setting.whole() > 0:
+        t.set(setting, "train_cfg.trainable_layers", setting.value)
     else:
-        t.leave(given, "only the last layers can be trained, with finetuning_type freeze")
+        t.leave(setting, "only the last layers can be trained, with finetuning_type freeze")
 
 
-def pissa(t: Translation, given: Given) -> None:
-    """Begin an adapter with the largest part of the base, found in `pissa_iter` rounds; -1 is all of it, exactly."""
+def pissa(t: Translation, setting: Setting) -> None:
+    """Initialize the adapter with PiSSA, in `pissa_iter` iterations; -1 is the exact decomposition."""
     rounds = t.whole("pissa_iter", 16)
-    if truth(given.value):
-        t.set(given, "adapter.init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
+    if truth(setting.value):
+        t.set(setting, "adapter.init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
     else:
-        t.set(given, "adapter.init_lora_weights", True)
+        t.set(setting, "adapter.init_lora_weights", True)
 
 
 _INFO = "dataset_info.json"
@@ -114,46 +113,46 @@ _COLUMNS = {
     "openai": {"messages": "messages", "system": "system", "tools": "tools"},
     "preference": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "system": "system"},
 }
-"""Formatting -> their word of a column -> ours of the format."""
+"""Formatting -> LLaMA-Factory's name of a column -> the row format's name."""
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
 _MEDIA = ("images", "videos", "audios")
 _PARENTS = 4
-"""How many folders above the config its `data` folder is looked for, as in examples/train_lora."""
+"""How many folders above the config are searched for its `data` folder, as for examples/train_lora."""
 
 
-def datasets(t: Translation, given: Given) -> None:
-    """Take the data sets that are named, each as it is registered."""
+def datasets(t: Translation, setting: Setting) -> None:
+    """Add the named data sets, each as it is registered."""
     registry = _registry(t)
-    found = [one for name in given.words() if (one := _one(t, given, name, registry))]
-    if not given.words():
-        raise given.wrong("has no data set")
-    if not found:
+    registered = [one for name in setting.words() if (one := _one(t, setting, name, registry))]
+    if not setting.words():
+        raise setting.wrong("has no data set")
+    if not registered:
         return
-    (t.datasets if given.key == "dataset" else t.validation).extend(found)
-    shown = ", ".join(str(one.get("path")) for one in found)
-    t.note(given, Outcome.TRANSLATED, f"data {shown}")
-    if given.key == "eval_dataset" and len(found) > 1:
-        t.note(given, Outcome.CHANGED, why=f"validation uses only the first: {found[0].get('path')}")
+    (t.datasets if setting.key == "dataset" else t.validation).extend(registered)
+    shown = ", ".join(str(one.get("path")) for one in registered)
+    t.note(setting, Outcome.TRANSLATED, f"data {shown}")
+    if setting.key == "eval_dataset" and len(registered) > 1:
+        t.note(setting, Outcome.CHANGED, why=f"validation uses only the first: {registered[0].get('path')}")
 
 
-def max_samples(t: Translation, given: Given) -> None:
-    """Take how many rows of each data set there are, counted together in a mixture."""
-    named = t.given.get("dataset")
+def max_samples(t: Translation, setting: Setting) -> None:
+    """Record the limit of rows of each data set; a mixture has one limit for all."""
+    named = t.settings.get("dataset")
     if named and len(named.words()) > 1:
-        t.note(given, Outcome.CHANGED, "max_rows", "in the source for each data set, in tuner for all rows together")
+        t.note(setting, Outcome.CHANGED, "max_rows", "in the source for each data set, in tuner for all rows together")
     else:
-        t.note(given, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")
+        t.note(setting, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")
 
 
 def settle(t: Translation) -> None:
-    """Give every data set the number of rows that the config says of all."""
+    """Set the limit of rows from `max_samples` for every data set."""
     if most := t.whole("max_samples", 0):
         for one in (*t.datasets, *t.validation):
             one["max_rows"] = min(most, one.get("max_rows") or most)
 
 
 def _registry(t: Translation) -> Document | None:
-    """Return the registration beside the data, which is looked for here and above the config."""
+    """Return `dataset_info.json` from the data folder, searched in the working folder and above the config."""
     folder = Path(str(t.value("dataset_dir", "data")))
     above = [t.document.folder, *t.document.folder.absolute().parents][:_PARENTS]
     for one in (folder, *(parent / folder for parent in above)):
@@ -162,53 +161,53 @@ def _registry(t: Translation) -> Document | None:
     return None
 
 
-def _one(t: Translation, given: Given, name: str, registry: Document | None) -> dict[str, Any] | None:
+def _one(t: Translation, setting: Setting, name: str, registry: Document | None) -> Block | None:
     if registry is None:
         if Path(name).suffix or "/" in name:
             return {"path": name}
         why = f"{_INFO} is missing, so {name!r} is unknown: give it with --data FILE"
-        t.note(given, Outcome.CHANGED, f"data {name}", why)
+        t.note(setting, Outcome.CHANGED, f"data {name}", why)
         return {"path": f"{t.value('dataset_dir', 'data')}/{name}.json"}
     info = registry.values.get(name)
     if not isinstance(info, dict):
-        what = f"{name!r} is not registered in {registry.name}"
-        raise RecipeError(what, where=given.where, fix=did_you_mean(name, registry.values) or "Register it there.")
+        problem = f"{name!r} is not registered in {registry.name}"
+        raise RecipeError(problem, where=setting.where, fix=did_you_mean(name, registry.values) or "Register it there.")
     if any((info.get("columns") or {}).get(key) for key in _MEDIA):
         t.obstacle = f"its data {name!r} has images, sound or video, and tuner trains text models"
-        t.note(given, Outcome.LEFT_OUT, why=t.obstacle)
+        t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
         return None
     return _registered(name, info, registry)
 
 
-def _registered(name: str, info: dict[str, Any], registry: Document) -> dict[str, Any]:
-    one: dict[str, Any] = {"path": _path(name, info, registry), "name": info.get("subset")}
+def _registered(name: str, info: Block, registry: Document) -> Block:
+    one: Block = {"path": _path(name, info, registry), "name": info.get("subset")}
     one["split"] = info.get("split") or "train"
     if info.get("num_samples"):
         one["max_rows"] = int(info["num_samples"])
     return one | _shape(name, info, registry)
 
 
-def _path(name: str, info: dict[str, Any], registry: Document) -> str:
+def _path(name: str, info: Block, registry: Document) -> str:
     for key in ("hf_hub_url", "ms_hub_url", "om_hub_url"):
         if info.get(key) and not info.get("file_name"):
             return str(info[key])
     file = info.get("file_name")
     if not file:
-        what = f"the data set {name!r} has neither a file nor a hub id"
-        raise registry.wrong(what, (name,), "Set file_name or hf_hub_url there.")
+        problem = f"the data set {name!r} has neither a file nor a hub id"
+        raise registry.wrong(problem, (name,), "Set file_name or hf_hub_url there.")
     whole = registry.folder / str(info.get("folder") or "") / str(file)
     if not whole.resolve().is_relative_to(registry.folder.resolve()):
-        what = f"the file {str(file)!r} of {name!r} is outside of {registry.folder}"
-        raise registry.wrong(what, (name, "file_name"), "Move it there, or give it with --data.")
+        problem = f"the file {str(file)!r} of {name!r} is outside of {registry.folder}"
+        raise registry.wrong(problem, (name, "file_name"), "Move it there, or give it with --data.")
     return str(whole)
 
 
-def _shape(name: str, info: dict[str, Any], registry: Document) -> dict[str, Any]:
-    """Return format and columns, where they are not what the format has by itself."""
+def _shape(name: str, info: Block, registry: Document) -> Block:
+    """Return the row format, and the columns with other names than the format's own."""
     formatting = str(info.get("formatting") or "alpaca")
     if formatting not in _FORMATS:
-        what = f"the data set {name!r} has the formatting {formatting!r}"
-        raise registry.wrong(what, (name, "formatting"), "Known: alpaca, sharegpt, openai.")
+        problem = f"the data set {name!r} has the formatting {formatting!r}"
+        raise registry.wrong(problem, (name, "formatting"), "Known: alpaca, sharegpt, openai.")
     columns, tags = info.get("columns") or {}, info.get("tags") or {}
     if info.get("ranking") or columns.get("chosen"):
         return _preference(columns, formatting)
@@ -223,7 +222,7 @@ def _shape(name: str, info: dict[str, Any], registry: Document) -> dict[str, Any
     return {"format": ours, "columns": renamed(theirs)}
 
 
-def _preference(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
+def _preference(columns: Block, formatting: str) -> Block:
     prompt = columns.get("prompt") or columns.get("messages")
     if formatting == "alpaca" and columns.get("query"):
         prompt = f"{{{columns.get('prompt', 'instruction')}}}\n{{{columns['query']}}}"
@@ -233,7 +232,7 @@ def _preference(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
     return {"format": "preference", "columns": renamed(theirs)}
 
 
-def _feedback(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
+def _feedback(columns: Block, formatting: str) -> Block:
     if formatting == "alpaca":
         theirs = {"prompt": columns.get("prompt", "instruction"), "completion": columns.get("response", "output")}
         return {"format": "feedback", "columns": renamed({**theirs, "label": columns["kto_tag"]})}
@@ -241,18 +240,18 @@ def _feedback(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
     return {"format": "feedback", "columns": renamed(theirs)}
 
 
-def _defaults(document: Document) -> Mapping[str, Any]:
-    """Return what LLaMA-Factory means by what is not written; its gradient checkpointing is on."""
-    said = document.values
-    rank = said.get("lora_rank") or 8
-    method = said.get("finetuning_type") or "lora"
+def _defaults(document: Document) -> Mapping[str, Value]:
+    """Return LLaMA-Factory's defaults; gradient checkpointing is on."""
+    values = document.values
+    rank = values.get("lora_rank") or 8
+    method = values.get("finetuning_type") or "lora"
     is_adapter = method in ("lora", "oft")
     of_adapter = {"lora_rank": rank, "lora_dropout": 0.0, "lora_target": "all"} if is_adapter else {}
     if is_adapter and str(rank).isdecimal():
         of_adapter["lora_alpha"] = 2 * int(rank)
     general = training_arguments.defaults(document)
     general.pop("gradient_checkpointing")
-    if "global_batch_size" in said:  # of the rewrite: it says how often gradients are added up
+    if "global_batch_size" in values:  # a key of the rewrite, which decides the accumulation
         general.pop("gradient_accumulation_steps")
     return {
         "stage": "sft",
@@ -260,7 +259,7 @@ def _defaults(document: Document) -> Mapping[str, Any]:
         **general,
         **of_adapter,
         "cutoff_len": 2048,
-        "packing": said.get("stage") == "pt",
+        "packing": values.get("stage") == "pt",
         "disable_gradient_checkpointing": False,
         **({"freeze_trainable_layers": 2} if method == "freeze" else {}),
     }

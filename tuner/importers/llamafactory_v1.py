@@ -1,4 +1,4 @@
-"""Configs of LLaMA-Factory's rewrite (`USE_V1=1`), put into the words of its releases.
+"""Converts configs of LLaMA-Factory's rewrite (`USE_V1=1`) to the keys of its releases.
 
 Source: LLaMA-Factory 26d949a, src/llamafactory/v1/config, core/data_engine.py and examples/v1.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tuner import paths
-from tuner.importers.document import Document, Keys
-from tuner.importers.translation import Given, Outcome, Translation
+from tuner.importers.document import Block, Document, Keys, Value
+from tuner.importers.translation import Outcome, Setting, Translation
 
 _SIGNS = ("model_class", "train_dataset", "peft_config", "kernel_config", "quant_config")
 _SAME = {"model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"}
@@ -21,8 +20,8 @@ _BLOCKS: dict[str, dict[str, str]] = {
     "optim_config": {"name": "optim", "wd": "weight_decay"},
     "lr_scheduler_config": {"name": "lr_scheduler_type"},
 }
-"""Block -> its words that are others at the top of a release's config."""
-_DEFAULTS: dict[str, Any] = {
+"""Block -> its keys that have another name in a release's config."""
+_DEFAULTS: Block = {
     "finetuning_type": "full",
     "per_device_train_batch_size": 1,
     "learning_rate": 1e-4,
@@ -32,21 +31,21 @@ _DEFAULTS: dict[str, Any] = {
     "logging_steps": 1,
     "bf16": True,
 }
-"""What the rewrite means by a word that is not written; AdamW's decay is torch's."""
+"""Defaults of the rewrite; AdamW's weight decay is torch's default."""
 _CONVERTERS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference", None: "messages"}
 
 
 def is_version_1(document: Document) -> bool:
-    """Return whether a config has the words of the rewrite."""
+    """Return whether a config has keys of the rewrite."""
     return "model" in document.values and any(sign in document.values for sign in _SIGNS)
 
 
 def as_release(document: Document) -> Document:
-    """Return the config in the words of a release; each value keeps the line where it was written."""
-    values: dict[str, Any] = {}
+    """Return the config with the keys of a release; each value keeps its line."""
+    values: Block = {}
     lines: dict[Keys, int] = {}
 
-    def put(word: str, value: Any, keys: Keys) -> None:
+    def put(word: str, value: Value, keys: Keys) -> None:
         values[word] = value
         at = next((document.lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in document.lines), None)
         if at is not None:
@@ -68,7 +67,7 @@ def as_release(document: Document) -> Document:
 
 
 def _stage(document: Document) -> str:
-    """Return what is trained: a config does not say it, its model_class and its rows do."""
+    """Return the stage, which follows from the config's model_class and its data."""
     if document.values.get("model_class") == "cls":
         return "rm"
     listed = _sets(document)
@@ -78,40 +77,43 @@ def _stage(document: Document) -> str:
 
 
 def _sets(document: Document) -> Document | None:
-    """Return the file that lists the data sets; None where the word is a data set itself, or the file is not here."""
+    """Return the file that lists the data sets; None if train_dataset is a data set itself, or the file is missing."""
     name = Path(str(document.values.get("train_dataset", "")))
     above = (document.folder, *document.folder.absolute().parents)
-    found = next((one for one in (name, *(folder / name for folder in above)) if paths.is_file(one)), None)
-    return Document.of_yaml(found) if found and name.suffix in (".yaml", ".yml") else None
+    listed = next((one for one in (name, *(folder / name for folder in above)) if paths.is_file(one)), None)
+    return Document.of_yaml(listed) if listed and name.suffix in (".yaml", ".yml") else None
 
 
-def datasets(t: Translation, given: Given) -> None:
-    """Take the data sets that a file lists, or the one file or hub id that is named."""
+def datasets(t: Translation, setting: Setting) -> None:
+    """Add the data sets that a file lists, or the one file or hub id."""
     listed = _sets(t.document)
     if listed is None:
-        t.datasets.append({"path": str(given.value)})
-        t.note(given, Outcome.TRANSLATED, f"data {given.value}")
+        t.datasets.append({"path": str(setting.value)})
+        t.note(setting, Outcome.TRANSLATED, f"data {setting.value}")
         return
     for name, info in listed.values.items():
         if not isinstance(info, dict):
             raise listed.wrong(f"the data set {name!r} is not a mapping", (name,))
         t.datasets.append(_one(t, name, info, listed))
-    t.note(given, Outcome.TRANSLATED, f"data {', '.join(str(one['path']) for one in t.datasets)}")
+    t.note(setting, Outcome.TRANSLATED, f"data {', '.join(str(one['path']) for one in t.datasets)}")
     if 0 < sum("max_rows" in one for one in t.datasets) < len(t.datasets):
         t.note(
-            given, Outcome.CHANGED, "max_rows", "a mixture takes the rows of all its data sets: num_samples is left out"
+            setting,
+            Outcome.CHANGED,
+            "max_rows",
+            "a mixture takes the rows of all its data sets: num_samples is left out",
         )
 
 
-def _one(t: Translation, name: str, info: dict[str, Any], listed: Document) -> dict[str, Any]:
+def _one(t: Translation, name: str, info: Block, listed: Document) -> Block:
     converter = info.get("converter")
     if converter not in _CONVERTERS:
-        what = f"the data set {name!r} has the converter {converter!r}"
-        raise listed.wrong(what, (name, "converter"), "Known: alpaca, sharegpt, pair.")
+        problem = f"the data set {name!r} has the converter {converter!r}"
+        raise listed.wrong(problem, (name, "converter"), "Known: alpaca, sharegpt, pair.")
     path = info.get("path") or info.get("hf_hub_url") or info.get("file_name")
     if not path:
         raise listed.wrong(f"the data set {name!r} has neither a file nor a hub id", (name,), "Set path there.")
-    one: dict[str, Any] = {
+    one: Block = {
         "path": str(Path(str(info.get("dataset_dir") or "")) / str(path)) if info.get("file_name") else str(path)
     }
     one |= {"split": info.get("split") or "train", "format": _CONVERTERS[converter]}
@@ -120,11 +122,11 @@ def _one(t: Translation, name: str, info: dict[str, Any], listed: Document) -> d
     return one
 
 
-def global_batch_size(t: Translation, given: Given) -> None:
-    """Take the samples of a step over all ranks."""
-    t.set(given, "train_cfg.global_batch_size", given.whole())
+def global_batch_size(t: Translation, setting: Setting) -> None:
+    """Set the samples per optimizer step over all ranks."""
+    t.set(setting, "train_cfg.global_batch_size", setting.whole())
 
 
-def shared_samples(t: Translation, given: Given) -> None:
-    """Take how many ranks share a sample."""
-    t.set(given, "train_cfg.sequence_parallel_size", given.whole())
+def shared_samples(t: Translation, setting: Setting) -> None:
+    """Set how many ranks share a sample."""
+    t.set(setting, "train_cfg.sequence_parallel_size", setting.whole())

@@ -1,7 +1,7 @@
-"""XTuner's and mmengine's Python configs as data: looked at statement by statement, never run.
+"""Reads XTuner's and mmengine's Python configs as data, statement by statement, without running them.
 
-The subset is what such configs hold: imports, names set above, `dict(...)`, lists, arithmetic, comparisons, `if`, and
-`with read_base()`. Whatever else stands there is refused with its line. An imported name is a `Name`.
+It supports what such configs contain: imports, names set above, `dict(...)`, lists, arithmetic, comparisons, `if`, and
+`with read_base()`. Anything else is an error with its line. An imported name becomes a `Name`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import copy
 import operator
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
-from tuner.importers.document import Document, Keys, Name
+from tuner.importers.document import Block, Document, Keys, Name, Value
 from tuner.recipes.yaml_text import MAX_DEPTH, MAX_VALUES
 
 MAX_BYTES, MAX_NUMBER, MAX_BASES = 200_000, 1e18, 8
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -28,7 +27,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Value, Value], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
     ast.Lt: operator.lt,
@@ -38,7 +37,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
-_CASTS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
+_CASTS: dict[str, Callable[[Value], Value]] = {"int": int, "float": float}
 _FIX = "It is only read as data and never run: write out the value."
 
 
@@ -46,19 +45,19 @@ def read(path: Path, name: str | None = None) -> Document:
     """Read a config.
 
     Raises:
-        RecipeError: it cannot be read, is no Python, or holds more than data.
+        RecipeError: it cannot be read, is not valid Python, or contains more than data.
     """
     shown = name or str(path)
     reader = _Reader(path, shown, 0)
     reader.file()
-    # What later values are made of is said there; a name that nothing uses stays to be told.
+    # Names that later values use are translated there; an unused name is reported.
     return Document(reader.values, shown, reader.lines, path.parent, used=frozenset(reader.used))
 
 
 class _Reader:
     def __init__(self, path: Path, name: str, depth: int) -> None:
         self.path, self.name, self.depth = path, name, depth
-        self.values: dict[str, Any] = {}
+        self.values: Block = {}
         self.imported: dict[str, Name] = {}
         self.lines: dict[Keys, int] = {}
         self.used: set[str] = set()
@@ -74,8 +73,8 @@ class _Reader:
             raise RecipeError("not valid Python: nested too deep", where=self.name) from None
         self.body(tree.body)
 
-    def wrong(self, what: str, node: ast.AST) -> RecipeError:
-        return RecipeError(what, where=f"{self.name}:{getattr(node, 'lineno', 1)}", fix=_FIX)
+    def wrong(self, message: str, node: ast.AST) -> RecipeError:
+        return RecipeError(message, where=f"{self.name}:{getattr(node, 'lineno', 1)}", fix=_FIX)
 
     def body(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
@@ -106,7 +105,7 @@ class _Reader:
                 raise self.wrong(f"`{self.shown(node)}` is not plain data", node)
 
     def base(self, node: ast.stmt) -> None:
-        """Take the values of a config that this one builds on."""
+        """Add the values of a base config."""
         if not isinstance(node, ast.ImportFrom):
             raise self.wrong(f"`{self.shown(node)}` below read_base() is not an import", node)
         if not node.level:
@@ -120,7 +119,7 @@ class _Reader:
         self.imported |= below.imported
         self.used |= below.used
 
-    def value(self, node: ast.expr, keys: Keys, depth: int) -> Any:
+    def value(self, node: ast.expr, keys: Keys, depth: int) -> Value:
         self.count += 1
         if depth > MAX_DEPTH or self.count > MAX_VALUES:
             raise self.wrong("nested too deep, or too many values", node)
@@ -160,7 +159,7 @@ class _Reader:
     def shown(self, node: ast.AST) -> str:
         return type(node).__name__ if isinstance(node, ast.stmt) else ast.dump(node)[:60]
 
-    def variable(self, word: str, keys: Keys, node: ast.AST) -> Any:
+    def variable(self, word: str, keys: Keys, node: ast.AST) -> Value:
         if word in self.values:
             self.used.add(word)
             for inner, line in [*self.lines.items()]:
@@ -171,7 +170,7 @@ class _Reader:
             return self.imported[word]
         raise self.wrong(f"`{word}` is not defined above", node)
 
-    def attribute(self, inner: ast.expr, word: str, keys: Keys, depth: int, node: ast.AST) -> Any:
+    def attribute(self, inner: ast.expr, word: str, keys: Keys, depth: int, node: ast.AST) -> Value:
         owner = self.value(inner, keys, depth + 1)
         if isinstance(owner, Name):
             return Name(f"{owner.text}.{word}")
@@ -179,14 +178,14 @@ class _Reader:
             return owner[word]
         raise self.wrong(f"`.{word}` of a value is not plain data", node)
 
-    def mapping(self, pairs: list[tuple[str, ast.expr]], keys: Keys, depth: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def mapping(self, pairs: list[tuple[str, ast.expr]], keys: Keys, depth: int) -> Block:
+        block: Block = {}
         for word, value in pairs:
             self.lines[(*keys, word)] = value.lineno
-            made[word] = self.value(value, (*keys, word), depth + 1)
-        return made
+            block[word] = self.value(value, (*keys, word), depth + 1)
+        return block
 
-    def cast(self, word: str, value: Any, node: ast.AST) -> Any:
+    def cast(self, word: str, value: Value, node: ast.AST) -> Value:
         try:
             return _CASTS[word](value)
         except (TypeError, ValueError, OverflowError):
@@ -198,7 +197,7 @@ class _Reader:
         except TypeError:
             raise self.wrong("values that cannot be compared", node) from None
 
-    def operation(self, op: type[ast.operator], left: Any, right: Any, node: ast.AST) -> Any:
+    def operation(self, op: type[ast.operator], left: Value, right: Value, node: ast.AST) -> Value:
         texts = isinstance(left, str) and isinstance(right, str) and op is ast.Add
         lists = isinstance(left, list) and isinstance(right, list) and op is ast.Add
         numbers = all(isinstance(one, int | float) for one in (left, right)) and op in _OPERATORS
@@ -207,9 +206,9 @@ class _Reader:
         if not (texts or lists or numbers):
             raise self.wrong("arithmetic needs two numbers, two texts or two lists", node)
         try:
-            made = _OPERATORS[op](left, right)
+            result = _OPERATORS[op](left, right)
         except (ArithmeticError, ValueError):
             raise self.wrong("a sum without a result", node) from None
-        if (numbers and not abs(made) <= MAX_NUMBER) or (not numbers and len(made) > MAX_VALUES):
+        if (numbers and not abs(result) <= MAX_NUMBER) or (not numbers and len(result) > MAX_VALUES):
             raise self.wrong("a result out of range", node)
-        return made
+        return result

@@ -1,7 +1,7 @@
-"""ROLL's YAML: the role that trains becomes a recipe, and what belongs to its pipeline of rollouts is named as such.
+"""Translates ROLL's YAML: the role that trains becomes a recipe; keys of the rollout pipeline have no counterpart.
 
-`defaults` lays presets of DeepSpeed beside it over its root, `${...}` names them, and `device_mapping` is Python's
-syntax for a list of GPUs: it is parsed, never evaluated.
+`defaults` includes DeepSpeed presets from files next to it, which `${...}` refers to. `device_mapping` is a Python
+expression for a list of GPUs: it is parsed, never evaluated.
 """
 
 from __future__ import annotations
@@ -9,32 +9,31 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.importers import deepspeed, key_tables, shared_rules
-from tuner.importers.document import Document
+from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes import aliases, yaml_text
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
 
 _ROLES = ("sft_train", "student", "actor_train")
-"""The roles that train a language model, the first that is there is meant."""
+"""The roles that train a language model; the first one in the config is imported."""
 _MAX_GPUS = 100_000
 _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 
 def with_defaults(document: Document) -> Document:
-    """Return a document with every `${...}` replaced, by values of its own or of the files that `defaults` names."""
+    """Return the document with every `${...}` replaced by a value of the document or of the files in `defaults`."""
     named = Yaml(
         {key: value for key, value in document.values.items() if key == yaml_text.DEFAULTS}, dict(document.lines)
     )
-    found = yaml_text.with_defaults(named, document.folder, document.name, RecipeError).values
-    used = replace(document, values=found | document.values).resolved(whole=not named.values)
-    values = {key: value for key, value in used.values.items() if key not in found}
+    inherited = yaml_text.with_defaults(named, document.folder, document.name, RecipeError).values
+    used = replace(document, values=inherited | document.values).resolved(whole=not named.values)
+    values = {key: value for key, value in used.values.items() if key not in inherited}
     return replace(used, values=values)
 
 
@@ -44,56 +43,56 @@ def _role(document: Document) -> str:
 
 
 def _prepare(t: Translation) -> None:
-    said, role = t.document.values, _role(t.document)
-    t.method = "lora" if lookup(said, (role, "model_args", "lora_rank")) else "full"
-    is_dpo = role == "actor_train" and any(key in said for key in ("chosen_key", "rejected_key", "ipo"))
+    values, role = t.document.values, _role(t.document)
+    t.method = "lora" if lookup(values, (role, "model_args", "lora_rank")) else "full"
+    is_dpo = role == "actor_train" and any(key in values for key in ("chosen_key", "rejected_key", "ipo"))
     t.objective = "dpo" if is_dpo else "sft"
     if role == "student":
         t.obstacle = "tuner does not support distillation: the student would learn only from the rows"
     elif role == "actor_train" and not is_dpo:
         t.obstacle = "tuner does not support reinforcement learning: the actor would learn from rows, not from rewards"
     key = {"student": "student_pretrain"}.get(role, "pretrain")
-    if (given := t.given.get(key)) and given.value:
-        t.model = given
+    if (setting := t.settings.get(key)) and setting.value:
+        t.model = setting
 
 
-def weights(t: Translation, given: Given) -> None:
-    """The path of the role's weights was looked up before."""
-    if t.model is not given:
-        t.leave(given, "of a role that tuner does not support")
+def weights(t: Translation, setting: Setting) -> None:
+    """Record the weights of another role; `_prepare` has taken those of the imported role."""
+    if t.model is not setting:
+        t.leave(setting, "of a role that tuner does not support")
 
 
-def strategy(t: Translation, given: Given) -> None:
-    """Say by which strategy it is trained."""
-    word = str(given.value)
+def strategy(t: Translation, setting: Setting) -> None:
+    """Record the strategy that trains the role."""
+    word = str(setting.value)
     if word == "deepspeed_train":
-        t.note(given, Outcome.TAKEN, why="DeepSpeed")
+        t.note(setting, Outcome.TAKEN, why="DeepSpeed")
     elif word in _TRAINS:
-        t.note(given, Outcome.CHANGED, why=f"{word}: tuner trains with DeepSpeed")
+        t.note(setting, Outcome.CHANGED, why=f"{word}: tuner trains with DeepSpeed")
     else:
         t.obstacle = t.obstacle or f"{word} does not train a language model"
-        t.note(given, Outcome.CHANGED, why=f"tuner has no {word}")
+        t.note(setting, Outcome.CHANGED, why=f"tuner has no {word}")
 
 
-def strategy_config(t: Translation, given: Given) -> None:
-    """Take DeepSpeed's config; that of another strategy has no counterpart."""
-    name = str(lookup(t.document.values, (given.keys[0], "strategy_args", "strategy_name")))
+def strategy_config(t: Translation, setting: Setting) -> None:
+    """Set the DeepSpeed config; the config of another strategy has no counterpart."""
+    name = str(lookup(t.document.values, (setting.keys[0], "strategy_args", "strategy_name")))
     if "deepspeed" not in name:
-        t.leave(given, f"of {name}; tuner trains with DeepSpeed: --deepspeed")
-    elif isinstance(given.value, dict):
-        t.set(given, "deepspeed", given.value)
+        t.leave(setting, f"of {name}; tuner trains with DeepSpeed: --deepspeed")
+    elif isinstance(setting.value, dict):
+        t.set(setting, "deepspeed", setting.value)
     else:
-        deepspeed.chosen(t, replace(given, value=str(given.value).removeprefix("${").removesuffix("}")))
+        deepspeed.chosen(t, replace(setting, value=str(setting.value).removeprefix("${").removesuffix("}")))
 
 
-def device_mapping(t: Translation, given: Given) -> None:
-    """Count the role's GPUs, which the launcher is told."""
-    count = len(_gpus(t, given, str(given.value)))
-    t.leave(given, f"{count} GPUs: the launcher sets it, --nproc-per-node and --nnodes")
+def device_mapping(t: Translation, setting: Setting) -> None:
+    """Report the number of the role's GPUs, which the launcher sets in tuner."""
+    count = len(_gpus(t, setting, str(setting.value)))
+    t.leave(setting, f"{count} GPUs: the launcher sets it, --nproc-per-node and --nnodes")
 
 
-def _gpus(t: Translation, given: Given, text: str) -> list[int]:
-    wrong = given.wrong("not a list of GPUs", "Use list(range(0,8)) or [0, 1]: it is read, never evaluated.")
+def _gpus(t: Translation, setting: Setting, text: str) -> list[int]:
+    wrong = setting.wrong("not a list of GPUs", "Use list(range(0,8)) or [0, 1]: it is read, never evaluated.")
     try:
         return _listed(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -121,44 +120,44 @@ def _number(node: ast.expr) -> int:
     raise ValueError("not a GPU number")
 
 
-def files(t: Translation, given: Given) -> None:
-    """Take the role's files, with the columns that the root names."""
-    said = t.document.values
-    words = given.words()
+def files(t: Translation, setting: Setting) -> None:
+    """Add the role's files, with the columns that the top of the config names."""
+    values = t.document.values
+    words = setting.words()
     keys = {"prompt_key": "instruction", "query_key": "input", "response_key": "output", "system_key": "system"}
     if t.objective == "dpo":
         keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
-    elif "question_key" in said:
+    elif "question_key" in values:
         keys = {"question_key": "instruction", "answer_key": "output"}
-    columns = {ours: str(said[key]) for key, ours in keys.items() if said.get(key) and str(said[key]) != ours}
-    format_ = "preference" if t.objective == "dpo" else "alpaca" if keys.keys() & said.keys() else None
+    columns = {ours: str(values[key]) for key, ours in keys.items() if values.get(key) and str(values[key]) != ours}
+    format_ = "preference" if t.objective == "dpo" else "alpaca" if keys.keys() & values.keys() else None
     for word in words:
         t.datasets.append({"path": word, "format": format_, "columns": columns or None, "split": "train"})
-    t.note(given, Outcome.TRANSLATED, f"{len(words)} data sets")
+    t.note(setting, Outcome.TRANSLATED, f"{len(words)} data sets")
 
 
-def max_steps(t: Translation, given: Given) -> None:
-    """Take the steps; of a pipeline of rewards they are rollouts."""
+def max_steps(t: Translation, setting: Setting) -> None:
+    """Set the number of steps; in a reinforcement-learning pipeline it counts rollouts."""
     if t.obstacle:
-        t.leave(given, "counts the pipeline's rollouts, not optimizer steps")
+        t.leave(setting, "counts the pipeline's rollouts, not optimizer steps")
     else:
-        t.set(given, "train_cfg.max_steps", given.value if given.number() > 0 else None)
+        t.set(setting, "train_cfg.max_steps", setting.value if setting.number() > 0 else None)
 
 
-def ipo(t: Translation, given: Given) -> None:
-    """IPO is a loss of DPO here."""
+def ipo(t: Translation, setting: Setting) -> None:
+    """Set IPO, which is a loss of DPO in tuner."""
     if t.objective == "dpo":
-        t.set(given, "objective.loss_type", ["ipo" if truth(given.value) else "sigmoid"])
+        t.set(setting, "objective.loss_type", ["ipo" if truth(setting.value) else "sigmoid"])
     else:
-        t.leave(given, "belongs to DPO")
+        t.leave(setting, "belongs to DPO")
 
 
-def _defaults(document: Document) -> Mapping[str, Any]:
+def _defaults(document: Document) -> Mapping[str, Value]:
     role = _role(document)
     adapter = {f"{role}.model_args.lora_alpha": 32, f"{role}.model_args.lora_target": "all-linear"}
     is_lora = bool(lookup(document.values, (role, "model_args", "lora_rank")))
-    said = [lookup(document.values, (role, "training_args", key)) for key in ("warmup_steps", "warmup_ratio")]
-    warm = {} if any(value is not None for value in said) else {f"{role}.training_args.warmup_ratio": 0.0}
+    warmup = [lookup(document.values, (role, "training_args", key)) for key in ("warmup_steps", "warmup_ratio")]
+    warm = {} if any(value is not None for value in warmup) else {f"{role}.training_args.warmup_ratio": 0.0}
     return {
         f"{role}.training_args.per_device_train_batch_size": 8,
         f"{role}.training_args.gradient_accumulation_steps": 1,
@@ -181,7 +180,7 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
         "device_mapping": device_mapping,
         "model_args.attn_implementation model_args.flash_attn": shared_rules.attention,
         "model_args.lora_target": shared_rules.target,
-        "model_args.model_name_or_path": told_with("the role's weights"),
+        "model_args.model_name_or_path": recorded_with("the role's weights"),
         "training_args.adam_beta1 training_args.adam_beta2": shared_rules.betas,
         "training_args.warmup_steps": shared_rules.warmup_steps,
         "training_args.warmup_ratio": shared_rules.warmup_ratio,

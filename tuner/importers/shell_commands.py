@@ -1,7 +1,7 @@
-"""Command lines and shell scripts of other tools, taken apart as a shell would, and never run.
+"""Parses command lines and shell scripts of other tools, without running them.
 
-Of the shell's language it knows quotes, `\\` at a line's end, comments, variables set to plain values, and sums of
-whole numbers; what else computes a value is refused where the value matters.
+It understands quotes, `\\` at the end of a line, comments, variables with plain values, and arithmetic with whole
+numbers. Any other computed value is an error if the recipe needs the value.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
-from tuner.importers.document import Document, Keys
+from tuner.importers.document import Block, Document, Keys, Value
 from tuner.recipes.yaml_text import MAX_BYTES
 
 _SET = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
@@ -39,35 +38,35 @@ _SCRIPTS = {
     **{f"{prefix}{name}.py": ("trl", name) for name in PROGRAMS["trl"] for prefix in ("", "run_")},
     "reward_modeling.py": ("trl", "reward"),
 }
-"""Script that a launcher starts -> the same as a command."""
+"""Script that a launcher starts -> program and command that it stands for."""
 
 
 def read_script(path: Path) -> Document:
-    """Return the training command that a shell script holds.
+    """Return the first training command of a shell script.
 
     Raises:
-        RecipeError: it cannot be read, or holds none.
+        RecipeError: the script cannot be read, or has no training command.
     """
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Give a shell script.", name=str(path))
     variables: dict[str, str] = {}
-    found: Document | None = None
+    document: Document | None = None
     more: list[int] = []
     for call in _calls(text, str(path), variables):
         words = [(_substituted(word, variables), line) for word, line in call]
         if _program(words) is None:
             continue
-        if found is None:
-            found = _document(words, str(path), path.parent)
+        if document is None:
+            document = _document(words, str(path), path.parent)
         else:
             more.append(words[0][1])
-    if found is not None:
-        return replace(found, more_calls=tuple(more))
+    if document is not None:
+        return replace(document, more_calls=tuple(more))
     known = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
     raise RecipeError("the script calls no known training tool", where=str(path), fix=f"Known: {known}.")
 
 
 def read_words(words: Sequence[str]) -> Document | None:
-    """Return the command that words are, or None where they are none of a known tool."""
+    """Return the command line as a document; None if it is not a command of a known tool."""
     placed = [(word, 0) for word in words]
     return _document(placed, "the command line", Path()) if _program(placed) else None
 
@@ -75,11 +74,11 @@ def read_words(words: Sequence[str]) -> Document | None:
 def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[list[tuple[str, int]]]:
     """Yield a script's commands in their order, each word with its line; assignments fill `variables` on the way."""
     for line, whole in _logical_lines(text):
-        found = _SET.fullmatch(whole.strip())
+        assignment = _SET.fullmatch(whole.strip())
         try:
-            if found and len(shlex.split(found[2], comments=True)) <= 1:
-                value = "".join(shlex.split(found[2], comments=True))
-                variables[found[1]] = _substituted(value, variables)
+            if assignment and len(shlex.split(assignment[2], comments=True)) <= 1:
+                value = "".join(shlex.split(assignment[2], comments=True))
+                variables[assignment[1]] = _substituted(value, variables)
                 continue
             yield [*_words(whole, line)]
         except ValueError as error:
@@ -88,9 +87,9 @@ def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[list[tup
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines with those that go on after a backslash joined, each with the number of its first.
+    """Yield each logical line with its first line number; lines that end with a backslash are joined.
 
-    A joined line keeps its line ends, so that words know their own lines.
+    A joined line keeps its line breaks, so that every word has its own line number.
     """
     start = 1
     parts: list[str] = []
@@ -117,7 +116,7 @@ def _words(text: str, line: int) -> Iterator[tuple[str, int]]:
 
 
 def _substituted(word: str, variables: Mapping[str, str]) -> str:
-    """Return a word with the variables that are known put in, and sums of whole numbers worked out."""
+    """Return a word with known variables replaced and arithmetic computed."""
     word = _VARIABLE.sub(lambda match: _value(match, variables), word)
     return _SUM.sub(lambda match: _sum(match[1] or match[2], match[0]), word)
 
@@ -138,14 +137,14 @@ def _number(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        made = int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
-        if abs(made) <= _MAX_SUM:
-            return made
+        number = int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
+        if abs(number) <= _MAX_SUM:
+            return number
     raise ValueError("not a sum of whole numbers")
 
 
 def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | None:
-    """Return where the arguments of a tool begin, and which command of which tool it is."""
+    """Return the index of the first argument, and the program and command; None if it is not a known tool."""
     plain = [word for word, _ in words]
     for at, word in enumerate(plain):
         name = Path(word).name
@@ -160,9 +159,9 @@ def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | 
 
 
 def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Document:
-    found = _program(words)
-    assert found is not None, "looked for before"
-    start, command = found
+    program = _program(words)
+    assert program is not None, "looked for before"
+    start, command = program
     environ = {}
     for word, _ in words[: start - 1]:
         if match := _SET.fullmatch(word):
@@ -175,9 +174,9 @@ def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Docu
     return replace(document, values={**values, **({"": positional} if positional else {})})
 
 
-def _flags(words: Sequence[tuple[str, int]]) -> tuple[dict[str, Any], dict[Keys, int], list[str]]:
-    """Return the values after each flag, their lines, and what stands before all flags; a flag alone is true."""
-    values: dict[str, Any] = {}
+def _flags(words: Sequence[tuple[str, int]]) -> tuple[Block, dict[Keys, int], list[str]]:
+    """Return the value of each flag, its line, and the words before all flags. A flag without a value is true."""
+    values: Block = {}
     lines: dict[Keys, int] = {}
     positional: list[str] = []
     key = None
@@ -191,15 +190,15 @@ def _flags(words: Sequence[tuple[str, int]]) -> tuple[dict[str, Any], dict[Keys,
             positional.append(word)
         else:
             values[key].append(word)
-    return {key: _plain(found) for key, found in values.items()}, lines, positional
+    return {key: _plain(texts) for key, texts in values.items()}, lines, positional
 
 
-def _plain(found: list[str]) -> Any:
-    return True if not found else found[0] if len(found) == 1 else found
+def _plain(texts: list[str]) -> Value:
+    return True if not texts else texts[0] if len(texts) == 1 else texts
 
 
 def _over_file(document: Document, path: Path, more: Sequence[str]) -> Document:
-    """Lay a command's flags, and its key=value, over the config that it names."""
+    """Return the config file that a command names, overridden by the command's flags and key=value pairs."""
     near = path if paths.is_file(path) or path.is_absolute() else document.folder / path
     below = Document.of_yaml(near)
     pairs = dict(word.lstrip("+").partition("=")[::2] for word in more if "=" in word)

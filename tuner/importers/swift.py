@@ -1,19 +1,18 @@
-"""ms-swift's command lines `swift sft|pt|rlhf`, the shell scripts that call it, and its YAML and JSON.
+"""Translates ms-swift's command lines `swift sft|pt|rlhf`, shell scripts that call it, and its YAML and JSON.
 
-`--dataset` takes `id[:subset][#rows]`, several; ids are ModelScope's there unless --use_hf is true.
+`--dataset` takes one or more `id[:subset][#rows]`; ids are on ModelScope unless --use_hf is true.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from tuner import paths
 from tuner.importers import key_tables, shared_rules, training_arguments
-from tuner.importers.document import Document
+from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes.aliases import by_word
 
 _RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
@@ -21,60 +20,62 @@ _DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d{1,15
 
 
 def _prepare(t: Translation) -> None:
-    said = t.document.values
-    kind = str(said.get("tuner_type") or said.get("train_type") or said.get("sft_type") or "lora")
-    quantized = said.get("quant_bits") or truth(said.get("load_in_4bit"))
-    t.method = "full" if kind == "full" else "qlora" if quantized else "dora" if truth(said.get("use_dora")) else "lora"
+    values = t.document.values
+    kind = str(values.get("tuner_type") or values.get("train_type") or values.get("sft_type") or "lora")
+    quantized = values.get("quant_bits") or truth(values.get("load_in_4bit"))
+    t.method = (
+        "full" if kind == "full" else "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
+    )
     command = t.document.command[1] if t.document.command[:1] == ("swift",) else "sft"
-    rlhf = str(said.get("rlhf_type") or ("dpo" if command == "rlhf" else ""))
+    rlhf = str(values.get("rlhf_type") or ("dpo" if command == "rlhf" else ""))
     t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, "sft")
     if rlhf and rlhf not in _RLHF:
         t.obstacle = f"tuner does not support {rlhf}: it trains on rows"
-    if str(said.get("task_type") or "causal_lm") not in ("causal_lm", "seq_cls"):
-        t.obstacle = f"tuner does not train {said['task_type']}"
+    if str(values.get("task_type") or "causal_lm") not in ("causal_lm", "seq_cls"):
+        t.obstacle = f"tuner does not train {values['task_type']}"
 
 
-def datasets(t: Translation, given: Given) -> None:
-    """Take each data set, with its subset and its number of rows."""
-    words = given.words(None)
+def datasets(t: Translation, setting: Setting) -> None:
+    """Add each data set, with its subset and its number of rows."""
+    words = setting.words(None)
     if not words:
-        raise given.wrong("has no data set")
+        raise setting.wrong("has no data set")
     for word in words:
-        found = _DATASET.fullmatch(word)
-        assert found is not None, "every text has a path"
-        rows = int(found["rows"]) if found["rows"] else None
-        if found["rows"] == "0":
-            raise given.wrong("no rows are requested", "Use #N with N above 0.")
-        made = {"path": found["path"], "name": found["name"], "split": "train", "max_rows": rows}
-        (t.validation if given.key == "val_dataset" else t.datasets).append(made)
+        match = _DATASET.fullmatch(word)
+        assert match is not None, "every text has a path"
+        rows = int(match["rows"]) if match["rows"] else None
+        if match["rows"] == "0":
+            raise setting.wrong("no rows are requested", "Use #N with N above 0.")
+        dataset = {"path": match["path"], "name": match["name"], "split": "train", "max_rows": rows}
+        (t.validation if setting.key == "val_dataset" else t.datasets).append(dataset)
     on_hub = [word for word in words if paths.local(word.partition("#")[0].partition(":")[0]) is None]
     if on_hub and not truth(t.value("use_hf")):
         why = "ids are ModelScope's in ms-swift and the Hugging Face hub's in tuner"
-        t.note(given, Outcome.CHANGED, f"data {' '.join(words)}", why)
+        t.note(setting, Outcome.CHANGED, f"data {' '.join(words)}", why)
     else:
-        t.note(given, Outcome.TRANSLATED, f"data {' '.join(words)}")
+        t.note(setting, Outcome.TRANSLATED, f"data {' '.join(words)}")
 
 
-def max_length(t: Translation, given: Given) -> None:
-    """Take the length of a row; unasked, ms-swift takes as much as the model does."""
-    why = "in ms-swift this is the model's whole context: --set max_length=N" if given.is_default else None
-    t.set(given, "train_dataloader.dataset.max_length", given.value, why, changed=given.is_default)
+def max_length(t: Translation, setting: Setting) -> None:
+    """Set the length of a row; ms-swift's default is the model's context length."""
+    why = "in ms-swift this is the model's whole context: --set max_length=N" if setting.is_default else None
+    t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=setting.is_default)
 
 
-def accumulation(t: Translation, given: Given) -> None:
-    """Take the accumulation; unasked, ms-swift divides 16 samples a step by the ranks, which are not known here."""
-    why = "on N ranks ms-swift divides it: --set accumulative_counts=..." if given.is_default else None
-    t.set(given, "optim_wrapper.accumulative_counts", given.value, why, changed=given.is_default)
+def accumulation(t: Translation, setting: Setting) -> None:
+    """Set the accumulation; ms-swift's default is 16 samples per step divided by the ranks, unknown at import."""
+    why = "on N ranks ms-swift divides it: --set accumulative_counts=..." if setting.is_default else None
+    t.set(setting, "optim_wrapper.accumulative_counts", setting.value, why, changed=setting.is_default)
 
 
-def _defaults(document: Document) -> Mapping[str, Any]:
-    said = document.values
-    is_full = str(said.get("tuner_type") or said.get("train_type") or "lora") == "full"
+def _defaults(document: Document) -> Mapping[str, Value]:
+    values = document.values
+    is_full = str(values.get("tuner_type") or values.get("train_type") or "lora") == "full"
     adapter = (
         {} if is_full else {"lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
     )
     general = training_arguments.defaults(document)
-    batch = str(said.get("per_device_train_batch_size") or 1)
+    batch = str(values.get("per_device_train_batch_size") or 1)
     return {
         **general,
         **adapter,

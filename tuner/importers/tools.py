@@ -1,6 +1,6 @@
-"""Whose config a file or a command line is, told from its keys, and the recipe that it means.
+"""Detects which tool a config file or a command line belongs to, and converts it to a recipe.
 
-The only module that knows all the tools; it writes nothing.
+The only module that knows all the tools; it writes no files.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _TOOLS = {
     "ms-swift": "swift",
     "training-arguments": "training_arguments",
 }
-"""What is said after --from -> the module that knows the tool."""
+"""Value of --from -> the module that knows the tool."""
 _PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolotl", "swift": "ms-swift"}
-"""Program on a command line -> what is said after --from."""
+"""Program on a command line -> value of --from."""
 NAMES = tuple(_TOOLS)
 _YAML, _JSON, _SHELL = (".yaml", ".yml"), (".json",), (".sh", ".bash")
 
 
 def read(words: Sequence[str], tool: str | None = None) -> Imported:
-    """Return the recipe that a file or a command line of another tool means.
+    """Return the recipe for a config file or a command line of another tool.
 
     Args:
-        words: One path, or the words of a command line; a file that it names may be its config.
-        tool: One of `NAMES`; None: told from the keys.
+        words: One path, or the words of a command line. The command line may name a config file.
+        tool: One of `NAMES`. None: detected from the keys.
 
     Raises:
-        RecipeError: what the file holds is wrong, with its line.
-        UsageError: nothing tells whose it is, or it is a recipe of ours.
+        RecipeError: a key or value in the file is wrong; the error names its line.
+        UsageError: the tool cannot be detected, or the file is a recipe of tuner.
     """
     document = _document(words)
     if tool is None and document.name.endswith(document_file.SUFFIXES) and document_file.holds_recipe(document.values):
@@ -57,7 +57,7 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
 
 
 def is_config(path: Path) -> bool:
-    """Say whether a path is a config or a script of another tool; it is read for that, and never run."""
+    """Return whether a path is a config or a script of another tool. The file is read, and never run."""
     if not paths.is_file(path):
         return False
     if path.suffix in _SHELL:
@@ -68,9 +68,9 @@ def is_config(path: Path) -> bool:
         if path.suffix not in (*_YAML, *_JSON):
             return False
         document = Document.of_yaml(path)
-        return bool(_told(document)) and not document_file.holds_recipe(document.values)
+        return bool(_detected(document)) and not document_file.holds_recipe(document.values)
     except RecipeError:
-        # Told from the keys alone: what is wrong inside is said when it is read for good.
+        # Only the keys matter here: `read` reports what is wrong inside.
         return document_file.says_what_to_train(path) and not document_file.is_recipe(path)
 
 
@@ -93,7 +93,7 @@ _FIX = "Give a .yaml, .json or .py file, a shell script, or a command line such 
 
 
 def tool_named(name: str) -> Tool:
-    """Return what is known of the tool that is said so after --from."""
+    """Return the tool for a value of --from."""
     return import_module(f"tuner.importers.{_TOOLS[name]}").TOOL  # type: ignore[no-any-return]
 
 
@@ -107,12 +107,16 @@ def _named(name: str | None, document: Document) -> Tool:
         return tool_named("xtuner")
     if document.command:
         return tool_named(_PROGRAMS[document.command[0]])
-    found = _told(document)
-    if len(found) == 1:
-        return tool_named(found[0])
-    what = f"{document.name} could be of {' or '.join(found)}" if found else f"{document.name} belongs to no known tool"
-    raise UsageError(what, where="tuner import", fix=f"Add: --from {'|'.join(found or NAMES)}")
+    candidates = _detected(document)
+    if len(candidates) == 1:
+        return tool_named(candidates[0])
+    problem = (
+        f"{document.name} could be of {' or '.join(candidates)}"
+        if candidates
+        else f"{document.name} belongs to no known tool"
+    )
+    raise UsageError(problem, where="tuner import", fix=f"Add: --from {'|'.join(candidates or NAMES)}")
 
 
-def _told(document: Document) -> list[str]:
+def _detected(document: Document) -> list[str]:
     return [name for name in document_file.tools_with(document.values) if name in _TOOLS]

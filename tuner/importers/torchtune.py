@@ -1,6 +1,6 @@
-"""torchtune's YAML: `_component_` names what is built, `${...}` another value of the file.
+"""Translates torchtune's YAML: `_component_` names a builder, `${...}` refers to another value of the file.
 
-The model, its size and LoRA are told from the component's name; which weights, from the checkpoint's folder.
+The builder's name tells the model, its size and LoRA; the checkpoint's folder tells which weights.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from tuner.importers import key_tables, shared_rules
-from tuner.importers.document import Document
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
+from tuner.importers.document import Block, Document, Value
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 
@@ -29,7 +28,7 @@ _DATASETS = {
     "cnn_dailymail_articles_dataset": ("ccdv/cnn_dailymail", None),
     "wikitext_dataset": ("EleutherAI/wikitext_document_level", "text"),
 }
-"""Builder -> the data set that it reads, and its format."""
+"""Builder -> the data set that it reads, and the row format."""
 _ALPACA = {"alpaca_dataset", "alpaca_cleaned_dataset"}
 _ALPACA_PROMPT = (
     "torchtune renders Alpaca's text (### Instruction: ...) and computes the loss on it too; "
@@ -57,7 +56,7 @@ _OTHERS = {
     "policy_model": "learns from rewards (PPO), and tuner trains on rows",
     "datasets": "trains on images with data sets of its own recipe, and tuner trains text models",
 }
-"""Key at the top -> what a config with it does, where that is not what a recipe of tuner is."""
+"""Key at the top -> what a config with this key does that a recipe cannot do."""
 _MODULES = {"output_proj": "o_proj"}
 _RATE = 2e-5
 
@@ -67,27 +66,27 @@ def _component(t: Translation, key: str) -> str:
 
 
 def _refuse_others(document: Document) -> None:
-    """Refuse the configs of torchtune's recipes that are no training on rows."""
-    said = document.values
-    for key, what in _OTHERS.items():
-        if key in said:
+    """Refuse configs of torchtune recipes that do not train on rows."""
+    values = document.values
+    for key, problem in _OTHERS.items():
+        if key in values:
             raise document.wrong(
-                f"a torchtune config that {what}", (key,), "Give a config of full, LoRA or DPO training."
+                f"a torchtune config that {problem}", (key,), "Give a config of full, LoRA or DPO training."
             )
-    if not {"optimizer", "dataset"} & said.keys() and "quantizer" in said:
-        what = "a torchtune config that quantizes a model and does not train"
-        raise document.wrong(what, ("quantizer",), "Give a config of full, LoRA or DPO training.")
+    if not {"optimizer", "dataset"} & values.keys() and "quantizer" in values:
+        problem = "a torchtune config that quantizes a model and does not train"
+        raise document.wrong(problem, ("quantizer",), "Give a config of full, LoRA or DPO training.")
 
 
 def _begin(document: Document) -> Document:
     _refuse_others(document)
-    # Its tokenizer's path may name what the command line is to give: only what becomes a path of ours must be known.
+    # The tokenizer's path may refer to a value from the command line: only paths that the recipe needs must be known.
     return document.resolved(whole=False)
 
 
 def _prepare(t: Translation) -> None:
-    found = _METHOD.search(_component(t, "model"))
-    method = found[1].replace("qdora", "dora") if found else "full"
+    match = _METHOD.search(_component(t, "model"))
+    method = match[1].replace("qdora", "dora") if match else "full"
     t.method = "dora" if method == "lora" and lookup(t.document.values, ("model", "use_dora")) else method
     loss = _component(t, "loss").rpartition(".")[2]
     t.objective = "dpo" if loss in ("DPOLoss", "RSOLoss", "IPOLoss") else "sft"
@@ -98,52 +97,52 @@ def _prepare(t: Translation) -> None:
         t.objective = "pretrain"
 
 
-def checkpoint_dir(t: Translation, given: Given) -> None:
-    """Take the weights' folder."""
-    if _UNKNOWN.search(str(given.value)):
-        raise given.wrong("is not defined in this file", "Write out the folder.")
-    t.model = replace(given, value=str(given.value).rstrip("/").removesuffix("/original"))
+def checkpoint_dir(t: Translation, setting: Setting) -> None:
+    """Take the folder with the weights as the model."""
+    if _UNKNOWN.search(str(setting.value)):
+        raise setting.wrong("is not defined in this file", "Write out the folder.")
+    t.model = replace(setting, value=str(setting.value).rstrip("/").removesuffix("/original"))
 
 
-def dataset(t: Translation, given: Given) -> None:
-    """Take the data set that a builder reads."""
-    if isinstance(given.value, list) and given.value:
-        for number, one in enumerate(given.value):
-            dataset(t, replace(given, value=one, keys=(*given.keys, str(number))))
+def dataset(t: Translation, setting: Setting) -> None:
+    """Add the data set that a builder reads."""
+    if isinstance(setting.value, list) and setting.value:
+        for number, one in enumerate(setting.value):
+            dataset(t, replace(setting, value=one, keys=(*setting.keys, str(number))))
         return
-    if not isinstance(given.value, dict):
-        raise given.wrong("not a data set")
-    value = given.value
+    if not isinstance(setting.value, dict):
+        raise setting.wrong("not a data set")
+    value = setting.value
     name = str(value.get("_component_") or "").rpartition(".")[2]
-    t.check_block("a data set", value, given.keys, _OF_DATASET, _LEFT_OF_DATASET)
+    t.check_block("a data set", value, setting.keys, _OF_DATASET, _LEFT_OF_DATASET)
     split = str(value.get("split") or "train")
     files = value.get("data_files")
     source = files if isinstance(files, str) else value.get("source")
     columns = {ours: str(theirs) for ours, theirs in _columns(value).items() if theirs and ours != theirs} or None
     if name in _DATASETS:
         path, format_ = _DATASETS[name]
-        made = {"path": str(source or path), "format": format_, "split": split, "columns": columns}
+        rows = {"path": str(source or path), "format": format_, "split": split, "columns": columns}
     elif name in _OWN or source:
         format_ = "text" if "completion" in name else None
         style = value.get("conversation_style")
         format_ = {"sharegpt": "sharegpt", "openai": "messages"}.get(str(style), format_)
-        made = {"path": str(source), "format": format_, "split": split, "columns": columns}
+        rows = {"path": str(source), "format": format_, "split": split, "columns": columns}
     else:
         t.obstacle = t.obstacle or f"tuner has no data set {name!r}: give yours with --data"
-        t.note(given, Outcome.LEFT_OUT, why=t.obstacle)
+        t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
         return
-    is_validation = given.key == "dataset_val"
-    (t.validation if is_validation else t.datasets).append(made)
-    t.note(given, Outcome.TRANSLATED, f"data {made['path']}")
+    is_validation = setting.key == "dataset_val"
+    (t.validation if is_validation else t.datasets).append(rows)
+    t.note(setting, Outcome.TRANSLATED, f"data {rows['path']}")
     if value.get("packed") is not None and not is_validation:
-        t.set(given, "train_dataloader.dataset.packing", value["packed"])
+        t.set(setting, "train_dataloader.dataset.packing", value["packed"])
     if name in _ALPACA:
-        t.note(given, Outcome.CHANGED, "format alpaca", _ALPACA_PROMPT)
+        t.note(setting, Outcome.CHANGED, "format alpaca", _ALPACA_PROMPT)
     elif value.get("train_on_input"):
-        t.note(given, Outcome.CHANGED, why="train_on_input: the loss covers only the answers")
+        t.note(setting, Outcome.CHANGED, why="train_on_input: the loss covers only the answers")
 
 
-def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(value: Mapping[str, Value]) -> Block:
     mapped = value.get("column_map")
     if isinstance(mapped, dict):
         ours = {"input": "prompt", "output": "completion"}
@@ -153,46 +152,46 @@ def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": value["column"]} if value.get("column") else {}
 
 
-def modules(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted, and those of the feed-forward block where that is adapted too."""
-    words = [_MODULES.get(word, word) for word in given.words()]
+def modules(t: Translation, setting: Setting) -> None:
+    """Set the layers that get an adapter, including the feed-forward layers if apply_lora_to_mlp is set."""
+    words = [_MODULES.get(word, word) for word in setting.words()]
     words += ["gate_proj", "up_proj", "down_proj"] if lookup(t.document.values, ("model", "apply_lora_to_mlp")) else []
-    t.set(given, "adapter.target_modules", words)
+    t.set(setting, "adapter.target_modules", words)
 
 
-def optimizer(t: Translation, given: Given) -> None:
-    """Take the optimizer's class."""
-    shared_rules.optimizer(t, replace(given, value=str(given.value).rpartition(".")[2]))
+def optimizer(t: Translation, setting: Setting) -> None:
+    """Set the optimizer from its class name."""
+    shared_rules.optimizer(t, replace(setting, value=str(setting.value).rpartition(".")[2]))
 
 
-def schedule(t: Translation, given: Given) -> None:
-    """Take the course of the learning rate."""
-    name = str(given.value)
+def schedule(t: Translation, setting: Setting) -> None:
+    """Set the learning-rate schedule."""
+    name = str(setting.value)
     kind = next((one for one in ("cosine", "linear", "constant") if one in name), "cosine")
-    t.set(given, "param_scheduler.type", kind)
+    t.set(setting, "param_scheduler.type", kind)
 
 
-def clip(t: Translation, given: Given) -> None:
-    """Take the largest norm."""
-    if given.value == "none":
-        t.set(given, "optim_wrapper.clip_grad", None)
+def clip(t: Translation, setting: Setting) -> None:
+    """Set the largest gradient norm."""
+    if setting.value == "none":
+        t.set(setting, "optim_wrapper.clip_grad", None)
     else:
-        t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
+        t.set(setting, "optim_wrapper.clip_grad.max_norm", setting.value)
 
 
-def output_layer(t: Translation, given: Given) -> None:
-    """LoRA of the head: the loss in chunks multiplies by the head's own weight."""
-    if shared_rules.truth(given.value):
-        t.note(given, Outcome.CHANGED, why="the output layer gets no adapter in tuner")
+def output_layer(t: Translation, setting: Setting) -> None:
+    """Record that the head gets no adapter: the chunked loss uses the head's weight directly."""
+    if shared_rules.truth(setting.value):
+        t.note(setting, Outcome.CHANGED, why="the output layer gets no adapter in tuner")
     else:
-        t.leave(given, "always so")
+        t.leave(setting, "always so")
 
 
-def _defaults(document: Document) -> Mapping[str, Any]:
-    said = document.values
-    # As every lora_* builder of torchtune 0.6 has them.
+def _defaults(document: Document) -> Mapping[str, Value]:
+    values = document.values
+    # The defaults of every lora_* builder in torchtune 0.6.
     of_adapter = {"model.lora_rank": 8, "model.lora_alpha": 16, "model.lora_dropout": 0.0}
-    is_adapter = _METHOD.search(str(lookup(said, ("model", "_component_")) or ""))
+    is_adapter = _METHOD.search(str(lookup(values, ("model", "_component_")) or ""))
     return {
         **(of_adapter if is_adapter else {}),
         "batch_size": 1,
@@ -200,12 +199,12 @@ def _defaults(document: Document) -> Mapping[str, Any]:
         "epochs": 1,
         "clip_grad_norm": "none",
         "optimizer.lr": _RATE,
-        "lr_scheduler._component_": "constant" if "lr_scheduler" not in said else "cosine",
+        "lr_scheduler._component_": "constant" if "lr_scheduler" not in values else "cosine",
         "tokenizer.max_seq_len": 2048,
         "enable_activation_checkpointing": False,
         "optimizer.weight_decay": 0.01,
-        **({"_warmup": 0.0} if lookup(said, ("lr_scheduler", "num_warmup_steps")) is None else {}),
-        **({} if lookup(said, ("dataset", "packed")) is not None else {"_packed": False}),
+        **({"_warmup": 0.0} if lookup(values, ("lr_scheduler", "num_warmup_steps")) is None else {}),
+        **({} if lookup(values, ("dataset", "packed")) is not None else {"_packed": False}),
     }
 
 
@@ -216,15 +215,15 @@ TABLE: Mapping[str, Rule] = {
         {
             "model._component_": shared_rules.learned,
             "model.lora_attn_modules": modules,
-            "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
+            "model.apply_lora_to_mlp": recorded_with("lora_attn_modules"),
             "model.apply_lora_to_output": output_layer,
             "checkpointer.checkpoint_dir": checkpoint_dir,
             "dataset dataset_val": dataset,
-            "packed": told_with("the data set"),
+            "packed": recorded_with("the data set"),
             "optimizer._component_": optimizer,
             "lr_scheduler._component_": schedule,
             "lr_scheduler.num_warmup_steps": shared_rules.warmup_steps,
-            "loss._component_": told_with("the objective"),
+            "loss._component_": recorded_with("the objective"),
             "epochs": shared_rules.epochs,
             "clip_grad_norm": clip,
             "compile": shared_rules.switched("train_cfg.torch_compile"),

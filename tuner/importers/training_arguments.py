@@ -1,12 +1,11 @@
-"""transformers' `TrainingArguments`, whose words LLaMA-Factory, TRL, ms-swift and Axolotl share: what each is here."""
+"""Translates transformers' `TrainingArguments`, which LLaMA-Factory, TRL, ms-swift and Axolotl share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tuner.importers import deepspeed, key_tables, shared_rules
-from tuner.importers.document import Document
+from tuner.importers.document import Block, Document, Value
 from tuner.importers.translation import Rule, Tool
 from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
@@ -41,7 +40,7 @@ TABLE: Mapping[str, Rule] = {
     ),
 }
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Value] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "num_train_epochs": 3,
@@ -54,14 +53,14 @@ DEFAULTS: Mapping[str, Any] = {
     "seed": 42,
     "gradient_checkpointing": False,
 }
-"""What transformers 5 means by a word that is not written, where a recipe without it would mean something else."""
+"""Defaults of transformers 5 that differ from those of a recipe."""
 
 
-def defaults(document: Document) -> dict[str, Any]:
-    """Return `DEFAULTS`, with no warm-up unless the source names one."""
+def defaults(document: Document) -> Block:
+    """Return `DEFAULTS`, without warm-up if the source sets no warm-up."""
     named = any(document.values.get(key) is not None for key in ("warmup_ratio", "warmup_steps"))
     return {**DEFAULTS, **({} if named else {"warmup_ratio": 0.0})}
 
 
 TOOL = Tool("TrainingArguments", {**TABLE, "model_name_or_path": shared_rules.model}, defaults, others=_WORDS.others)
-"""A file of these words alone says nothing of a model or data: those come with --model and --data."""
+"""A file with these keys only names no model and no data: --model and --data give them."""

@@ -1,6 +1,6 @@
-"""XTuner 0.1's configs: its classes are looked at by their names, and nothing of the file is run.
+"""Translates XTuner 0.1's configs: classes are recognized by name, and nothing in the file is run.
 
-Names set above and used below are only how a value is written; what nothing uses is told.
+A name that is set above and used below belongs to the value that uses it; an unused name is reported.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
 
 from tuner.errors import RecipeError, did_you_mean
 from tuner.importers import key_tables, shared_rules
-from tuner.importers.document import Document, Keys, Name
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
+from tuner.importers.document import Block, Document, Keys, Name, Value
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
@@ -45,14 +44,14 @@ _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_fil
 _VISION = "tuner trains text models and does not support images"
 
 
-def _last(value: Any) -> str:
+def _last(value: object) -> str:
     return value.last if isinstance(value, Name) else str(value).rpartition(".")[2]
 
 
 def _prepare(t: Translation) -> None:
     if "training_args" in t.document.values:
-        what = "an XTuner config for Hugging Face's Trainer (training_args, train_dataset), which is not supported"
-        raise t.document.wrong(what, ("training_args",), "Use the config of the same name without _hf.")
+        problem = "an XTuner config for Hugging Face's Trainer (training_args, train_dataset), which is not supported"
+        raise t.document.wrong(problem, ("training_args",), "Use the config of the same name without _hf.")
     model = t.document.values.get("model")
     model = model if isinstance(model, dict) else {}
     kind = _last(model.get("type", "SupervisedFinetune"))
@@ -63,40 +62,40 @@ def _prepare(t: Translation) -> None:
     t.method = ("qlora" if quantized else "lora") if model.get("lora") else "full"
 
 
-def optimizer_type(t: Translation, given: Given) -> None:
-    """Take the optimizer's class."""
-    shared_rules.optimizer(t, replace(given, value=_last(given.value)))
+def optimizer_type(t: Translation, setting: Setting) -> None:
+    """Set the optimizer from its class."""
+    shared_rules.optimizer(t, replace(setting, value=_last(setting.value)))
 
 
-def scheduler(t: Translation, given: Given) -> None:
-    """Take a warm-up that is linear, and the course after it."""
-    stages = given.value if isinstance(given.value, list) else [given.value]
+def scheduler(t: Translation, setting: Setting) -> None:
+    """Set the linear warm-up, and the schedule after it."""
+    stages = setting.value if isinstance(setting.value, list) else [setting.value]
     stages = [one for one in stages if isinstance(one, dict)]
     epochs = t.number("train_cfg.max_epochs", 1) or 1
     warm = next((one for one in stages if _last(one.get("type")) == "LinearLR" and len(stages) > 1), None)
-    main: dict[str, Any] = next((one for one in stages if one is not warm), {})
+    main: Block = next((one for one in stages if one is not warm), {})
     kinds = {"CosineAnnealingLR": "cosine", "LinearLR": "linear", "ConstantLR": "constant", "PolyLR": "polynomial"}
     kind = kinds.get(_last(main.get("type")), "cosine")
-    t.set(given, "param_scheduler.type", kind, f"of {', '.join(_last(one.get('type')) for one in stages)}")
-    # In epochs, unless it says otherwise: its `end` is warmup_ratio x max_epochs.
-    end = replace(given, key=f"{given.key}.end", value=warm.get("end") or 0).number() if warm else 0.0
+    t.set(setting, "param_scheduler.type", kind, f"of {', '.join(_last(one.get('type')) for one in stages)}")
+    # `end` is in epochs unless by_epoch is false: warmup_ratio x max_epochs.
+    end = replace(setting, key=f"{setting.key}.end", value=warm.get("end") or 0).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
-        t.warmup_steps = replace(given, value=end / _micro_batches(t))
+        t.warmup_steps = replace(setting, value=end / _micro_batches(t))
     else:
-        t.set(given, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
+        t.set(setting, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
     if main.get("eta_min"):
-        t.note(given, Outcome.CHANGED, why=f"eta_min {main['eta_min']}: tuner's schedules end at 0")
+        t.note(setting, Outcome.CHANGED, why=f"eta_min {main['eta_min']}: tuner's schedules end at 0")
 
 
-def dataset(t: Translation, given: Given) -> None:
-    """Take the data, one set or several, and how it becomes samples."""
-    if not isinstance(given.value, dict):
-        raise given.wrong("no data set")
-    _dataset(t, given, given.value, given.keys)
-    t.note(given, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
+def dataset(t: Translation, setting: Setting) -> None:
+    """Add the data, one set or several, and set how rows become samples."""
+    if not isinstance(setting.value, dict):
+        raise setting.wrong("no data set")
+    _dataset(t, setting, setting.value, setting.keys)
+    t.note(setting, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
 
 
-def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys) -> None:
+def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys: Keys) -> None:
     t.check_block("a data set", value, keys, _OF_DATASET, _LEFT_OF_DATASET)
     inner = value.get("datasets") or value.get("datasets_cfg")
     if isinstance(inner, list | tuple):
@@ -104,7 +103,7 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
         for number, one in enumerate(inner):
             if not isinstance(one, dict):
                 raise t.document.wrong("no data set", (*keys, name, str(number)))
-            _dataset(t, given, one, (*keys, name, str(number)))
+            _dataset(t, setting, one, (*keys, name, str(number)))
         return
     for name, ours in (("max_length", "max_length"), ("pack_to_max_length", "packing")):
         if value.get(name) is not None:
@@ -118,33 +117,36 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
     t.check_block(
         "the source of the rows", source, (*keys, "dataset"), _OF_SOURCE, "type ignore_verifications data_dir"
     )
-    made = _rows(t, source, value)
+    rows = _rows(t, source, value)
     if value.get("max_dataset_length"):
-        made["max_rows"] = t.inner((*keys, "max_dataset_length"), value["max_dataset_length"]).whole()
-    t.datasets.append(made)
+        rows["max_rows"] = t.inner((*keys, "max_dataset_length"), value["max_dataset_length"]).whole()
+    t.datasets.append(rows)
 
 
-def _rows(t: Translation, source: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+def _rows(t: Translation, source: Mapping[str, Value], value: Mapping[str, Value]) -> Block:
     path = shared_rules.source(source.get("path") or source.get("dataset_path"), source.get("data_files"))
-    made = {"path": path, "name": source.get("name"), "split": str(source.get("split") or "train")}
+    rows = {"path": path, "name": source.get("name"), "split": str(source.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
     word = _last(map_fn) if map_fn is not None else ""
     known = _of_catalog(path)
     if word == "pretrain_map_fn" and t.objective == "sft":
         t.objective = "pretrain"
     if word in _FORMATS:
-        return made | {"format": _FORMATS[word]}
+        return rows | {"format": _FORMATS[word]}
     if known:
-        return made | {key: known.get(key) for key in ("format", "columns")}
+        return rows | {key: known.get(key) for key in ("format", "columns")}
     if word:
         t.note(
-            Given("dataset_map_fn", word, t.document.name), Outcome.CHANGED, "format None", "detected from the columns"
+            Setting("dataset_map_fn", word, t.document.name),
+            Outcome.CHANGED,
+            "format None",
+            "detected from the columns",
         )
-    return made
+    return rows
 
 
-def _of_catalog(path: str) -> dict[str, Any] | None:
-    """Return how the catalog reads the data set of this path."""
+def _of_catalog(path: str) -> Block | None:
+    """Return the values of the catalog's part for the data set at this path."""
     for name in catalog.names("datasets"):
         if path not in catalog.text_of("datasets", name):
             continue
@@ -155,45 +157,45 @@ def _of_catalog(path: str) -> dict[str, Any] | None:
 
 
 def _micro_batches(t: Translation) -> int:
-    """Return how many of mmengine's iterations make an optimizer step: an iteration is a micro-batch."""
+    """Return the number of mmengine iterations per optimizer step: an iteration is a micro-batch."""
     return max(1, t.whole("optim_wrapper.accumulative_counts", 1))
 
 
 def iterations(ours: str) -> Rule:
-    """Return the rule of a number of iterations, as optimizer steps; -1 is none."""
+    """Return the rule for a number of iterations, converted to optimizer steps; -1 means off."""
 
-    def rule(t: Translation, given: Given) -> None:
-        number, each = given.whole(), _micro_batches(t)
+    def rule(t: Translation, setting: Setting) -> None:
+        number, each = setting.whole(), _micro_batches(t)
         if number < 1:
-            t.leave(given, "it is off")
+            t.leave(setting, "it is off")
         else:
             why = f"{number} micro-batches, {each} of them an optimizer step" if each > 1 else None
-            t.set(given, ours, math.ceil(number / each), why)
+            t.set(setting, ours, math.ceil(number / each), why)
 
     return rule
 
 
-def variable(t: Translation, given: Given) -> None:
-    """A name at the top that is no key of XTuner's: others are written with it, or nothing is.
+def variable(t: Translation, setting: Setting) -> None:
+    """Record a name at the top that is not a key of XTuner: other values use it, or it is unused.
 
     Raises:
-        RecipeError: nothing is, and it holds a block or is written like a key of XTuner's.
+        RecipeError: it is unused, and is a block or almost a key of XTuner.
     """
-    word = given.keys[0]
-    if word in _KEYS or (word not in t.document.used and len(given.keys) > 1):
-        fix = did_you_mean(given.key, sorted(TABLE)) or "Remove it."
-        raise RecipeError(f"XTuner has no key {given.key!r}", where=given.where, fix=fix)
+    word = setting.keys[0]
+    if word in _KEYS or (word not in t.document.used and len(setting.keys) > 1):
+        fix = did_you_mean(setting.key, sorted(TABLE)) or "Remove it."
+        raise RecipeError(f"XTuner has no key {setting.key!r}", where=setting.where, fix=fix)
     if word in t.document.used:
-        t.note(given, Outcome.TAKEN, why="where it is used")
+        t.note(setting, Outcome.TAKEN, why="where it is used")
         return
-    # Closer than a misprint in general: evaluation_freq stands unused in its own configs.
+    # A stricter limit than for other misspelt keys: XTuner's own configs have an unused evaluation_freq.
     if near := get_close_matches(word, sorted(_KEYS), 1, 0.85):
-        what = f"XTuner has no key {word!r}, and nothing uses it"
-        raise RecipeError(what, where=given.where, fix=f"Did you mean {near[0]!r}?")
-    t.leave(given, "nothing in the file uses it")
+        problem = f"XTuner has no key {word!r}, and nothing uses it"
+        raise RecipeError(problem, where=setting.where, fix=f"Did you mean {near[0]!r}?")
+    t.leave(setting, "nothing in the file uses it")
 
 
-def _defaults(_: Document) -> Mapping[str, Any]:
+def _defaults(_: Document) -> Mapping[str, Value]:
     return {
         "optim_wrapper.accumulative_counts": 1,
         "train_dataloader.batch_size": 1,

@@ -85,9 +85,9 @@ def _software(here: Hardware) -> Iterator[Row]:
     problems = list(libraries.problems(quantized=True, needs_cuda=here.has_nvidia))
     yield from (Row("libraries", "failed", problem.what, problem.fix) for problem in problems)
     others = [
-        f"{name} {found} (tested: {libraries.TESTED[name]})"
-        for name, found in libraries.versions().items()
-        if found and found.split("+")[0] != libraries.TESTED[name]
+        f"{name} {version} (tested: {libraries.TESTED[name]})"
+        for name, version in libraries.versions().items()
+        if version and version.split("+")[0] != libraries.TESTED[name]
     ]
     if others:
         yield Row("versions", "warning", f"differ from the tested versions: {', '.join(others)}", "make install")
@@ -100,10 +100,10 @@ def _known_errors() -> Iterator[Row]:
     version = libraries.version_of("deepspeed")
     known = list(guards.of_version(version)) if version else []
     if known:
-        told = "; ".join(f"{guard.what} ({guard.source})" for guard in known)
+        errors = "; ".join(f"{guard.what} ({guard.source})" for guard in known)
         newest = max((guard.fixed for guard in known if guard.fixed), key=libraries.numbers, default=None)
         fix = f"pip install 'deepspeed>={newest}'; runs that would hit one of them are refused." if newest else None
-        yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {told}", fix)
+        yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {errors}", fix)
 
 
 def _kernels(here: Hardware) -> Row:
@@ -155,8 +155,8 @@ def _gpus(here: Hardware) -> Iterator[Row]:
 
 def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
     free = hardware.available_host_bytes()
-    told = f"{gib(free)} free of " if free is not None else ""
-    yield Row("host memory", "ok", f"{told}{gib(here.host_memory_bytes)}, {here.num_cpus} cores")
+    available = f"{gib(free)} free of " if free is not None else ""
+    yield Row("host memory", "ok", f"{available}{gib(here.host_memory_bytes)}, {here.num_cpus} cores")
     yield _compiler(here, environ)
     yield from _limits()
     yield _room(str(host.SHM), host.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")

@@ -82,8 +82,8 @@ class Launch:
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
         if "\n" in line:
-            what = "a line break in the command, the folder or a variable cannot be sent to a host"
-            raise UsageError(what, where="--hostfile", fix="Put it into a recipe file.")
+            problem = "a line break in the command, the folder or a variable cannot be sent to a host"
+            raise UsageError(problem, where="--hostfile", fix="Put it into a recipe file.")
         return line
 
     @property
@@ -146,15 +146,15 @@ def look(launch: Launch) -> str:
         TunerError: every host that cannot be reached, or lacks the folder, or has another tuner, together.
     """
     with ThreadPoolExecutor(min(64, len(launch.hosts))) as pool:
-        found = list(pool.map(lambda host: _look_at(launch, host), launch.hosts))
-    errors = [one for one in found if isinstance(one, TunerError)]
+        results = list(pool.map(lambda host: _look_at(launch, host), launch.hosts))
+    errors = [one for one in results if isinstance(one, TunerError)]
     if errors:
         raise together(errors)
-    address = launch.master_addr or str(found[0])
+    address = launch.master_addr or str(results[0])
     if not address:
-        what = f"{launch.hosts[0].name} does not report its address (hostname -I)"
+        problem = f"{launch.hosts[0].name} does not report its address (hostname -I)"
         raise MachineError(
-            what, where="--hostfile", fix="Add --master-addr with an address that the other hosts can reach."
+            problem, where="--hostfile", fix="Add --master-addr with an address that the other hosts can reach."
         )
     return address
 
@@ -181,16 +181,16 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     except subprocess.TimeoutExpired:
         return MachineError(f"{host.name} does not answer within {_ANSWER_S:.0f} s", where="--hostfile")
     addresses, _, version = done.stdout.partition("\n")
-    said = " ".join((done.stderr.strip().splitlines() or [""])[-1].split())
+    last_error = " ".join((done.stderr.strip().splitlines() or [""])[-1].split())
     if done.returncode == _LOST:
         fix = f"Try: {shlex.join((*launch.ssh, host.name, 'true'))}. It must work without a password or a question."
-        return MachineError(f"{host.name} cannot be reached: {said}", where="--hostfile", fix=fix)
+        return MachineError(f"{host.name} cannot be reached: {last_error}", where="--hostfile", fix=fix)
     if done.returncode == _NO_FOLDER:
         fix = "All hosts must share this folder under the same path."
         return MachineError(f"{host.name} has no folder {folder}", where="the working directory", fix=fix)
     if done.returncode:
         fix = "Install tuner on every host under the same path."
-        return MachineError(f"{host.name} cannot run {python} -m tuner: {said}", where="--hostfile", fix=fix)
+        return MachineError(f"{host.name} cannot run {python} -m tuner: {last_error}", where="--hostfile", fix=fix)
     there = (version.partition("\n")[0].split() or ["?"])[-1]  # below it, the versions of the libraries
     if there != __version__:
         fix = "Install the same version everywhere."
@@ -218,7 +218,7 @@ def run(launch: Launch, address: str) -> int:
 
 
 def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
-    forwarded, told, failed_s = 0, 0, 0.0
+    forwarded, num_terms, failed_s = 0, 0, 0.0
     failed: list[_Node] = []
     """Those that ended badly before they were told to, in that order."""
     while any(node.is_running for node in nodes):
@@ -227,12 +227,12 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
             forwarded += 1
             for node in nodes:
                 node.send(signal.Signals(number))
-        failed += [node for node in nodes if node.code and node not in failed and not told]
+        failed += [node for node in nodes if node.code and node not in failed and not num_terms]
         failed_s = failed_s or (time.monotonic() if failed else 0.0)
         if not failed or failed[0].code == Stopped.exit_code:  # all hosts stop at the same step
             continue
-        if told < 2 and time.monotonic() - failed_s >= (told + 1) * _AFTER_FAILURE_S:
-            told += 1
+        if num_terms < 2 and time.monotonic() - failed_s >= (num_terms + 1) * _AFTER_FAILURE_S:
+            num_terms += 1
             for node in nodes:
                 node.send(signal.SIGTERM)
     codes = [node.code for node in failed] or [node.code for node in nodes if node.code]

@@ -87,9 +87,9 @@ def _text(stream: IO[bytes]) -> str:
 def _answer(text: str) -> tuple[str, str] | None:
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and {"status", "text"} <= found.keys():
-                return str(found["status"]), str(found["text"])
+            answer = json.loads(line)
+            if isinstance(answer, dict) and {"status", "text"} <= answer.keys():
+                return str(answer["status"]), str(answer["text"])
     return None
 
 
@@ -126,7 +126,9 @@ def torch_computes() -> Answer:
         ones = torch.ones(256, 256, device=device)
         if (ones @ ones).sum().item() != 256**3:
             wrong.append(device)
-    built = next((f"built for {name} {made}" for name, made in _builds(torch)), "a CPU build" if not count else kind)
+    built = next(
+        (f"built for {name} {number}" for name, number in _builds(torch)), "a CPU build" if not count else kind
+    )
     where = f"on {count} GPU{'s' * (count > 1)}" if count else "on the CPU"
     if wrong:
         return "failed", f"torch {torch.__version__} computes wrong numbers on {', '.join(wrong)}"
@@ -137,14 +139,14 @@ def _device() -> str:
     """Return what torch calls the accelerator here, or 'cpu'."""
     import torch
 
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found else "cpu"
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator else "cpu"
 
 
 def _builds(torch: Any) -> Iterator[tuple[str, str]]:
     for name, key in (("CUDA", "cuda"), ("ROCm", "hip"), ("XPU", "xpu")):
-        if made := getattr(torch.version, key, None):
-            yield name, made
+        if version := getattr(torch.version, key, None):
+            yield name, version
 
 
 def trainers_import() -> Answer:
@@ -164,8 +166,8 @@ def deepspeed_ops() -> Answer:
     possible = [name for name in _OPS if compatible_ops.get(name) and name not in there]
     neither = [name for name in _OPS if name not in (*there, *possible)]
     groups = (("compiled", there), ("compiled at first use", possible), ("not possible here", neither))
-    told = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups if names)
-    return "ok", f"deepspeed {deepspeed.__version__}; {told}"
+    ops = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups if names)
+    return "ok", f"deepspeed {deepspeed.__version__}; {ops}"
 
 
 def four_bits() -> Answer:

@@ -44,7 +44,7 @@ class Stage:
 
     name: str
     seconds: float
-    told: str
+    summary: str
     exit_code: int = 0
 
 
@@ -64,12 +64,12 @@ class Verdict:
 class _Failed(TunerError):
     """A run of ranks ended with this code; what it was is told already."""
 
-    def __init__(self, what: str, exit_code: int) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, exit_code: int) -> None:
+        super().__init__(problem)
         self.exit_code = exit_code
 
 
-def smoke(asked: Request, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
+def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
     """Try a recipe in a scratch folder, which is removed when every stage went well.
 
     Args:
@@ -80,14 +80,14 @@ def smoke(asked: Request, environ: Mapping[str, str], tell: Callable[[Stage], No
     Raises:
         TunerError: the recipe itself is wrong, or comes with code that it does not trust.
     """
-    loaded = load(asked)
+    loaded = load(request)
     if loaded.config.model.remote_code or loaded.config.architecture is None:
-        what = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
-        raise ModelError(what, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")
+        problem = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
+        raise ModelError(problem, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")
     scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))
     try:
         with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
-            stages = _stages(_Smoke(asked, loaded, scratch, environ), tell)
+            stages = _stages(_Smoke(request, loaded, scratch, environ), tell)
     except BaseException as error:
         error.add_note(f"Its files are kept in {scratch}")
         raise
@@ -102,10 +102,10 @@ def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
     for name in ("model", "data", "train", "resume", "export"):
         started, code = time.monotonic(), 0
         try:
-            told = getattr(bench, name)()
+            summary = getattr(bench, name)()
         except TunerError as error:
-            told, code = error.what if isinstance(error, _Failed) else str(error), error.exit_code
-        done.append(Stage(name, round(time.monotonic() - started, 1), told, code))
+            summary, code = error.what if isinstance(error, _Failed) else str(error), error.exit_code
+        done.append(Stage(name, round(time.monotonic() - started, 1), summary, code))
         tell(done[-1])
         if code:
             break
@@ -115,8 +115,8 @@ def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
 class _Smoke:
     """The stages of one smoke test; each returns what to tell of it, and the next builds on what it left."""
 
-    def __init__(self, asked: Request, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
-        self.asked, self.loaded, self.scratch = asked, loaded, scratch
+    def __init__(self, request: Request, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
+        self.request, self.loaded, self.scratch = request, loaded, scratch
         self.environ = without_variables(environ)  # they are meant for the run that will follow
         self.values, self.notes = smaller(lightest(loaded, _RANKS).config)
         self.tokenizer: Any = None
@@ -134,22 +134,22 @@ class _Smoke:
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
         whose = "its own tokenizer" if is_own else "a stand-in for its tokenizer, which is not in the cache"
-        told = (
+        summary = (
             f"{small.model_type} of {small.num_hidden_layers} layers, {num_parameters / 1e6:.1f}M parameters; {whose}"
         )
-        return "; ".join((told, *self.notes))
+        return "; ".join((summary, *self.notes))
 
     def data(self) -> str:
         """Prepare the first rows, as the ranks will."""
-        objective, told = self.loaded.config.objective.type, []
+        objective, summaries = self.loaded.config.objective.type, []
         for key in LOADERS:
             if self.values[key]:
                 block = self.values[key]["dataset"]
                 absent = [name for rows in (block["mixture"] or [block]) for name in _stood_in(rows, objective)]
                 dataset, summary = stand_ins.prepared(Dataset.model_validate(block), self.tokenizer, objective)
                 self.values[key]["dataset"] = dataset.model_dump()
-                told += [f"{summary} (stand-ins for {', '.join(absent)}, not in the cache)" if absent else summary]
-        return told[0]
+                summaries += [f"{summary} (stand-ins for {', '.join(absent)}, not in the cache)" if absent else summary]
+        return summaries[0]
 
     def train(self) -> str:
         """Train two steps, a checkpoint after each."""
@@ -186,15 +186,15 @@ class _Smoke:
         readers = "transformers and peft" if self.values["adapter"] else "transformers"
         return f"the result reloads in {readers} with {_alike(worst)} outputs"
 
-    def _same(self, apart: float, what: str) -> None:
+    def _same(self, apart: float, problem: str) -> None:
         assert self.first is not None
         if not apart <= _TOLERANCE[self.first.precision.dtype]:  # NaN is not
-            raise TunerError(what)
+            raise TunerError(problem)
 
     def _plan(self, name: str, resume: Path | None = None) -> ResolvedRun:
-        request = self.asked._replace(
+        request = self.request._replace(
             recipe=str(self.scratch / f"{self.loaded.name}.py"),
-            overrides=Overrides(ds=self.asked.overrides.ds),
+            overrides=Overrides(ds=self.request.overrides.ds),
             flags=LaunchFlags(nproc_per_node=_RANKS, nnodes=1),
             work_dir=self.scratch / name,
             resume=str(resume) if resume else None,
@@ -203,10 +203,10 @@ class _Smoke:
         )
         return resolve_run(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
 
-    def _run(self, made: ResolvedRun) -> dict[int, float]:
+    def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a plan to its end and return the loss of each step."""
-        run = directory.create(made.run_path, render.files(made), resume=False)
-        if code := supervise.run_ranks(made, run, shows_rank_0=False):
+        run = directory.create(plan.run_path, render.files(plan), resume=False)
+        if code := supervise.run_ranks(plan, run, shows_rank_0=False):
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)
 

@@ -69,8 +69,8 @@ def make_model(facts: Architecture, tokenizer: Any, folder: Path, seed: int) -> 
         small = shrink(facts, -(-len(tokenizer) // 64) * 64)
         config = config_of(small)
     except ValueError as error:
-        what = f"cannot build a small model of model_type {facts.model_type!r}: {error}"
-        raise ModelError(what, where="architecture", fix="Train it without a smoke test.") from error
+        problem = f"cannot build a small model of model_type {facts.model_type!r}: {error}"
+        raise ModelError(problem, where="architecture", fix="Train it without a smoke test.") from error
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(tokenizer, name))
     transformers.set_seed(seed)
@@ -103,11 +103,11 @@ def prepared(dataset: Dataset, tokenizer: Any, objective: str) -> tuple[Dataset,
     """
     short = dataset.model_copy(update={"max_length": min(dataset.max_length, _SHORT)})
     try:
-        found = prepare(short, tokenizer, objective=objective)
+        prepared_rows = prepare(short, tokenizer, objective=objective)
     except DataError:
         # Prompts may be longer than that; whatever else is wrong, is so at the recipe's own length too.
-        short, found = dataset, prepare(dataset, tokenizer, objective=objective)
-    return short, describe(found)
+        short, prepared_rows = dataset, prepare(dataset, tokenizer, objective=objective)
+    return short, describe(prepared_rows)
 
 
 def difference(left: Path, right: Path, *, scores: bool) -> float:
@@ -125,10 +125,10 @@ def difference(left: Path, right: Path, *, scores: bool) -> float:
 def _outputs(folder: Path, scores: bool) -> torch.Tensor:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        found: torch.Tensor = _load(folder, scores).eval()(**tokenizer(_TEXT, return_tensors="pt")).logits
-    if not found.isfinite().all():
+        logits: torch.Tensor = _load(folder, scores).eval()(**tokenizer(_TEXT, return_tensors="pt")).logits
+    if not logits.isfinite().all():
         raise TunerError(f"{folder.name} reloads with non-finite outputs")
-    return found
+    return logits
 
 
 def _load(folder: Path, scores: bool) -> Any:

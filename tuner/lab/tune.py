@@ -116,7 +116,7 @@ class Tuned:
 
 
 def tune(
-    asked: Request,
+    request: Request,
     environ: Mapping[str, str],
     tell: Callable[[Measured], None],
     *,
@@ -135,19 +135,19 @@ def tune(
     Raises:
         TunerError: the recipe is wrong, cannot run here in any way, or its fastest way cannot be written.
     """
-    loaded = load(asked)
+    loaded = load(request)
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
-    flags = filled(asked.flags, choice.launch_of(loaded, asked.deepspeed), environ)
+    flags = filled(request.flags, choice.launch_of(loaded, request.deepspeed), environ)
     topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = resolve_recipe(loaded, asked.deepspeed, topology, here, ignore_fit=True)
+    base = resolve_recipe(loaded, request.deepspeed, topology, here, ignore_fit=True)
     scratch = Path(tempfile.mkdtemp(prefix="tuner-tune-"))
     tuned = Tuned(loaded, path, topology.world_size, [])
     try:
         with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
-            _measure_all(_Bench(asked, base, scratch, environ, steps), tuned, tell, minutes)
+            _measure_all(_Bench(request, base, scratch, environ, steps), tuned, tell, minutes)
     except (KeyboardInterrupt, _Interrupted):
         tuned.was_interrupted, tuned.is_whole = True, False
     finally:
@@ -240,9 +240,9 @@ class _Bench:
     """Runs candidates one after the other, each in a run directory of its own that is removed after it."""
 
     def __init__(
-        self, asked: Request, base: ResolvedRecipe, scratch: Path, environ: Mapping[str, str], steps: int
+        self, request: Request, base: ResolvedRecipe, scratch: Path, environ: Mapping[str, str], steps: int
     ) -> None:
-        self.asked, self.base, self.scratch, self.environ, self.steps = asked, base, scratch, environ, steps
+        self.request, self.base, self.scratch, self.environ, self.steps = request, base, scratch, environ, steps
         self.num_runs = 0
 
     def measure(self, candidate: Candidate) -> Measured:
@@ -251,15 +251,14 @@ class _Bench:
         run = self._resolved(candidate)
         if self.num_runs == 1:
             preflight.check(run)
-        made = directory.create(run.run_path, render.files(run), resume=False)
-        code = supervise.run_ranks(
-            run, made, shows_rank_0=False, tells_failure=False
-        )  # its row has what a failure says
-        status = made.read_json(made.status)
+        files = directory.create(run.run_path, render.files(run), resume=False)
+        # The row of the candidate has the failure.
+        code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
+        status = files.read_json(files.status)
         if "signal" in status:
             raise _Interrupted
-        lines = made.metrics.read_text(encoding="utf-8").splitlines() if made.metrics.is_file() else []
-        shutil.rmtree(made.path, ignore_errors=True)
+        lines = files.metrics.read_text(encoding="utf-8").splitlines() if files.metrics.is_file() else []
+        shutil.rmtree(files.path, ignore_errors=True)
         if code:
             return Measured(candidate, failure=_failure(status, code), exit_code=code)
         return _of_lines(candidate, [json.loads(line) for line in lines])
@@ -270,13 +269,13 @@ class _Bench:
         write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Shortened by tuner tune."))
         request = Request(
             str(written),
-            Overrides(ds=self.asked.overrides.ds),
-            deepspeed=candidate.level if candidate.level in LEVELS else self.asked.deepspeed,
-            flags=self.asked.flags,
+            Overrides(ds=self.request.overrides.ds),
+            deepspeed=candidate.level if candidate.level in LEVELS else self.request.deepspeed,
+            flags=self.request.flags,
             work_dir=self.scratch / f"run-{self.num_runs}",
             allow_code=True,  # that file is data, and what it names was allowed at the start
             ignore_fit=True,
-            command=self.asked.command,
+            command=self.request.command,
             grace_s=_GRACE_S,
             saves_result=False,
         )

@@ -53,8 +53,8 @@ def folder_of(base: Model) -> Path:
     local = paths.local(path)
     if local is not None:
         if not (local / "config.json").is_file():
-            what = f"no model with a config.json in the base's folder {path!r}"
-            raise ModelError(what, where="the base", fix="Give its current place: --base PATH.")
+            problem = f"no model with a config.json in the base's folder {path!r}"
+            raise ModelError(problem, where="the base", fix="Give its current place: --base PATH.")
         return local
     files = [*_FILES, "*.py"] if base.trust_remote_code else [*_FILES]
     # Folders inside hold the weights once more, in the publisher's own format.
@@ -63,7 +63,7 @@ def folder_of(base: Model) -> Path:
         return Path(snapshot_download(path, revision=base.revision, tqdm_class=tqdm_class(), **patterns))
 
 
-def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: str = "--base") -> Model:
+def base_of(adapter: Any, recipe: RecipeConfig | None, named_base: str | None, flag: str = "--base") -> Model:
     """Return the base of an adapter.
 
     Args:
@@ -78,14 +78,14 @@ def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: 
     recorded = source(recipe.model) if recipe else adapter.base_model_name_or_path
     revision = adapter.revision or (recipe.model.revision if recipe else None)
     trusted = recipe.model.trust_remote_code if recipe else False
-    if asked is None:
+    if named_base is None:
         if not recorded:
             raise ModelError("the adapter does not name its base", where=flag, fix="Give it with --base.")
         return model_of(recorded, revision, trusted)
-    if recorded and asked != recorded and paths.local(asked) is None and paths.local(recorded) is None:
-        what = f"the adapter was trained on {recorded!r}, not on {asked!r}"
-        raise ModelError(what, where=flag, fix="Give its base or a copy of it.")
-    return model_of(asked, revision if asked == recorded else None, trusted)
+    if recorded and named_base != recorded and paths.local(named_base) is None and paths.local(recorded) is None:
+        problem = f"the adapter was trained on {recorded!r}, not on {named_base!r}"
+        raise ModelError(problem, where=flag, fix="Give its base or a copy of it.")
+    return model_of(named_base, revision if named_base == recorded else None, trusted)
 
 
 def check_facts(base: str, config: Any, recipe: RecipeConfig | None, flag: str = "--base") -> None:
@@ -94,10 +94,10 @@ def check_facts(base: str, config: Any, recipe: RecipeConfig | None, flag: str =
     Raises:
         ModelError: it is not.
     """
-    trained, found = recipe.architecture if recipe else None, config.get_text_config()
+    trained, base_facts = recipe.architecture if recipe else None, config.get_text_config()
     for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        if trained and getattr(found, name) != getattr(trained, name):
-            sizes = f"{name} {getattr(found, name)}, and the trained model has {getattr(trained, name)}"
+        if trained and getattr(base_facts, name) != getattr(trained, name):
+            sizes = f"{name} {getattr(base_facts, name)}, and the trained model has {getattr(trained, name)}"
             raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Give a copy of its base.")
 
 
@@ -112,6 +112,6 @@ def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) 
     stored = getattr(config, "quantization_config", None)
     if stored:
         kind = stored.get("quant_method", "fewer bits")
-        what = f"the weights in {folder} are stored in {kind}, and an adapter cannot be merged into them"
-        raise ModelError(what, where="--merge", fix="Export only the adapter, or give a 16-bit copy with --base.")
+        problem = f"the weights in {folder} are stored in {kind}, and an adapter cannot be merged into them"
+        raise ModelError(problem, where="--merge", fix="Export only the adapter, or give a 16-bit copy with --base.")
     return config

@@ -119,8 +119,8 @@ def _losses(run: RunDirectory, step: int | None) -> Iterator[Row]:
 
 
 def _table(title: str, rows: Iterable[Row]) -> str:
-    told = [f"| {name} | {value} |" for name, value in rows if value is not None]
-    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *told, ""]) if told else ""
+    lines = [f"| {name} | {value} |" for name, value in rows if value is not None]
+    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines, ""]) if lines else ""
 
 
 def _datasets(recipe: RecipeConfig | None) -> list[str]:

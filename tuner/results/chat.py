@@ -22,11 +22,11 @@ def check_can_answer(spec: ModelSpec, tokenizer: object) -> None:
         ModelError: it scores answers instead of writing them, or has no chat template.
     """
     if spec.scores:
-        what = f"{spec.description} is a reward model: it scores answers and writes none"
-        raise ModelError(what, fix="Evaluate it with: tuner eval.")
+        problem = f"{spec.description} is a reward model: it scores answers and writes none"
+        raise ModelError(problem, fix="Evaluate it with: tuner eval.")
     if not getattr(tokenizer, "chat_template", None):
-        what = f"the tokenizer of {spec.description} has no chat template"
-        raise ModelError(what, fix="Use a chat model, or train with model.chat_template.")
+        problem = f"the tokenizer of {spec.description} has no chat template"
+        raise ModelError(problem, fix="Use a chat model, or train with model.chat_template.")
 
 
 def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
@@ -36,8 +36,8 @@ def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
         UsageError: it has none.
     """
     if spec.context_tokens is not None and ids.shape[1] >= spec.context_tokens:
-        what = f"a prompt has {ids.shape[1]:,} tokens, and the model's context has {spec.context_tokens:,}"
-        raise UsageError(what, fix="Shorten it.")
+        problem = f"a prompt has {ids.shape[1]:,} tokens, and the model's context has {spec.context_tokens:,}"
+        raise UsageError(problem, fix="Shorten it.")
 
 
 def begin(
@@ -106,10 +106,10 @@ class Chat:
         turns = [*self.turns, {"role": "user", "content": text}]
         ids, num_dropped = self._fitting(turns)
         with self._random.drawn():
-            found = answer(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
-        turns.append({"role": "assistant", "content": found.text})
+            reply = answer(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
+        turns.append({"role": "assistant", "content": reply.text})
         self.turns = turns[num_dropped:]
-        return replace(found, num_dropped=num_dropped)
+        return replace(reply, num_dropped=num_dropped)
 
     def _fitting(self, turns: list[Message]) -> tuple[torch.Tensor, int]:
         """Return the prompt, without the oldest turns where the context has no room for them, and their number."""

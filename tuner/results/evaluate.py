@@ -164,10 +164,10 @@ def evaluate(
         check_tasks(wanted.tasks)
     spec = spec_of(source, adapter)
     prepared: Prepared | None = None
-    asked: list[list[Message]] = []
+    conversations: list[list[Message]] = []
     if wanted.data or wanted.num_answers or not wanted.tasks:
         rows = rows_of(spec, wanted.data, wanted.row_format, wanted.split, wanted.max_rows)
-        prepared, asked = _prepared(spec, rows, wanted.num_answers)
+        prepared, conversations = _prepared(spec, rows, wanted.num_answers)
         tell(describe(prepared, "rows"))
     loaded = load(spec, hardware, bits)
     done = Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, out=wanted.out)
@@ -176,13 +176,13 @@ def evaluate(
             objective=spec.objective, sets=[asdict(one) for one in prepared.sets], counts=asdict(prepared.counts)
         )
         done.metrics.update(_measured(loaded, hardware, prepared, wanted.batch_size))
-    if asked:
-        done.generations.extend(generations(loaded, asked, Settings(wanted.max_new_tokens, temperature=0)))
+    if conversations:
+        done.generations.extend(generations(loaded, conversations, Settings(wanted.max_new_tokens, temperature=0)))
         if wanted.out:
             lines = (f"{json.dumps(one, ensure_ascii=False)}\n" for one in done.generations)
             write_new_text(wanted.out, "".join(lines))
         pairs = [(one["answer"], one["right"]) for one in done.generations]
-        done.answers.update(answer_metrics([given for given, _ in pairs], [right for _, right in pairs]))
+        done.answers.update(answer_metrics([text for text, _ in pairs], [right for _, right in pairs]))
     if wanted.tasks:
         options = {"num_fewshot": wanted.num_fewshot, "apply_chat_template": wanted.apply_chat_template}
         size = wanted.batch_size or 1
@@ -193,11 +193,11 @@ def evaluate(
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
     if facts_of(spec.objective).is_judged and spec.recipe is None:
-        what = f"the objective that {spec.description} was trained with is unknown"
-        raise UsageError(what, where="SOURCE", fix="Give the run directory that it comes from.")
+        problem = f"the objective that {spec.description} was trained with is unknown"
+        raise UsageError(problem, where="SOURCE", fix="Give the run directory that it comes from.")
     tokenizer = tokenizer_of(spec)
-    asked = questions(spec, tokenizer, rows, num_questions) if num_questions else []
-    return prepare(rows, tokenizer, objective=spec.objective), asked
+    conversations = questions(spec, tokenizer, rows, num_questions) if num_questions else []
+    return prepare(rows, tokenizer, objective=spec.objective), conversations
 
 
 def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, float]:
@@ -233,10 +233,10 @@ def rows_of(
     elif recipe and recipe.val_dataloader:
         block = recipe.val_dataloader.dataset
     else:
-        what = f"{spec.description} has no validation data"
-        raise UsageError(what, where="--data", fix="Give some: --data FILE, or an id on the hub.")
-    given = {"split": split, "max_rows": max_rows}
-    return block.model_copy(update={name: value for name, value in given.items() if value is not None})
+        problem = f"{spec.description} has no validation data"
+        raise UsageError(problem, where="--data", fix="Give some: --data FILE, or an id on the hub.")
+    limits = {"split": split, "max_rows": max_rows}
+    return block.model_copy(update={name: value for name, value in limits.items() if value is not None})
 
 
 def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict[str, float]:
@@ -268,8 +268,8 @@ def _nats(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> float:
 
 def _finite(loss: float, loaded: LoadedModel) -> float:
     if not math.isfinite(loss):
-        what = f"the loss of {loaded.spec.description} is {loss}"
-        raise TunerError(what, fix="Its weights are damaged, or overflow fp16.")
+        problem = f"the loss of {loaded.spec.description} is {loss}"
+        raise TunerError(problem, fix="Its weights are damaged, or overflow fp16.")
     return loss
 
 
@@ -288,10 +288,10 @@ def judged(
     models = (loaded.model, _reference(loaded, config, hardware))
     with tempfile.TemporaryDirectory() as folder:
         trainer = evaluator(config, models, loaded.tokenizer, prepared.dataset, batch_size, folder)
-        found = trainer.evaluate()
-    _finite(found["eval_loss"], loaded)
-    names = (name for name in sorted(found) if name in _JUDGED or name.startswith(_REWARDS))
-    return {name.removeprefix("eval_"): found[name] for name in names}
+        metrics = trainer.evaluate()
+    _finite(metrics["eval_loss"], loaded)
+    names = (name for name in sorted(metrics) if name in _JUDGED or name.startswith(_REWARDS))
+    return {name.removeprefix("eval_"): metrics[name] for name in names}
 
 
 def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) -> Any | None:
@@ -310,22 +310,22 @@ def questions(spec: ModelSpec, tokenizer: Any, dataset: Dataset, count: int) -> 
         ModelError: the model cannot be asked.
     """
     check_can_answer(spec, tokenizer)
-    asked = prompts(dataset, count, spec.objective)
-    if not asked:
+    conversations = prompts(dataset, count, spec.objective)
+    if not conversations:
         raise DataError("the rows have no prompts", where="--generate", fix="Give rows of conversations: --data FILE.")
-    for messages in asked:
+    for messages in conversations:
         check_room(spec, prompt_ids(tokenizer, messages[:-1]))
-    return asked
+    return conversations
 
 
-def generations(loaded: LoadedModel, asked: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
+def generations(loaded: LoadedModel, conversations: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
     """Return the model's answers to what `questions` returned, beside the right ones."""
-    found = []
-    for *prompt, right in asked:
-        said = answer(loaded, prompt_ids(loaded.tokenizer, prompt), settings)
-        told = {"answer": said.text, "tokens": said.num_tokens, "is_whole": said.is_whole}
-        found.append({"prompt": shown(prompt), "right": right["content"], **told})
-    return found
+    rows = []
+    for *prompt, right in conversations:
+        reply = answer(loaded, prompt_ids(loaded.tokenizer, prompt), settings)
+        details = {"answer": reply.text, "tokens": reply.num_tokens, "is_whole": reply.is_whole}
+        rows.append({"prompt": shown(prompt), "right": right["content"], **details})
+    return rows
 
 
 def check_tasks(tasks: Sequence[str]) -> None:

@@ -152,16 +152,16 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
         dest.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(dest.parent).free
         if free < needed + _BESIDES_BYTES:
-            what = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
-            raise DiskError(what, where=dest.parent, fix=_ROOM)
+            problem = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
+            raise DiskError(problem, where=dest.parent, fix=_ROOM)
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
             draft = Path(temporary) / dest.name
             draft.mkdir()
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
             action = "merging" if content.kind == "merged" else "exporting"
             tensors = write(content.pieces, draft, stem, most, dtype, action)
-            told = {"scores": content.scores, "needs_tuner": content.needs_tuner}
-            _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **told))
+            facts = {"scores": content.scores, "needs_tuner": content.needs_tuner}
+            _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **facts))
             compared = _compared(content, draft, saved.folder, tensors)
             checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
             check_dest(dest)
@@ -265,8 +265,8 @@ def _llama(config: Any, architecture: str) -> LlamaConfig:
         UsageError: it is another model.
     """
     if not isinstance(config, LlamaConfig):
-        what = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
-        raise UsageError(what, where="--as", fix="Remove --as.")
+        problem = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
+        raise UsageError(problem, where="--as", fix="Remove --as.")
     facts = LlamaConfig.to_dict(config)  # not its own to_dict, which adds the publisher's keys
     facts.pop("model_type")
     llama: LlamaConfig = LlamaConfig.from_dict(facts)
@@ -344,13 +344,13 @@ def compare_merged(
     path = str(folder_of(base))
     of_base = model_of(path, None, base.trust_remote_code)
     spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)
-    said = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
+    with_adapter_on = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
     of_draft = model_of(str(draft), None, base.trust_remote_code)
     merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
-    apart = float((merged - said).square().mean().sqrt() / said.square().mean().sqrt())
+    apart = float((merged - with_adapter_on).square().mean().sqrt() / with_adapter_on.square().mean().sqrt())
     if not apart <= _MOST.get(dtype, _MOST_ROUNDED):
-        what = f"the merged model's logits differ from those of the adapter on its base by {apart:.1%}"
-        raise TunerError(what, where="--merge", fix="Export only the adapter: without --merge.")
+        problem = f"the merged model's logits differ from those of the adapter on its base by {apart:.1%}"
+        raise TunerError(problem, where="--merge", fix="Export only the adapter: without --merge.")
     return (
         f"Verified on {NUM_TOKENS} tokens: its logits equal those of the adapter on its base, "
         f"within {apart:.1g} of their size."
@@ -361,5 +361,5 @@ def _logits(model: Any) -> torch.Tensor:
     rows = model.get_input_embeddings().weight.shape[0]
     ids = torch.linspace(0, rows - 1, NUM_TOKENS).long()[None]
     with torch.inference_mode():
-        found: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float()
-    return found
+        logits: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float()
+    return logits

@@ -41,12 +41,12 @@ def converter(environ: Mapping[str, str]) -> Path:
     if path and Path(path).is_file():
         return Path(path).resolve()
     if folder:
-        what = f"LLAMA_CPP is {folder}, and that folder has no {SCRIPT}"
+        problem = f"LLAMA_CPP is {folder}, and that folder has no {SCRIPT}"
         fix = "Set LLAMA_CPP to a clone of https://github.com/ggml-org/llama.cpp."
-        raise MachineError(what, where="LLAMA_CPP", fix=fix)
-    what = "writing GGUF needs llama.cpp's converter, which is not installed"
+        raise MachineError(problem, where="LLAMA_CPP", fix=fix)
+    problem = "writing GGUF needs llama.cpp's converter, which is not installed"
     fix = f"Install it: {_INSTALL}. Or clone https://github.com/ggml-org/llama.cpp and export LLAMA_CPP=./llama.cpp."
-    raise MachineError(what, where="--as gguf", fix=fix)
+    raise MachineError(problem, where="--as gguf", fix=fix)
 
 
 def _installed() -> str | None:
@@ -95,10 +95,10 @@ def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
     with shown("converting to GGUF"):
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not weights.is_file():
-        said = done.stderr.strip().splitlines()
-        what = f"llama.cpp's converter ended with code {done.returncode}: {said[-1] if said else 'no output'}"
+        errors = done.stderr.strip().splitlines()
+        problem = f"llama.cpp's converter ended with code {done.returncode}: {errors[-1] if errors else 'no output'}"
         fix = "It may be too old for the model's architecture or tokenizer: set LLAMA_CPP to a new clone of llama.cpp."
-        raise TunerError(what, where=script, fix=fix)
+        raise TunerError(problem, where=script, fix=fix)
 
 
 _MOST_CONTEXT = 8192
@@ -209,8 +209,8 @@ def go_template(tokenizer: Any) -> GoTemplate | None:
         before_system, to_turn, _ = re.split("SYSTEM0|USER1", texts[len(_TALKS)])
         opens = not to_turn.endswith(before_user)
         around["system"] = (before_system, to_turn.removesuffix(before_user))
-    found = GoTemplate(before.removesuffix(before_user), around, opens)
-    return found if all(found.render(talk) == text for talk, text in zip(talks, texts, strict=True)) else None
+    template = GoTemplate(before.removesuffix(before_user), around, opens)
+    return template if all(template.render(talk) == text for talk, text in zip(talks, texts, strict=True)) else None
 
 
 def writes_bos(tokenizer: Any) -> bool:
@@ -231,5 +231,5 @@ def _stops(tokenizer: Any, generation: Any) -> list[str]:
 def _sampling(generation: Any) -> list[str]:
     if generation.do_sample is False:
         return ["PARAMETER temperature 0"]
-    found = {ollamas: getattr(generation, name) for name, ollamas in _PARAMETERS.items()}
-    return [f"PARAMETER {name} {value:g}" for name, value in found.items() if value is not None]
+    values = {ollamas: getattr(generation, name) for name, ollamas in _PARAMETERS.items()}
+    return [f"PARAMETER {name} {value:g}" for name, value in values.items() if value is not None]

@@ -93,8 +93,8 @@ class Layout:
         converter = deepcopy(unit.converter)
         for name, pattern in zip(unit.published, unit.patterns, strict=True):
             converter.add_tensor(unit.loaded[0], name, pattern, published[name])
-        found = converter.convert(unit.loaded[0], model=self._model, config=self._model.config)
-        return {name: one[0] if isinstance(one, list) else one for name, one in found.items()}
+        converted = converter.convert(unit.loaded[0], model=self._model, config=self._model.config)
+        return {name: one[0] if isinstance(one, list) else one for name, one in converted.items()}
 
     def check(self, replaced: set[str]) -> None:
         """Check that the model is whole; `replaced` are tensors that need not be there.
@@ -104,8 +104,8 @@ class Layout:
         """
         lacking = sorted(self._expected.keys() - self._at.keys() - self._tied.keys() - replaced)
         if lacking:
-            what = f"{len(lacking)} of the model's tensors are missing, such as {lacking[0]}"
-            raise ModelError(what, fix="Use the complete model.")
+            problem = f"{len(lacking)} of the model's tensors are missing, such as {lacking[0]}"
+            raise ModelError(problem, fix="Use the complete model.")
         for unit in self._units:
             for name, tensor in self._loaded(unit, self._stored.shapes).items():
                 if name in self._expected and self._expected[name].shape != tensor.shape:
@@ -158,8 +158,10 @@ class Layout:
             assert tensor is not None, f"{name} is tied to nothing"
             return self._written({name: tensor}, published)
 
-        found = self._expected[name]
-        known = make(self._stored.shapes.__getitem__, lambda name, base: change(name, found if base is None else base))
+        expected = self._expected[name]
+        known = make(
+            self._stored.shapes.__getitem__, lambda name, base: change(name, expected if base is None else base)
+        )
         return Piece(known, lambda: make(self._stored.load, change))
 
     def _written(self, tensors: Tensors, published: bool) -> Tensors:

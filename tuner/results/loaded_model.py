@@ -78,8 +78,8 @@ class LoadedModel:
     @property
     def description(self) -> str:
         """One line: what is loaded, and in which type."""
-        how = str(self.dtype).removeprefix("torch.") if self.bits == 16 else f"{self.bits} bits"
-        return f"{self.spec.description}, in {how} on {self.model.device}"
+        form = str(self.dtype).removeprefix("torch.") if self.bits == 16 else f"{self.bits} bits"
+        return f"{self.spec.description}, in {form} on {self.model.device}"
 
 
 def spec_of(name: str, adapter: str | None) -> ModelSpec:
@@ -95,13 +95,13 @@ def spec_of(name: str, adapter: str | None) -> ModelSpec:
     if adapter is None:
         return _adapted(named, None) if named and named.is_adapter else _whole(name, named)
     if named and named.is_adapter:
-        what = f"{named.description} is an adapter itself"
-        raise UsageError(what, where="--adapter", fix="Give the base as SOURCE, before --adapter.")
-    found = find(paths.expanded(adapter))
-    if not found.is_adapter:
-        what = f"{found.description} is a whole model, not an adapter"
-        raise UsageError(what, where="--adapter", fix="Remove --adapter and give it as SOURCE.")
-    return _adapted(found, str(named.folder) if named else name)
+        problem = f"{named.description} is an adapter itself"
+        raise UsageError(problem, where="--adapter", fix="Give the base as SOURCE, before --adapter.")
+    adapter_model = find(paths.expanded(adapter))
+    if not adapter_model.is_adapter:
+        problem = f"{adapter_model.description} is a whole model, not an adapter"
+        raise UsageError(problem, where="--adapter", fix="Remove --adapter and give it as SOURCE.")
+    return _adapted(adapter_model, str(named.folder) if named else name)
 
 
 def _whole(name: str, named: SavedModel | None) -> ModelSpec:
@@ -111,27 +111,27 @@ def _whole(name: str, named: SavedModel | None) -> ModelSpec:
     path = source(model)
     config = _config(model, path)
     scores = is_scorer(config)
-    told = named.description if named else f"the model {name}"
-    return ModelSpec(told, model, path, scores, _context(config), recipe=recipe)
+    description = named.description if named else f"the model {name}"
+    return ModelSpec(description, model, path, scores, _context(config), recipe=recipe)
 
 
-def _adapted(found: SavedModel, asked: str | None) -> ModelSpec:
-    recipe = found.recipe()
-    adapter = read_config(found.folder)
+def _adapted(saved: SavedModel, named_base: str | None) -> ModelSpec:
+    recipe = saved.recipe()
+    adapter = read_config(saved.folder)
     if adapter.is_prompt_learning:
         kind = f"{kind_of(adapter)}, which adds tokens before the prompt instead of changing weights"
         fix = "Use it with PEFT itself: tuner chat and eval support adapters that change weights."
-        raise ModelError(f"{found.description} are of {kind}", fix=fix)
-    model = base_of(adapter, recipe, asked, "SOURCE")
+        raise ModelError(f"{saved.description} are of {kind}", fix=fix)
+    model = base_of(adapter, recipe, named_base, "SOURCE")
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
-        what = f"the base of {found.description} is missing: {path!r} has no config.json"
-        raise ModelError(what, fix=f"Give its current place: BASE --adapter {found.folder}.")
+        problem = f"the base of {saved.description} is missing: {path!r} has no config.json"
+        raise ModelError(problem, fix=f"Give its current place: BASE --adapter {saved.folder}.")
     config = _config(model, path)
     check_facts(path, config, recipe, "SOURCE")
     return ModelSpec(
-        found.description, model, path, adapter.task_type == "SEQ_CLS", _context(config), found.folder, recipe
+        saved.description, model, path, adapter.task_type == "SEQ_CLS", _context(config), saved.folder, recipe
     )
 
 
@@ -176,8 +176,8 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
 
 def dtype_of(spec: ModelSpec, hardware: Hardware) -> torch.dtype:
     """Return the recipe's compute type, as far as this machine has it: the loss is then that of the validation."""
-    asked = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
-    return DTYPES[decide("auto" if asked == "fp16" and not hardware.gpus else asked, hardware).dtype]
+    wanted = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
+    return DTYPES[decide("auto" if wanted == "fp16" and not hardware.gpus else wanted, hardware).dtype]
 
 
 def load_frozen(
@@ -241,9 +241,9 @@ def with_adapter(model: Any, spec: ModelSpec) -> Any:
     return adapted
 
 
-def _misfit(spec: ModelSpec, what: str) -> ModelError:
+def _misfit(spec: ModelSpec, problem: str) -> ModelError:
     fix = "Give the base that it was trained on: BASE --adapter FOLDER."
-    return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {what}", fix=fix)
+    return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {problem}", fix=fix)
 
 
 @contextmanager

@@ -47,17 +47,17 @@ def read_config(folder: Path) -> Any:
             raise TypeError("base_model_name_or_path is not a string")
         return config
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"{folder / ADAPTER} cannot be read: {type(error).__name__}: {error}"
-        raise ModelError(what, fix="Copy the adapter again.") from error
+        problem = f"{folder / ADAPTER} cannot be read: {type(error).__name__}: {error}"
+        raise ModelError(problem, fix="Copy the adapter again.") from error
 
 
 def fit_rows(model: Any, stored: Stored) -> None:
     """Give a base the rows that training added to its embeddings, which the adapter then holds whole."""
     embeddings = model.get_input_embeddings()
     name = next(name for name, module in model.named_modules() if module is embeddings)
-    held = stored.shapes.get(f"{_PREFIX}{name}.weight")
-    if held is not None and held.shape[0] > embeddings.weight.shape[0]:
-        model.resize_token_embeddings(held.shape[0], mean_resizing=False)  # their values are the adapter's
+    embedding = stored.shapes.get(f"{_PREFIX}{name}.weight")
+    if embedding is not None and embedding.shape[0] > embeddings.weight.shape[0]:
+        model.resize_token_embeddings(embedding.shape[0], mean_resizing=False)  # their values are the adapter's
 
 
 class Adapter:
@@ -82,13 +82,13 @@ class Adapter:
         except MISFITS as error:
             raise self._misfit(str(error).splitlines()[0]) from error
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        found = {name: tensor for name, tensor in self._stored.shapes.items() if not name.endswith(AS_IT_WAS)}
-        for name in sorted(expected.keys() ^ found.keys()):
-            what = "the base has no such module" if name in found else "it is missing in the adapter"
-            raise self._misfit(f"{name}: {what}")
+        saved = {name: tensor for name, tensor in self._stored.shapes.items() if not name.endswith(AS_IT_WAS)}
+        for name in sorted(expected.keys() ^ saved.keys()):
+            problem = "the base has no such module" if name in saved else "it is missing in the adapter"
+            raise self._misfit(f"{name}: {problem}")
         for name, tensor in expected.items():
-            if tensor.shape != found[name].shape:
-                raise self._misfit(f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}")
+            if tensor.shape != saved[name].shape:
+                raise self._misfit(f"{name} is {tuple(saved[name].shape)}, not {tuple(tensor.shape)}")
         modules = dict(adapted.base_model.model.named_modules())
         layers = {name: module for name, module in modules.items() if isinstance(module, LoraLayer)}
         self._of_weight = {_weight(name, layer): (name, layer) for name, layer in layers.items()}
@@ -101,9 +101,9 @@ class Adapter:
         }
         self.changed = self.replaced | self._of_weight.keys()
 
-    def _misfit(self, what: str) -> ModelError:
+    def _misfit(self, problem: str) -> ModelError:
         fix = "Give the base that it was trained on: --base PATH."
-        return ModelError(f"the adapter does not fit the base {self._base!r}: {what}", where="--base", fix=fix)
+        return ModelError(f"the adapter does not fit the base {self._base!r}: {problem}", where="--base", fix=fix)
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
         """Return what the adapter makes of one of the base's tensors, in the base's type; on 'meta' its shape.
@@ -161,12 +161,12 @@ def check_mergeable(config: Any) -> None:
     Raises:
         ModelError: it is not.
     """
-    what = f"an adapter of {kind_of(config)}"
+    problem = f"an adapter of {kind_of(config)}"
     if config.peft_type == PeftType.LORA:  # AdaLora's config is one of LoRA too
         odd = [name for name in _NOT_MERGED if getattr(config, name)] + (["bias"] if config.bias != "none" else [])
         if config.init_lora_weights not in (*_KEEP_THE_BASE, *_CHANGE_THE_BASE):
             odd.append(f"init_lora_weights={config.init_lora_weights!r}")
         if not odd:
             return
-        what = f"LoRA with {', '.join(odd)}"
-    raise ModelError(f"{what} cannot be merged", where=ADAPTER, fix="Export it without --merge.")
+        problem = f"LoRA with {', '.join(odd)}"
+    raise ModelError(f"{problem} cannot be merged", where=ADAPTER, fix="Export it without --merge.")

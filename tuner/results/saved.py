@@ -86,18 +86,18 @@ def _of_run(run: RunDirectory) -> SavedModel:
     newest, passed_over = checkpoints.newest_valid(run.checkpoints)
     why = "".join(f"; {line}" for line in passed_over)
     if newest is None:
-        what = f"the run {run.path} has no result and no valid checkpoint{why}"
+        problem = f"the run {run.path} has no result and no valid checkpoint{why}"
         fix = f"Resume it first: {resume_command(run.path)}"
-        raise RunDirectoryError(what, where="SOURCE", fix=fix)
-    told = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
-    return _whole(SavedModel(newest.path, told, run, newest.step))
+        raise RunDirectoryError(problem, where="SOURCE", fix=fix)
+    description = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
+    return _whole(SavedModel(newest.path, description, run, newest.step))
 
 
 def _of_checkpoint(path: Path) -> SavedModel:
     checkpoint = checkpoints.read(path)
     if checkpoint.problem:
-        what = f"{path} is not a valid checkpoint: {checkpoint.problem}"
-        raise RunDirectoryError(what, where="SOURCE", fix="Use an older checkpoint, or give the run directory.")
+        problem = f"{path} is not a valid checkpoint: {checkpoint.problem}"
+        raise RunDirectoryError(problem, where="SOURCE", fix="Use an older checkpoint, or give the run directory.")
     return _whole(
         SavedModel(path, f"the checkpoint {path}", _run_around(path.absolute().parent.parent), checkpoint.step)
     )
@@ -109,15 +109,15 @@ def _whole(source: SavedModel) -> SavedModel:
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:
             pickles = f"its weights as pickles ({pickled}), which can run code; tuner loads only safetensors"
-            what = f"{source.description}, holds {pickles}"
+            problem = f"{source.description}, holds {pickles}"
             fix = "If you trust it, convert it: load and save it once with transformers."
-            raise UsageError(what, where="SOURCE", fix=fix)
+            raise UsageError(problem, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
-            what = f"{source.description}, holds only the trained layers and not the frozen ones"
+            problem = f"{source.description}, holds only the trained layers and not the frozen ones"
             fix = f"Finish the run: {resume_command(source.run.path)}"
-            raise UsageError(what, where="SOURCE", fix=fix)
-        what = f"{source.folder} has no {' or '.join(WEIGHTS)}"
-        raise UsageError(what, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")
+            raise UsageError(problem, where="SOURCE", fix=fix)
+        problem = f"{source.folder} has no {' or '.join(WEIGHTS)}"
+        raise UsageError(problem, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")
     return source
 
 
@@ -140,12 +140,12 @@ def check_dest(dest: Path) -> None:
         fix = f"Give a folder for it and its Modelfile: tuner export SOURCE {dest.with_suffix('')} --as gguf."
         raise UsageError(f"{dest} is the name of a GGUF file, and an export is a folder", where="DEST", fix=fix)
     if os.path.lexists(dest) and not (dest.is_dir() and not any(dest.iterdir())):
-        what = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"
-        raise UsageError(what, where="DEST", fix="Choose another folder; nothing was overwritten.")
+        problem = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"
+        raise UsageError(problem, where="DEST", fix="Choose another folder; nothing was overwritten.")
     if dest.is_dir() and (dest.is_symlink() or dest.is_mount() or dest.samefile(".")):
-        what = f"{dest} is a link, a mount point or the working directory, and an export cannot replace it"
-        raise UsageError(what, where="DEST", fix=f"Choose a new folder in it: {dest / 'my-model'}.")
+        problem = f"{dest} is a link, a mount point or the working directory, and an export cannot replace it"
+        raise UsageError(problem, where="DEST", fix=f"Choose a new folder in it: {dest / 'my-model'}.")
     above = next(folder for folder in dest.absolute().parents if paths.exists(folder))
     if dest.name == ".." or not above.is_dir():
-        what = f"{above} is a file" if not above.is_dir() else f"{dest} is not a valid folder name"
-        raise UsageError(what, where="DEST", fix="Choose another folder; nothing was overwritten.")
+        problem = f"{above} is a file" if not above.is_dir() else f"{dest} is not a valid folder name"
+        raise UsageError(problem, where="DEST", fix="Choose another folder; nothing was overwritten.")

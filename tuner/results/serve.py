@@ -59,8 +59,8 @@ def check_servable(spec: ModelSpec) -> None:
         return
     others = [name for name in Stored(spec.adapter, STEM).shapes if ".lora_" not in name]
     if others:
-        what = f"{spec.description} hold {others[0]}, and servers support only LoRA weights"
-        raise ModelError(what, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
+        problem = f"{spec.description} hold {others[0]}, and servers support only LoRA weights"
+        raise ModelError(problem, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
 
 
 def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware: Hardware, bits: int | None) -> None:
@@ -74,8 +74,10 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
 
     config = transformers.AutoConfig.from_pretrained(spec.path, **pinned(spec.model))
     if not hasattr(transformers, config.architectures[0]):  # where the server looks it up
-        what = f"transformers' server does not support {config.architectures[0]}"
-        raise ModelError(what, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge).")
+        problem = f"transformers' server does not support {config.architectures[0]}"
+        raise ModelError(
+            problem, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge)."
+        )
     block = quantization_of(spec, bits)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: the folder of links is removed first
     try:
@@ -129,8 +131,8 @@ def vllm_argv(vllm: str, spec: ModelSpec, name: str, host: str, port: int) -> li
         return [*argv, "--served-model-name", name]
     config = read_config(spec.adapter)
     if config.use_dora:
-        what = f"{spec.description} use DoRA, which vLLM does not support"
-        raise ModelError(what, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
+        problem = f"{spec.description} use DoRA, which vLLM does not support"
+        raise ModelError(problem, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
     rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM takes powers of two
     argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={spec.adapter}"]
     template = spec.adapter / "chat_template.jinja"

@@ -89,8 +89,10 @@ def _files(folder: Path, stem: str) -> list[Path]:
     whole = folder / f"{stem}.safetensors"
     if not whole.is_file():
         pickles = any(folder.glob("*.bin"))
-        what = f"{folder} has no {stem}.safetensors" + (", only pickles, which tuner does not load" if pickles else "")
-        raise ModelError(what, fix="Use a model that is published as safetensors." if pickles else None)
+        problem = f"{folder} has no {stem}.safetensors" + (
+            ", only pickles, which tuner does not load" if pickles else ""
+        )
+        raise ModelError(problem, fix="Use a model that is published as safetensors." if pickles else None)
     return [whole]
 
 
@@ -102,11 +104,11 @@ def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """
     if dtype is None or not tensor.is_floating_point():
         return tensor
-    found = tensor.to(dtype)
-    if dtype == torch.float16 and not found.is_meta and found.isinf().sum() > tensor.isinf().sum():
-        what = f"a weight of {float(tensor.abs().max()):g} is too large for fp16, whose largest number is 65,504"
-        raise TunerError(what, where="--dtype", fix="Use bf16 or fp32.")
-    return found
+    converted = tensor.to(dtype)
+    if dtype == torch.float16 and not converted.is_meta and converted.isinf().sum() > tensor.isinf().sum():
+        problem = f"a weight of {float(tensor.abs().max()):g} is too large for fp16, whose largest number is 65,504"
+        raise TunerError(problem, where="--dtype", fix="Use bf16 or fp32.")
+    return converted
 
 
 def write(
@@ -139,12 +141,12 @@ def write(
     split = split_torch_state_dict_into_shards(
         shapes, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=max_shard_bytes
     )
-    made: Tensors = {}
+    ready: Tensors = {}
 
     def tensor(name: str) -> Tensor:
-        if name not in made:
-            made.update(of_name[name].make())
-        return typed(made.pop(name), dtype).contiguous()
+        if name not in ready:
+            ready.update(of_name[name].make())
+        return typed(ready.pop(name), dtype).contiguous()
 
     written: dict[str, dict[str, Any]] = {}
     with shown(action, "tensors", len(shapes)) as work:
@@ -179,8 +181,8 @@ def _read_back(file: Path, hashes: dict[str, str]) -> None:
     stored = Stored(file.parent, file.name.removesuffix(".safetensors"))
     for name, digest in hashes.items():
         if _sha256(stored.load(name)) != digest:
-            what = f"{name} in {file.name} differs from what was written"
-            raise DiskError(what, where=file.parent, fix="Check the disk.")
+            problem = f"{name} in {file.name} differs from what was written"
+            raise DiskError(problem, where=file.parent, fix="Check the disk.")
 
 
 def _sha256(tensor: Tensor) -> str:

@@ -29,13 +29,13 @@ def main() -> None:
 
 def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     facts = run.read_json(run.run)
-    if facts.get("swaps_to") and not rank.supervised:  # else it is the supervisor's to do
+    if facts.get("swaps_to") and not rank.supervised:  # otherwise the supervisor claims them
         for line in guard.swapped.claim(facts["swaps_to"], facts["launch_id"]):
             print(line, file=sys.stderr)
     if not facts.get("needs_bitsandbytes", True):
-        # PEFT imports whatever of it is installed, and it torch's compiler: 0.6 s of a rank's start.
+        # PEFT imports bitsandbytes if it is installed, and that imports torch's compiler: 0.6 s of a rank's start.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    gc.disable()  # what is imported stays: looking through it for garbage was a fifth of the time
+    gc.disable()  # imported objects stay: searching them for garbage took a fifth of the import time
     from tuner.worker.train import run_rank  # heavy: signals are handled before torch is imported
 
     gc.freeze()

@@ -1,6 +1,6 @@
-"""Generation metrics: the answers to validation prompts, compared with the right ones at every validation.
+"""Generation metrics: at every validation the model answers prompts, and its answers are compared with the references.
 
-`worker.samples` shows a few answers after training; this measures `log.generate` answers while it goes on.
+`worker.samples` shows a few answers after training; this measures `log.generate` answers during training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,23 +25,27 @@ from tuner.worker.generation import ask_for_one_answer, prompt_ids, stop_where_a
 from tuner.worker.process import warn
 from tuner.worker.samples import prompts, same_text, shown
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 _BATCH = 8
-"""Prompts that a rank answers at once, padded on the left."""
+"""Prompts in one batch of a rank, padded on the left."""
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-"""Kana, Han and Hangul: scripts in which a character stands for a word."""
+"""Kana, Han and Hangul: scripts in which one character counts as a word."""
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 
 
 def answer_metrics(answers: Sequence[str], right: Sequence[str]) -> dict[str, float]:
     """Return `exact_match` and `rouge_l`, means from 0 to 1, and `bleu`, from 0 to 100, of all answers together.
 
-    ROUGE-L is the F-measure of the rouge-score package, without stemming. Its own words are a-z and 0-9 alone; here a
-    word is a run of letters of any script, or one Chinese, Japanese or Korean character. BLEU is sacrebleu's corpus
-    score. Each is left out where its package is not installed: pip install 'tuner-deepspeed[metrics]'.
+    ROUGE-L is the F-measure of the rouge-score package, without stemming. The package itself takes only a-z and 0-9 as
+    words; here a word is a run of letters of any script, or one Chinese, Japanese or Korean character. BLEU is
+    sacrebleu's corpus score. A metric is left out if its package is not installed: pip install
+    'tuner-deepspeed[metrics]'.
 
     Args:
-        answers: What the model wrote.
-        right: The right answer to each, as many.
+        answers: The texts that the model wrote.
+        right: The reference for each answer, in the same order.
     """
     metrics = {"exact_match": sum(map(same_text, answers, right)) / len(answers)}
     if _is_installed("rouge_score"):
@@ -59,7 +63,7 @@ def answer_metrics(answers: Sequence[str], right: Sequence[str]) -> dict[str, fl
 
 
 class _Words:
-    """The tokenizer that `RougeScorer` is given."""
+    """The tokenizer for `RougeScorer`."""
 
     def tokenize(self, text: str) -> list[str]:
         return _WORD.findall(text.lower())
@@ -70,9 +74,9 @@ def _is_installed(package: str) -> bool:
 
 
 class AnswersValidationPrompts:
-    """Answers `log.generate` validation prompts, greedily, and measures them. All ranks call it together."""
+    """Answers `log.generate` validation prompts greedily and measures the answers. All ranks call it together."""
 
-    def __init__(self, config: RecipeConfig, tokenizer: Any, run: RunDirectory) -> None:
+    def __init__(self, config: RecipeConfig, tokenizer: PreTrainedTokenizerBase, run: RunDirectory) -> None:
         assert config.val_dataloader, "the schema asks for it"
         self.run, self.tokenizer, self.max_new_tokens = run, tokenizer, config.log.max_new_tokens
         dataset = config.val_dataloader.dataset
@@ -82,7 +86,7 @@ class AnswersValidationPrompts:
         for *prompt, answer in prompts(dataset, config.log.generate, config.objective.type):
             try:
                 ids_T = prompt_ids(tokenizer, prompt)[0]
-            except DataError:  # the data set's own preparation has counted and reported it
+            except DataError:  # the preparation of the data has already reported this row
                 continue
             if len(ids_T) <= dataset.max_length:
                 self.questions.append(ids_T)
@@ -91,7 +95,7 @@ class AnswersValidationPrompts:
         if not self.questions and dist.get_rank() == 0:
             warn(run, "log.generate is ignored: no validation row has a prompt that fits dataset.max_length.")
 
-    def measure(self, model: Any, step: int) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel, step: int) -> dict[str, float]:
         """Return the metrics of `answer_metrics` under names that begin with `eval_`; append to answers.jsonl.
 
         Args:
@@ -101,29 +105,29 @@ class AnswersValidationPrompts:
         if not self.questions:
             return {}
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
-        # As many batches on every rank: at ZeRO-3 they gather the weights together. The last prompts may repeat.
+        # Every rank computes the same number of batches, because ZeRO-3 gathers weights; the last prompt may repeat.
         rounds = -(-len(self.questions) // num_ranks)
         mine = [min(index * num_ranks + rank, len(self.questions) - 1) for index in range(rounds)]
         batch = _BATCH if takes_mask(model) else 1
         texts: list[str] = []
         for start in range(0, rounds, batch):
             texts += self._answers(model, [self.questions[index] for index in mine[start : start + batch]])
-        gathered: list[Any] = [None] * num_ranks
+        gathered: list[list[tuple[int, str]]] = [[] for _ in range(num_ranks)]
         dist.all_gather_object(gathered, list(zip(mine, texts, strict=True)))
-        by_index = {index: text for one in gathered for index, text in one}
+        by_index = {index: text for of_rank in gathered for index, text in of_rank}
         answers = [by_index[index] for index in range(len(self.questions))]
         if rank == 0:
             self._write(answers, step)
         return {f"eval_{name}": value for name, value in answer_metrics(answers, self.right).items()}
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _answers(self, model: Any, ids: list[torch.Tensor]) -> list[str]:
+    def _answers(self, model: PreTrainedModel, ids: list[torch.Tensor]) -> list[str]:
         padded = self.tokenizer.pad({"input_ids": [one.tolist() for one in ids]}, padding_side="left")
         ids_BT, mask_BT = (torch.tensor(padded[key], device=model.device) for key in ("input_ids", "attention_mask"))
         generation = copy.deepcopy(model.generation_config)
         stop_where_answers_end(generation, self.tokenizer)
         ask_for_one_answer(generation)
-        found_BT = model.generate(
+        written_BT = model.generate(
             input_ids=ids_BT,
             attention_mask=mask_BT,
             generation_config=generation,
@@ -132,7 +136,7 @@ class AnswersValidationPrompts:
             use_cache=True,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        texts = self.tokenizer.batch_decode(found_BT[:, ids_BT.shape[1] :], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(written_BT[:, ids_BT.shape[1] :], skip_special_tokens=True)
         return [str(text).strip() for text in texts]
 
     def _write(self, answers: list[str], step: int) -> None:
@@ -141,5 +145,5 @@ class AnswersValidationPrompts:
                 line = {"step": step, "prompt": prompt, "right": right, "answer": answer}
                 line["is_right"] = same_text(answer, right)
                 append_line(self.run.answers, json.dumps(line, ensure_ascii=False))
-        except DiskError as error:  # a full disk is no reason to lose the steps since the last checkpoint
+        except DiskError as error:  # a full disk must not cost the steps since the last checkpoint
             warn(self.run, f"{error} Training continues without these answers.")

@@ -1,16 +1,16 @@
-"""What happens at the steps: signs of life, what a validation decides, and whether the weights have moved."""
+"""Callbacks of a run: signs of life, decisions after a validation, and checks of the head and the weights."""
 
 from __future__ import annotations
 
 import importlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from peft import PeftModel
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.errors import RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
@@ -20,75 +20,85 @@ from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
 
+if TYPE_CHECKING:
+    from tuner.worker.trainer_types import BuiltTrainer
+
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""An integer of as many bytes as a number."""
+"""The integer type with the same number of bytes as a weight."""
 _FEW_ROWS = 500
-"""Validation rows that are measured before training however few are trained on."""
+"""The validation before training measures at least this many rows, if there are that many."""
 
 
 def own_callback(name: str) -> TrainerCallback:
-    """Return a new object of the class that `my_package.my_module:MyCallback` names.
+    """Return a new object of a user's class, which is named as in `my_package.my_module:MyCallback`.
 
     Raises:
-        RecipeError: there is no such class, or it is of another kind.
+        RecipeError: there is no such class, or it is not a TrainerCallback.
     """
     where, fix = "train_cfg.callbacks", "Write it as 'my_package.my_module:MyCallback'."
     module, _, kind = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), kind, None) if module and kind else None
+        callback = getattr(importlib.import_module(module), kind, None) if module and kind else None
     except ImportError as error:
-        what = f"cannot import {module!r}: {error}"
-        raise RecipeError(what, where=where, fix="Put the folder that holds it on PYTHONPATH.") from error
-    if not (isinstance(found, type) and issubclass(found, TrainerCallback)):
+        message = f"cannot import {module!r}: {error}"
+        raise RecipeError(message, where=where, fix="Put the folder that holds it on PYTHONPATH.") from error
+    if not (isinstance(callback, type) and issubclass(callback, TrainerCallback)):
         raise RecipeError(f"{name!r} is not a class of transformers' TrainerCallback", where=where, fix=fix)
-    return found()
+    return callback()
 
 
 class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
-    """Tells the watchdog that this rank goes on: at micro-batches, validation steps and phases of training."""
+    """Tells the watchdog that this rank makes progress: at micro-batches, validation batches and saves."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.since_s = time.monotonic()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.guard.step = state.global_step + 1
         self.guard.heart.beat(f"in step {self.guard.step}")
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         self.guard.heart.beat(f"in step {self.guard.step}")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.since_s = time.monotonic()
         self.guard.heart.beat(
             f"saving step {state.global_step}" if control.should_save else f"in step {self.guard.step}"
         )
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         self.guard.heart.beat("validating")
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.since_s = time.monotonic()
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.guard.heart.saved(time.monotonic() - self.since_s)
 
 
 class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
-    """Tells a run that taught nothing from one that did: by the bits of the trained weights before and after."""
+    """Checks that training changed the weights: it compares their bits before and after."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer, self._before = trainer, None
+    def __init__(self, trainer: BuiltTrainer) -> None:
+        self.trainer = trainer
+        self._before: torch.Tensor | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 0:  # what is left of a run that goes on may be too little to see
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if state.global_step == 0:  # the last steps of a resumed run may change too little
             self._before = self._sums()
 
     def check(self) -> None:
-        """Refuse the result of a whole run that is what it started from.
+        """Refuse the result of a run that changed no weight.
 
         Raises:
-            TunerError: no trained weight has another value than before the first step, on any rank.
+            TunerError: every trained weight has the value that it had before the first step, on all ranks.
         """
         after, state = self._sums(), self.trainer.state
         if self._before is None or after is None or not state.global_step:
@@ -97,13 +107,14 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
         dist.all_reduce(moved, op=dist.ReduceOp.MAX)
         if not moved:
             lr = self.trainer.args.learning_rate
-            what = f"no trained weight changed in {state.global_step} steps"
+            message = f"no trained weight changed in {state.global_step} steps"
             fix = f"Raise the learning rate, which is {lr:g}, or train longer; the checkpoints are kept."
-            raise TunerError(what, where="optim_wrapper.optimizer.lr", fix=fix)
+            raise TunerError(message, where="optim_wrapper.optimizer.lr", fix=fix)
 
     def _sums(self) -> torch.Tensor | None:
-        """Return the sum of each trained weight's bits on this rank; None where weights are not in memory (NVMe)."""
-        weights = [getattr(one, "ds_tensor", one) for one in self.trainer.model.parameters() if one.requires_grad]
+        """Return the sum of each trained weight's bits on this rank; None if weights are on a disk (NVMe)."""
+        trained = [weight for weight in self.trainer.model.parameters() if weight.requires_grad]
+        weights = [getattr(weight, "ds_tensor", weight) for weight in trained]
         if not all(one.numel() for one in weights):
             return None
         sums = [one.detach().view(_BITS[one.element_size()]).sum(dtype=torch.int64) for one in weights]
@@ -111,18 +122,20 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
 
 
 class CheckHead(TrainerCallback):  # type: ignore[misc]
-    """Computes the loss from whole logits where those of TRL's head, a tile at a time, would be others."""
+    """Computes the loss from whole logits if TRL's head, which computes them in tiles, would give other values."""
 
-    def __init__(self, trainer: Any, use_whole_logits: Callable[[], None], run: RunDirectory) -> None:
+    def __init__(self, trainer: BuiltTrainer, use_whole_logits: Callable[[], None], run: RunDirectory) -> None:
         self.trainer, self.use_whole_logits, self.run = trainer, use_whole_logits, run
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         model = self.trainer.model
         trained = model.get_base_model() if isinstance(model, PeftModel) else model
         is_same = torch.tensor(float(loss.tiles_give_its_logits(trained, self.trainer.model_wrapped)))
         if dist.is_initialized() and dist.get_world_size() > 1:
             is_same = is_same.to(args.device)
-            dist.all_reduce(is_same, dist.ReduceOp.MIN)  # ranks that differ in the last bit take one way
+            dist.all_reduce(is_same, dist.ReduceOp.MIN)  # all ranks decide alike, even if they differ in the last bit
         if not is_same:
             self.use_whole_logits()
             if args.process_index == 0:
@@ -132,36 +145,38 @@ class CheckHead(TrainerCallback):  # type: ignore[misc]
 
 
 class ValidateFirst(TrainerCallback):  # type: ignore[misc]
-    """Measures the validation loss before the first step: what training is compared with when it ends.
+    """Measures the validation loss before the first step; the end of training is compared with it.
 
-    A large validation set is measured on a part of its rows, spread evenly, so that this takes at most about a tenth of
-    the time of training.
+    Of a large validation set it measures a part of the rows, spread evenly, so that this takes at most about a tenth of
+    the training time.
     """
 
-    def __init__(self, trainer: Any, global_batch: int) -> None:
+    def __init__(self, trainer: BuiltTrainer, global_batch: int) -> None:
         self.trainer, self.global_batch = trainer, global_batch
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         rows = self.trainer.eval_dataset
         if state.global_step or rows is None:
             return
         # A forward pass takes a third of a training step.
-        most = max(_FEW_ROWS, 3 * state.max_steps * self.global_batch // 10)
-        if len(rows) > most:
-            rows = rows.select([index * len(rows) // most for index in range(most)])
+        limit = max(_FEW_ROWS, 3 * state.max_steps * self.global_batch // 10)
+        if len(rows) > limit:
+            rows = rows.select([index * len(rows) // limit for index in range(limit)])
         self.trainer.evaluate(rows)
 
 
 class ValidationCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves at every best validation loss, and ends training when it gets no better, as far as the recipe says so.
+    """Saves at each new lowest validation loss, and stops training early, if the recipe asks for it.
 
-    All of it follows from the log that every checkpoint holds: a resumed run decides as if it had never stopped.
+    It decides by the log, which every checkpoint holds, so a resumed run decides as if it had never stopped.
     """
 
     def __init__(self, config: RecipeConfig) -> None:
         self.keeps_best, self.patience = bool(config.checkpoint.save_best), config.train_cfg.early_stopping_patience
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         best = best_step(state)
         if best is None:  # the validation before the first step decides nothing
             return

@@ -1,8 +1,8 @@
-"""Checkpoints in training: room on the disk first, then every rank's part, then the manifest that makes one valid.
+"""What a run saves: checkpoints during training, and the final model.
 
-Hashes, flushes and the manifest go on beside the next steps, in a thread of rank 0.
-
-The trainer and DeepSpeed write the files; where they go, which weights they leave out and what is kept is decided here.
+For a checkpoint, room on the disk is checked first; then every rank writes its part; then the manifest makes it valid.
+A thread of rank 0 computes the hashes and writes the manifest during the next steps. The trainer and DeepSpeed write
+the files; this module decides where they go, which weights are left out, and which checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from accelerate.utils import convert_bytes
 from peft import PeftModel
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.assets import without_generation_marks
 from tuner.errors import DiskError
-from tuner.files import is_disk_error
+from tuner.files import JsonObject, is_disk_error
 from tuner.hub.upload import Target, Upload
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
@@ -31,33 +31,39 @@ from tuner.worker import compat_checkpoints
 from tuner.worker.generation import stop_where_answers_end
 from tuner.worker.process import warn
 
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tuner.worker.trainer_types import BuiltTrainer
+
 UPLOAD_LIMIT_S = 600.0
 """The longest that the end of training waits for the last upload."""
 _FIX = "Free space and resume with --resume auto, or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
-    """Takes the place of the trainer's own saving."""
+    """Saves checkpoints instead of the trainer."""
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: BuiltTrainer,
         run: RunDirectory,
-        facts: Callable[[int], dict[str, Any]],
+        facts: Callable[[int], JsonObject],
         keep: int,
         *,
         keeps_best: bool = False,
         on_valid: Callable[[Path, float], None] = lambda *_: None,
     ) -> None:
-        """Take over.
+        """Set the hooks of the trainer.
 
         Args:
             trainer: It writes into `checkpoints.unfinished(run.checkpoints)`.
             run: The run that saves.
-            facts: For the manifest of a step; asked on rank 0.
-            keep: How many checkpoints stay.
-            keeps_best: That of the lowest validation loss stays beside them.
-            on_valid: Takes a checkpoint that is valid and the seconds since its save began, on rank 0.
+            facts: Returns the facts for the manifest of a step; called on rank 0.
+            keep: The number of checkpoints to keep.
+            keeps_best: Keep the checkpoint with the lowest validation loss too.
+            on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
         """
         self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
         self.run, self.home, self._on_valid = run, run.checkpoints, on_valid
@@ -71,17 +77,17 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         if self._has_frozen:
             trainer.model.register_load_state_dict_post_hook(compat_checkpoints.expect_no_frozen)
         if self._no_model_file:
-            # A file of the trained weights alone would be loaded by from_pretrained, with random ones for the rest.
+            # from_pretrained would load a file with only the trained weights, and fill the others with random numbers.
             trainer.saves_model = False
         if dist.get_rank() == 0:
             checkpoints.clear_unfinished(self.home)
 
     def save(self, write: Callable[[], None]) -> None:
-        """Write one checkpoint, which `wait` makes sure is valid, and remove older ones; every rank takes part.
+        """Write one checkpoint and remove older ones; every rank takes part. After `wait` the checkpoint is valid.
 
         Raises:
-            DiskError: there is no room for it, on any rank, or the one before did not become valid; the older ones are
-                as they were, and nothing is left of it.
+            DiskError: a rank has no room for it, or the checkpoint before did not become valid. Older checkpoints are
+                unchanged, and nothing of this one is left.
         """
         self.wait()
         began_s = time.monotonic()
@@ -89,19 +95,19 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         needed = self._make_room(engine, step)
         if self._has_frozen:
             compat_checkpoints.leave_out_frozen(engine)
-        what = f"checkpoint-{step} ({convert_bytes(needed)})"
-        with disk_errors(self.home, what):
+        name = f"checkpoint-{step} ({convert_bytes(needed)})"
+        with disk_errors(self.home, name):
             write()
             dist.barrier()
         if dist.get_rank() == 0:
             best = best_step(self.trainer.state) if self.keeps_best else None
-            self._sealing = self._thread.submit(self._seal, step, self.facts(step), best, what, began_s)
+            self._sealing = self._thread.submit(self._seal, step, self.facts(step), best, name, began_s)
 
-    def _seal(self, step: int, facts: dict[str, Any], best: int | None, what: str, began_s: float) -> None:
-        with disk_errors(self.home, what):
+    def _seal(self, step: int, facts: JsonObject, best: int | None, name: str, began_s: float) -> None:
+        with disk_errors(self.home, name):
             self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe)
             checkpoints.prune(self.home, self.keep, step, best)
-        if self.run.universal.is_dir():  # of no use beside a newer checkpoint
+        if self.run.universal.is_dir():  # a newer checkpoint replaces it
             shutil.rmtree(self.run.universal)
         self._on_valid(self.home / f"checkpoint-{step}", time.monotonic() - began_s)
 
@@ -109,30 +115,30 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         """Return when the last checkpoint is valid.
 
         Raises:
-            DiskError: there was no room for it; the older ones are as they were, and nothing is left of it.
+            DiskError: there was no room for it. Older checkpoints are unchanged, and nothing of this one is left.
         """
         if self._sealing:
             self._sealing.result()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # A disk that was found full ends the run now, and not when the next save is due.
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        # A full disk ends the run now, not when the next save is due.
         if self._sealing and self._sealing.done():
             self.wait()
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Let the last checkpoint be valid, for all ranks, before whatever follows the block: a result or a failure."""
+        """Wait at the end of the block until the last checkpoint is valid on all ranks, also if the block fails."""
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # what went wrong before it is the cause
+            with suppress(Exception):  # the first error is the cause
                 self.wait()
             raise
         self.wait()
         dist.barrier()
 
-    def _make_room(self, engine: Any, step: int) -> int:
-        """Let all ranks end where the file system has no room for one checkpoint more; return about how many bytes."""
+    def _make_room(self, engine: DeepSpeedEngine, step: int) -> int:
+        """Return about how many bytes a checkpoint needs; all ranks raise if the file system has no room for it."""
         problem: list[str | None] = [None]
         num_bytes = torch.tensor(_num_bytes(engine, self._no_model_file), device=engine.device)
         dist.all_reduce(num_bytes)
@@ -147,8 +153,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         return int(num_bytes)
 
 
-def _num_bytes(engine: Any, no_model_file: bool) -> int:
-    """Return what this rank will write of a checkpoint, but for some small files.
+def _num_bytes(engine: DeepSpeedEngine, no_model_file: bool) -> int:
+    """Return the bytes of a checkpoint that this rank will write, without some small files.
 
     Measured on DeepSpeed 0.19.8 and transformers 5.23: the weights in the trainer's file and, below stage 3, in
     DeepSpeed's; then the optimizer's states and the fp32 weights that it keeps, in parts from stage 1 on.
@@ -157,32 +163,34 @@ def _num_bytes(engine: Any, no_model_file: bool) -> int:
     weights, total = list(engine.module.parameters()), 0
     if leads:
         num_copies = (not no_model_file) + (stage < 3)
-        saved = [one for one in weights if one.requires_grad]
-        total = num_copies * sum(getattr(one, "ds_numel", one.numel()) * one.element_size() for one in saved)
+        saved = [weight for weight in weights if weight.requires_grad]
+        total = num_copies * sum(
+            getattr(weight, "ds_numel", weight.numel()) * weight.element_size() for weight in saved
+        )
     if stage or leads:
-        own = {id(one) for one in weights}
+        own = {id(weight) for weight in weights}
         for weight, state in engine.basic_optimizer.state.items():
-            kept = [one for one in state.values() if isinstance(one, torch.Tensor)]
-            total += sum(one.nbytes for one in (kept if id(weight) in own else (weight, *kept)))
+            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            total += sum(tensor.nbytes for tensor in (tensors if id(weight) in own else (weight, *tensors)))
     return total
 
 
-def validations(state: Any) -> list[tuple[float, int]]:
-    """Return the validation losses so far, each with its step; the one before the first step is not among them."""
+def validations(state: TrainerState) -> list[tuple[float, int]]:
+    """Return the validation losses so far, each with its step, without the validation before the first step."""
     return [
         (entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry and entry["step"]
     ]
 
 
-def best_step(state: Any) -> int | None:
-    """Return the step of the lowest validation loss so far, the first of equal ones; None before any validation."""
+def best_step(state: TrainerState) -> int | None:
+    """Return the step of the lowest validation loss so far, the earliest if equal; None before any validation."""
     losses = validations(state)
     return int(min(losses)[1]) if losses else None
 
 
 @contextmanager
-def disk_errors(home: Path, what: str) -> Iterator[None]:
-    """Turn what libraries raise when a disk fills up into a `DiskError`, and remove what they have written so far."""
+def disk_errors(home: Path, name: str) -> Iterator[None]:
+    """Turn the errors of libraries on a full disk into a `DiskError`, and remove what they have written of `name`."""
     try:
         yield
     except Exception as error:
@@ -191,17 +199,17 @@ def disk_errors(home: Path, what: str) -> Iterator[None]:
             raise
         checkpoints.clear_unfinished(home)
         free = convert_bytes(shutil.disk_usage(home).free)
-        what = f"{what} could not be written: {reason}; {free} are free without it"
-        raise DiskError(what, where=home, fix=_FIX) from error
+        message = f"{name} could not be written: {reason}; {free} are free without it"
+        raise DiskError(message, where=home, fix=_FIX) from error
 
 
 def _reason(error: Exception) -> str | None:
-    """Return what an error says of a disk, or None: it is about something else."""
+    """Return what an error says about a disk; None if it is about something else."""
     if isinstance(error, DiskError):
         return error.what
     if isinstance(error, OSError):
         return error.strerror if is_disk_error(error) else None
-    known = causes.classify(str(error))  # torch's text tells of the positions in its file, not of the disk
+    known = causes.classify(str(error))  # torch's text names positions in its file, not the disk
     return known[0].says if known and known[0].name == DiskError.code else None
 
 
@@ -251,30 +259,30 @@ class CheckpointUploads:
             self._upload = None
 
 
-def save_final_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
+def save_final_model(trainer: BuiltTrainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     state = _gathered(trainer.deepspeed, model)
     if dist.get_rank() == 0:
-        # Not Trainer.save_model: it adds training_args.bin, a pickle, to what a user will publish.
-        # PEFT would save embeddings that an adapter is on, or that were given rows, up to three times.
+        # Not Trainer.save_model: it adds training_args.bin, a pickle, to files that a user will publish.
+        # PEFT would save embeddings with an adapter or with added rows up to three times.
         once = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
         model.save_pretrained(folder, state_dict=state, **once)
         if isinstance(tokenizer.chat_template, str):
             tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
         tokenizer.save_pretrained(folder)
-        if generation := getattr(model, "generation_config", None):  # a model that scores has none
+        if generation := getattr(model, "generation_config", None):  # a reward model has no generation config
             stop_where_answers_end(generation, tokenizer)
             generation.save_pretrained(folder)
     dist.barrier()
 
 
-def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:
-    """Return ZeRO-3's weights, whole, on rank 0; None where every rank holds the whole model."""
+def _gathered(engine: DeepSpeedEngine, model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
+    """Return the whole weights of ZeRO-3 on rank 0; None if every rank holds the whole model."""
     if engine.zero_optimization_stage() < 3:
         return None
     is_adapter = isinstance(model, PeftModel)
     state = compat_checkpoints.whole_weights(engine, trained_alone=is_adapter)
-    # Each name of a shared weight is gathered into a tensor of its own, which below stage 3 is saved once.
+    # Each name of a tied weight is gathered into its own tensor; below stage 3 a tied weight is saved once.
     tied = {} if is_adapter else model.all_tied_weights_keys
     return {name: weight for name, weight in state.items() if name not in tied}

@@ -1,6 +1,6 @@
-"""Where tuner reaches into DeepSpeed, accelerate and transformers: what it mends there, and in which version.
+"""The private parts of DeepSpeed, accelerate and transformers that tuner uses or repairs, each with its version.
 
-Versions seen: DeepSpeed 0.19.8, accelerate 1.14, transformers 5.23, torch 2.13. It decides nothing about a run.
+Seen with DeepSpeed 0.19.8, accelerate 1.14, transformers 5.23 and torch 2.13. It decides nothing about a run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import deepspeed
 import deepspeed.ops
@@ -22,25 +22,34 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
+from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
 from tuner.models import compat as models
 from tuner.models.integrity import HEAD
 from tuner.worker import compat_checkpoints
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor
+    from torch.utils.data import Sampler
+    from transformers import PreTrainedModel
+
+    from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
+
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 BY_SAMPLE = "sdpa_by_sample"
-"""The name under which transformers knows `sample_attention`."""
+"""The name under which `long_rows` registers its attention with transformers."""
 
 
 def check_names() -> None:
-    """Refuse a library in which one of the names is gone that this package replaces: it would go unnoticed.
+    """Refuse a library without one of the names that this package replaces: replacing it would have no effect.
 
     Raises:
-        MachineError: one is.
+        MachineError: a name is missing.
     """
     models.check_names()
     compat_checkpoints.check_names()
@@ -59,24 +68,25 @@ def check_names() -> None:
         require_names("trl", trainer, "_prepare_dataset")
 
 
-def train_sampler(trainer: Trainer, rows: Any) -> Any:
-    """Return the order of the training rows that an objective's trainer wants (TRL 1.16's KTO has one of its own)."""
-    return trainer._get_train_sampler(rows)
+def train_sampler(trainer: Trainer, rows: Dataset) -> Sampler[int]:
+    """Return the sampler of the training rows (TRL 1.16's KTO trainer has its own)."""
+    sampler: Sampler[int] = trainer._get_train_sampler(rows)
+    return sampler
 
 
 def eval_metrics(trainer: Trainer) -> dict[str, list[float]]:
-    """Return what TRL 1.16 has measured of the validation since it last logged; its ORPO has another name for it."""
+    """Return TRL 1.16's metrics of the validation since its last log; ORPO's trainer stores them under another name."""
     stored: dict[str, dict[str, list[float]]] = getattr(trainer, "_stored_metrics", None) or trainer._metrics
     return stored["eval"]
 
 
 def wait_for_ever() -> timedelta:
-    """Let no collective end a run by waiting: the watchdog's limit knows of progress, and torch's does not.
+    """Raise torch's default timeout, so that no collective ends a run: only the watchdog knows of progress.
 
-    DeepSpeed's own groups take torch's default of 10 minutes (NCCL) or 30, whatever the first group was given.
+    DeepSpeed's own groups take torch's default of 10 minutes (NCCL) or 30, whatever timeout the first group has.
 
     Returns:
-        How long the first group is to wait.
+        The timeout for the first group.
     """
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = _FOREVER
     return _FOREVER
@@ -88,7 +98,7 @@ def build_no_collective() -> None:
 
 
 def on_memory_breakdown(write: Callable[[str], None]) -> None:
-    """Have `write` told of each place of a step at which DeepSpeed's `memory_breakdown` would print the memory."""
+    """Call `write` with each place of a step at which DeepSpeed's `memory_breakdown` would print the memory."""
     engine_module.see_memory_usage = lambda where, force=False: write(where) if force else None
 
 
@@ -98,30 +108,32 @@ def num_compiled_graphs() -> int:
 
 
 def use_one_gpu(settings: TrainingArguments) -> None:
-    """Keep Trainer from copying a model to every GPU that it sees, one that is over several GPUs already included."""
+    """Keep the Trainer from copying a model to every GPU, also a model that already spans several GPUs."""
     if settings.n_gpu > 1:
         settings._n_gpu = 1
 
 
-def give_config_as_written(trainer: Trainer, zero: dict[str, Any]) -> None:
-    """Undo what accelerate adds to the DeepSpeed config: it silences printing, with a value that JSON cannot hold."""
+def give_config_as_written(trainer: BuiltTrainer, zero: JsonObject) -> None:
+    """Undo accelerate's change of the DeepSpeed config: it stops printing by a value that JSON cannot hold."""
     used = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
     used.pop("steps_per_print", None)
     used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
 
 
 class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
-    """Undo the step with zero gradients that DeepSpeed's stage 0 takes in 16 bits when it is set up.
+    """Undo the step with zero gradients that DeepSpeed's stage 0 takes in 16 bits during its setup.
 
-    It counts in Adam's bias correction, which makes the first updates a quarter smaller than at any ZeRO stage, and it
-    decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update). DeepSpeed#5104 is about
-    the same step of its other optimizers.
+    The step counts in Adam's bias correction, so the first updates are a quarter smaller than at any ZeRO stage, and it
+    decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update). DeepSpeed#5104 reports
+    the same step in its other optimizers.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: BuiltTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         wrapper = self.trainer.deepspeed.optimizer
         if state.global_step or not isinstance(wrapper, FP16_UnfusedOptimizer):
             return
@@ -131,58 +143,63 @@ class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
                 master.data.copy_(weight.data)
 
 
-def own_optimizer_steps(optimizer: Any) -> None:
-    """Give each parameter a step counter of its own, on its device, after a checkpoint was loaded.
+def own_optimizer_steps(optimizer: EngineOptimizer) -> None:
+    """Give each parameter its own step counter on its device after a checkpoint was loaded.
 
-    DeepSpeed 0.19.8 puts one tensor, on the CPU, into the states of all ZeRO-3 groups of a universal checkpoint: each
-    group's update then counts for all, and a fused optimizer refuses another device.
+    DeepSpeed 0.19.8 puts one tensor on the CPU into the states of all ZeRO-3 groups of a universal checkpoint: the
+    update of one group then counts for all groups, and a fused optimizer refuses a tensor on another device.
     """
-    for parameter, kept in optimizer.state.items():
-        if torch.is_tensor(kept.get("step")):
-            kept["step"] = kept["step"].to(parameter.device, copy=True)
+    for parameter, state in optimizer.state.items():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].to(parameter.device, copy=True)
 
 
-def attention_of(model: Any) -> str:
-    """Return the attention that transformers computes a model with; it has no public name for the one it settled on."""
+def attention_of(model: PreTrainedModel) -> str:
+    """Return the name of the attention that transformers chose for a model; it has no public attribute for it."""
     name: str = model.config.get_text_config()._attn_implementation
     return name
 
 
-def takes_mask(model: Any) -> bool:
-    """Return whether the attention of a model takes a mask for samples that share a row, and computes all pairs."""
+def takes_mask(model: PreTrainedModel) -> bool:
+    """Return whether the attention of a model computes all pairs of tokens and separates samples by a mask."""
     return attention_of(model) in ("eager", "sdpa", BY_SAMPLE)
 
 
-def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
-    """Let ranks share samples, as accelerate 1.14 asks DeepSpeed's Ulysses to; once a process.
+def share_samples(trainer: BuiltTrainer, by_sample: Callable[[Attention], Attention]) -> None:
+    """Repair how accelerate 1.14 and DeepSpeed's Ulysses let ranks share samples; call it once per process.
 
-    - Its attention expects as many rows as a micro-batch has, where ours lie end to end in one.
-    - accelerate switches it off in eval mode, where we share the rows of a validation.
-    - It forgets masks, in the answers after training too, which each rank gives for itself.
-    - It counts the key-value heads anew in the layer itself where they are fewer than ranks.
-    - Its groups are DeepSpeed's "model parallel" ones too, by which checkpoints get names that no other size reads.
-    - Its ranks' gradients are added up at ZeRO-1 and 2, and averaged at 3 (0.19.8: stage3.py, __avg_scatter_grads).
-    - Trainer cuts batches up, and counts steps by that; ours come as parts.
+    - Ulysses expects as many rows as a micro-batch has; our samples lie end to end in one row.
+    - accelerate switches Ulysses off in eval mode; we share the rows of a validation too.
+    - Ulysses drops masks, also in the answers after training, which each rank computes alone.
+    - Ulysses changes the number of key-value heads in the layer if there are fewer heads than ranks.
+    - Ulysses' groups also become DeepSpeed's "model parallel" groups: then checkpoints get file names that a run with
+      another group size cannot read.
+    - DeepSpeed sums the gradients of the group at ZeRO-1 and 2, and averages them at 3 (0.19.8: stage3.py,
+      __avg_scatter_grads).
+    - The Trainer splits batches itself and counts steps by that; ours are already split.
 
     Args:
-        apart: Makes of transformers' SDPA one that keeps the samples of a row apart without a mask.
+        trainer: The trainer of this process.
+        by_sample: Turns transformers' SDPA into an attention that separates the samples of a row without a mask.
     """
     register = UlyssesSPAttentionHF.register_with_transformers
 
     @wraps(register)
-    def registered(*given: Any, core_attn_implementation: str, micro_batch_size: int, **named: Any) -> SimpleNamespace:
+    def registered(
+        *args: object, core_attn_implementation: str, micro_batch_size: int, **options: object
+    ) -> SimpleNamespace:
         alone = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         if core_attn_implementation == "sdpa":
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = apart(alone)
-        named |= {"micro_batch_size": 1, "disable_in_eval": False}
-        groups = register(*given, core_attn_implementation=core_attn_implementation, **named)
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = by_sample(alone)
+        options |= {"micro_batch_size": 1, "disable_in_eval": False}
+        groups = register(*args, core_attn_implementation=core_attn_implementation, **options)
         together = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = partial(_attend, trainer, together, alone)
         num_groups = dist.get_world_size() // groups.get_sequence_parallel_world_size()
         itself, _ = dist.new_subgroups(1)
         own = {
-            "get_data_parallel_world_size": lambda: num_groups,  # by which the batch is checked
-            "get_model_parallel_group": lambda: itself,  # over which stage 0 adds up the gradient's norm
+            "get_data_parallel_world_size": lambda: num_groups,  # the check of the batch size uses it
+            "get_model_parallel_group": lambda: itself,  # stage 0 sums the norm of the gradient over it
             "get_model_parallel_rank": lambda: 0,
             "get_model_parallel_world_size": lambda: 1,
             "get_sequence_parallel_world_size": lambda: 1,  # all ranks' gradients are averaged
@@ -194,78 +211,88 @@ def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
     trainer.get_sp_size = lambda: 1
 
 
-def _attend(trainer: Any, together: Any, alone: Any, module: Any, *given: Any, **named: Any) -> Any:
+def _attend(
+    trainer: BuiltTrainer,
+    together: Attention,
+    alone: Attention,
+    module: torch.nn.Module,
+    *args: object,
+    **options: object,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention over all ranks of a group in training and validation, and on this rank alone otherwise."""
     if not (module.training or trainer.is_evaluating):
-        return alone(module, *given, **named)
+        return alone(module, *args, **options)
     groups = getattr(module, "num_key_value_groups", None)
-    found = together(module, *given, **named)
+    result = together(module, *args, **options)
     if groups is not None:
         module.num_key_value_groups = groups
-    return found
+    return result
 
 
 class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]
-    """deepspeed.json is what training uses: a library that changed a value on the way is a bug to be seen."""
+    """Checks that DeepSpeed received deepspeed.json unchanged: a library that changes a value is a bug."""
 
-    def __init__(self, trainer: Any, zero: dict[str, Any]) -> None:
+    def __init__(self, trainer: BuiltTrainer, zero: JsonObject) -> None:
         self.trainer, self.zero = trainer, zero
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         used = self.trainer.deepspeed.config
         differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
         assert not differs, f"DeepSpeed received values that differ from deepspeed.json: {sorted(differs)}"
 
 
-def check_gradients(engine: Any, on_bad: Callable[[], None]) -> None:
-    """Let no update be made of gradients that are no numbers.
+def check_gradients(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> None:
+    """Prevent updates from gradients that are not finite.
 
-    ZeRO's stages, and stage 0 in 16 bits, skip it by themselves (`engine.was_step_applied`), but for stages 1 and 2
-    where a config takes the norm away, which is what they see it by. Stage 0 in fp32 looks at nothing: `on_bad` is
-    called there, by all ranks, before the update.
+    ZeRO's stages, and stage 0 in 16 bits, skip such an update by themselves (`engine.was_step_applied`). Stages 1 and 2
+    see it by the norm, so the check is switched on if the config leaves out the norm. Stage 0 in fp32 checks nothing:
+    there all ranks call `on_bad` before the update.
     """
     optimizer = engine.optimizer
     if hasattr(optimizer, "check_grad_overflow"):
         optimizer.check_grad_overflow |= not engine.zero_compute_grad_norm()
-    if isinstance(optimizer, torch.optim.Optimizer):  # as it was given: stage 0 in fp32
+    if isinstance(optimizer, torch.optim.Optimizer):  # not wrapped: stage 0 in fp32
         _record_grad_norm(engine, on_bad)
 
 
-def _record_grad_norm(engine: Any, on_bad: Callable[[], None]) -> None:
-    """Clip at stage 0 in fp32 by the norm that ZeRO's stages have, and keep it.
+def _record_grad_norm(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> None:
+    """Clip gradients at stage 0 in fp32 by the same norm as at ZeRO's stages, and store the norm.
 
-    DeepSpeed 0.19.8 adds squares in fp32 there and in fp64 at the other stages (on a CPU its norm is 2e-5 too small),
-    and forgets what it found.
+    DeepSpeed 0.19.8 sums squares in fp32 there and in fp64 at the other stages (on a CPU its norm is 2e-5 too small),
+    and does not store the norm.
     """
     assert hasattr(engine, "clip_fp32_gradients") and hasattr(engine, "_global_grad_norm"), (
-        "not known of this DeepSpeed"
+        "this DeepSpeed has other names"
     )
     engine.clip_fp32_gradients = lambda: None
 
-    def before_update(*_: Any) -> None:
+    def before_update(*_: object) -> None:
         weights = [weight for weight in engine.module.parameters() if weight.grad is not None]
         norms = [torch.linalg.vector_norm(weight.grad, dtype=torch.float64) for weight in weights]
-        found = torch.linalg.vector_norm(torch.stack(norms))
-        engine._global_grad_norm = found.item()
-        if not found.isfinite():
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        engine._global_grad_norm = norm.item()
+        if not norm.isfinite():
             on_bad()
         if engine.gradient_clipping() > 0:
-            clip_grads_with_norm_(weights, engine.gradient_clipping(), found)
+            clip_grads_with_norm_(weights, engine.gradient_clipping(), norm)
 
     engine.optimizer.register_step_pre_hook(before_update)
 
 
-def keep_muon_off_embeddings(model: Any) -> None:
-    """Let Adam train a model's embeddings and head, whatever an architecture calls them.
+def keep_muon_off_embeddings(model: PreTrainedModel) -> None:
+    """Let Adam train the embeddings and the head of a model, whatever the architecture calls them.
 
-    DeepSpeed 0.19.8 knows them by "embed" and "lm_head" in their names; GPT-2's are `wte`, InternLM2's head is
-    `output`, a reward model's `score`: Muon would make each of their updates orthogonal.
+    DeepSpeed 0.19.8 recognizes them by "embed" and "lm_head" in their names. GPT-2's embeddings are `wte`, InternLM2's
+    head is `output`, and a reward model's is `score`: Muon would make each of their updates orthogonal.
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings(), getattr(model, HEAD, None))
     weights = [weight for module in ends if module is not None for weight in module.parameters()]
     flag = deepspeed.set_optimizer_flags
 
-    def flag_all(*given: Any) -> None:
-        flag(*given)
+    def flag_all(*args: object) -> None:
+        flag(*args)
         for weight in weights:
             weight.use_muon = False
 

@@ -1,6 +1,6 @@
-"""Where tuner reaches into what DeepSpeed saves and loads, and in which version.
+"""The private parts of DeepSpeed's saving and loading that tuner uses or replaces.
 
-Version seen: DeepSpeed 0.19.8. It decides nothing about a run.
+Seen with DeepSpeed 0.19.8. It decides nothing about a run.
 """
 
 from __future__ import annotations
@@ -8,41 +8,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, wraps
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
+from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def check_names() -> None:
-    """Refuse a DeepSpeed in which one of the names is gone. Raises as `compat.check_names`."""
+    """Refuse a DeepSpeed without one of these names. Raises as `compat.check_names`."""
     require_names("deepspeed", DeepSpeedEngine, "module_state_dict", "save_checkpoint", "load_checkpoint")
     require_names("deepspeed", DeepSpeedEngine, "_load_checkpoint", "_get_all_zero_checkpoints")
     require_names("deepspeed", DeepSpeedZeroOptimizer_Stage3, "_prepare_sub_group", "_release_sub_group")
     require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "zero_nvme_offload_optimizer")
 
 
-def load_by(load: Callable[[Any, str], Any]) -> None:
-    """Have a function take the place of what DeepSpeed's engines load checkpoints with, given engine and folder."""
+def load_by(load: Callable[[DeepSpeedEngine, str], tuple[str, JsonObject]]) -> None:
+    """Replace the function that loads DeepSpeed's checkpoints by one that takes the engine and the folder."""
     DeepSpeedEngine.load_checkpoint = lambda engine, folder, **_: load(engine, folder)
 
 
 def load_swapped_whole() -> None:
-    """Have engines that swap to a disk load the whole of a checkpoint.
+    """Make engines that swap to a disk load the whole checkpoint.
 
-    DeepSpeed 0.19.8 copies the swapped files back and leaves out the rest: small weights with their states, how many
-    steps each state has seen, and that there are swapped states at all, so that the next step begins with empty ones
-    (measured: a loss of 6.1278 in the place of 6.1244).
+    DeepSpeed 0.19.8 copies the swapped files back and leaves out the rest: small weights with their states, the step
+    counters of the states, and the fact that there are swapped states, so that the next step begins with empty states
+    (measured: a loss of 6.1278 instead of 6.1244).
     """
     load = DeepSpeedEngine._load_checkpoint
 
     @wraps(load)
-    def load_all(engine: Any, folder: str, tag: str, **given: Any) -> Any:
-        loaded = load(engine, folder, tag, **given)
+    def load_all(engine: DeepSpeedEngine, folder: str, tag: str, **options: object) -> object:
+        loaded = load(engine, folder, tag, **options)
         if engine.zero_nvme_offload_optimizer():  # before it copies the files
             saved = engine._get_all_zero_checkpoints(folder, tag)
             _load_in_memory(engine.optimizer, saved[dist.get_rank(group=engine.optimizer.dp_process_group)])
@@ -51,8 +55,8 @@ def load_swapped_whole() -> None:
     DeepSpeedEngine._load_checkpoint = load_all
 
 
-def _load_in_memory(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Load what a checkpoint of ZeRO-3 holds itself; the tensors that were on the disk are empty in it."""
+def _load_in_memory(optimizer: DeepSpeedZeroOptimizer_Stage3, saved: JsonObject) -> None:
+    """Load the tensors that a ZeRO-3 checkpoint itself holds; tensors that were swapped to the disk are empty in it."""
     for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
         setattr(optimizer, name, saved[name])
     weights = optimizer.fp32_partitioned_groups_flat
@@ -68,8 +72,8 @@ def _load_in_memory(optimizer: Any, saved: dict[str, Any]) -> None:
             _make_files(optimizer, place, state)
 
 
-def _make_files(optimizer: Any, place: int, state: dict[str, Any]) -> None:
-    """Swap out empty states of a sub-group, so that the swapper knows them when their files are put in place."""
+def _make_files(optimizer: DeepSpeedZeroOptimizer_Stage3, place: int, state: JsonObject) -> None:
+    """Swap out empty states of a sub-group, so that the swapper knows them before their files are copied."""
     length = int(optimizer.fp16_partitioned_groups_flat_numel[place])
     optimizer._prepare_sub_group(place, set())
     for name, value in state.items():
@@ -79,41 +83,49 @@ def _make_files(optimizer: Any, place: int, state: dict[str, Any]) -> None:
     optimizer._release_sub_group(place, set())
 
 
-def leave_out_frozen(engine: Any) -> None:
-    """Keep frozen weights out of the checkpoints that an engine saves, and let it load such.
+def leave_out_frozen(engine: DeepSpeedEngine) -> None:
+    """Leave frozen weights out of the checkpoints that an engine saves.
 
-    DeepSpeed 0.19.8 can leave them out (DeepSpeed#3953), but by name: it keeps the second name of a tied one and what
-    quantization adds; and transformers asks for it where the model is PEFT's alone.
+    DeepSpeed 0.19.8 can leave them out (DeepSpeed#3953), but by name: it keeps the second name of a tied weight and
+    the tensors that quantization adds; and transformers uses this option only for PEFT's models.
     """
     engine.save_checkpoint = partial(type(engine).save_checkpoint, engine, exclude_frozen_parameters=True)
     engine.module_state_dict = partial(_trained, engine)
 
 
-def _trained(engine: Any, **options: Any) -> dict[str, Any]:
-    """Return what DeepSpeed saves of the model, without frozen weights."""
+def _trained(engine: DeepSpeedEngine, **options: object) -> JsonObject:
+    """Return the weights of the model that DeepSpeed saves, without the frozen ones."""
     frozen, state = _frozen(engine.module), type(engine).module_state_dict(engine, **options)
     return {
         name: value for name, value in state.items() if frozen.isdisjoint(accumulate(name.split("."), "{}.{}".format))
     }
 
 
-def _frozen(model: Any) -> set[str]:
+def _frozen(model: PreTrainedModel) -> set[str]:
     return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
 
 
-def expect_no_frozen(model: Any, keys: Any) -> None:
-    """Take away from the `missing_keys` of a load what is frozen; a hook after `load_state_dict`.
+class _LoadedKeys(Protocol):
+    """The result of `load_state_dict`."""
 
-    It is the base model's, which was loaded before; anything else that a checkpoint lacks is an error.
+    missing_keys: list[str]
+
+
+def expect_no_frozen(model: PreTrainedModel, keys: _LoadedKeys) -> None:
+    """Remove frozen weights from the `missing_keys` of a load; a hook after `load_state_dict`.
+
+    They belong to the base model, which is loaded already; any other missing weight is an error.
     """
     frozen = _frozen(model)
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
 
 
-def whole_weights(engine: Any, *, trained_alone: bool) -> dict[str, Any]:
-    """Return ZeRO-3's weights in the compute type, whole, on rank 0 and nothing on others; every rank takes part.
+def whole_weights(engine: DeepSpeedEngine, *, trained_alone: bool) -> dict[str, torch.Tensor]:
+    """Return the whole weights of ZeRO-3 in the compute type on rank 0, and {} on others; every rank takes part.
 
     DeepSpeed's public `save_16bit_model` writes them as a pickle, and accelerate's `get_state_dict` gathers frozen
     weights too.
     """
-    return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=trained_alone) or {}
+    weights: dict[str, torch.Tensor] | None
+    weights = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=trained_alone)
+    return weights or {}

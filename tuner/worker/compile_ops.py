@@ -1,6 +1,6 @@
-"""`python -m tuner.worker.compile_ops OP...`: DeepSpeed's ops, compiled into torch's folder of extensions.
+"""`python -m tuner.worker.compile_ops OP...` compiles DeepSpeed's ops into torch's folder of extensions.
 
-It runs as a child of `launch.builds`, which shows how far it is and ends it; it judges no failure.
+`launch.builds` starts it, shows its progress and ends it; this module does not judge failures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tuner.worker.quiet import quiet_libraries
 
 
 def main() -> None:
-    # Asked by its parent, or by the kernel in its place: ninja and the compilers have to end too.
+    # The parent sends SIGTERM, or the kernel if the parent has died: ninja and the compilers must end too.
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     quiet_libraries()
     from deepspeed.ops.op_builder.all_ops import ALL_OPS  # seconds, with torch

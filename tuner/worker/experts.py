@@ -1,7 +1,6 @@
-"""What training a mixture of experts needs beside any other model: gradients for experts that nobody chose, and a
-router that is kept balanced.
+"""What training a mixture of experts needs: gradients for experts that no token chose, and a balanced router.
 
-It computes no loss; transformers has the one that balances, and TRL's trainers add it.
+It computes no loss: transformers has the loss that balances a router, and TRL's trainers add it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from deepspeed.utils import set_z3_leaf_modules
@@ -18,20 +17,24 @@ from torch.func import functional_call
 
 from tuner.errors import ModelError
 
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+    from transformers import PreTrainedModel
+
 _COEFFICIENT = "router_aux_loss_coef"
 
 
-def let_ranks_choose(model: Any, stage: int) -> None:
-    """Let the ranks of ZeRO send their tokens to different experts, where experts are modules of their own.
+def let_ranks_choose(model: PreTrainedModel, stage: int) -> None:
+    """Let the ranks of ZeRO send their tokens to different experts, if each expert is a module.
 
-    ZeRO-3 gathers weights module by module, and ranks that run other modules wait for each other, or take each other's
-    weights. Stages 1 and 2 add up gradients in the order in which they come, so an expert that one rank skips makes
-    ranks mix gradients of different experts without a word (DeepSpeed 0.19.8: loss 7.354, not 7.336, after one update).
-    In transformers 5.23 the experts of a layer are one module and need nothing; code of a model's own often has a list.
+    ZeRO-3 gathers weights module by module: ranks that run different modules wait for each other, or take each other's
+    weights. Stages 1 and 2 add gradients in the order in which they arrive: if one rank skips an expert, ranks silently
+    mix gradients of different experts (DeepSpeed 0.19.8: loss 7.354, not 7.336, after one update). In transformers 5.23
+    the experts of a layer are one module and need nothing; remote code often has a list of modules.
 
     Args:
-        model: With its adapter.
-        stage: Of ZeRO.
+        model: The model with its adapter.
+        stage: The ZeRO stage.
     """
     owners = _owners_of_experts(model)
     if stage == 3 and owners:
@@ -41,11 +44,11 @@ def let_ranks_choose(model: Any, stage: int) -> None:
             owner.forward = partial(_with_all_gradients, _Forward(owner))
 
 
-def _owners_of_experts(model: Any) -> list[nn.Module]:
-    """Return the modules that may choose among a list of others in a layer.
+def _owners_of_experts(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the modules of a layer that may choose among a list of modules.
 
-    In transformers' own models a list of experts is as long as the config says (Zamba2's and LongCat's others all run);
-    other code has any name for that number, and a list that always runs whole may be taken for one that does not.
+    In transformers' own models a list of experts has the length that the config states (other lists of Zamba2 and
+    LongCat always run whole). Remote code can give that number any name, so there every list in a layer counts.
     """
     config = model.config.get_text_config().to_dict()
     counts = {number for key, number in config.items() if "expert" in key and isinstance(number, int) and number > 1}
@@ -60,29 +63,29 @@ def _owners_of_experts(model: Any) -> list[nn.Module]:
 
 
 class _Forward(nn.Module):  # type: ignore[misc]
-    """A module's own forward without its hooks, which run around it already."""
+    """The forward pass of a module without its hooks, which already run around it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module, self.compute = module, module.forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         return self.compute(*args, **kwargs)
 
 
 class _Together(torch.autograd.Function):  # type: ignore[misc]
-    """Weights as they are, whose gradients come all at once: zeros for one that was not used."""
+    """The identity on weights; it makes all their gradients arrive together, with zeros for unused weights."""
 
     @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: FunctionCtx, *weights: Tensor) -> tuple[Tensor, ...]:
         return tuple(weight.view_as(weight) for weight in weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, ...]:
         return gradients
 
 
-def _with_all_gradients(inner: _Forward, *args: Any, **kwargs: Any) -> Any:
+def _with_all_gradients(inner: _Forward, *args: object, **kwargs: object) -> object:
     trained = {name: weight for name, weight in inner.named_parameters() if weight.requires_grad}
     if not trained or not torch.is_grad_enabled():
         return inner.compute(*args, **kwargs)
@@ -91,35 +94,35 @@ def _with_all_gradients(inner: _Forward, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def balanced(model: Any, coefficient: float | None) -> Iterator[None]:
-    """Let a trainer of TRL that is made inside add the loss that balances the router, where the model has one.
+def balanced(model: PreTrainedModel, coefficient: float | None) -> Iterator[None]:
+    """Let a trainer of TRL that is built inside add the loss that balances the router, if the model has this loss.
 
-    TRL 1.16 reads the model's config when a trainer is made, and SFT's writes into it what it uses. Afterwards it is as
-    it was: it is saved with the weights, and whoever loads them to generate wants no router's logits.
+    TRL 1.16 reads the model's config when a trainer is built, and the SFT trainer writes into it. Afterwards the config
+    is restored: it is saved with the weights, and a model that generates needs no logits of the router.
 
     Args:
-        model: A mixture of experts or not.
-        coefficient: By which the loss is multiplied; None: the model's own. 0: it is not added.
+        model: Any model, a mixture of experts or not.
+        coefficient: The factor of the loss; None takes the model's own, and 0 adds no loss.
 
     Raises:
-        ModelError: a coefficient is given for a model that has no such loss.
+        ModelError: the recipe sets a coefficient, and the model has no such loss.
     """
     config = model.config.get_text_config()
     if not hasattr(config, "output_router_logits"):
         if coefficient:
-            what = f"model.{_COEFFICIENT} = {coefficient}, but {config.model_type} has no router loss"
-            raise ModelError(what, where=f"model.{_COEFFICIENT}", fix=f"Remove it: --set model.{_COEFFICIENT}=None.")
+            message = f"model.{_COEFFICIENT} = {coefficient}, but {config.model_type} has no router loss"
+            raise ModelError(message, where=f"model.{_COEFFICIENT}", fix=f"Remove it: --set model.{_COEFFICIENT}=None.")
         yield
         return
-    asked, own = config.output_router_logits, getattr(config, _COEFFICIENT, None)
+    outputs_logits, own = config.output_router_logits, getattr(config, _COEFFICIENT, None)
     used = (own or 0.0) if coefficient is None else coefficient
     setattr(config, _COEFFICIENT, used)
-    # ORPO's trainer asks for the loss by this alone, of a forward that may return none (Llama 4's).
+    # This setting alone makes ORPO's trainer ask for the loss; Llama 4's forward returns no such loss.
     config.output_router_logits = used > 0 and hasattr(model, _COEFFICIENT)
     try:
         yield
     finally:
-        config.output_router_logits = asked
+        config.output_router_logits = outputs_logits
         if own is not None:
             setattr(config, _COEFFICIENT, own)
         elif not used:

@@ -1,4 +1,4 @@
-"""One answer of a model to a conversation, as its chat template writes it; the text is handed on while it comes.
+"""One answer of a model to a conversation in its chat template; the text is passed on while it is generated.
 
 It loads nothing and prints nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -16,6 +16,9 @@ import transformers
 from tuner.data import limits
 from tuner.data.templates import answers_end
 from tuner.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _SEARCHES = (
     *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),
@@ -28,24 +31,24 @@ OnText = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How answers are chosen. None: as the model's own generation_config says; temperature 0: the likeliest token."""
+    """How tokens are chosen. None takes the value of the model's generation_config; temperature 0 is greedy."""
 
     max_new_tokens: int = 512
     temperature: float | None = None
     top_p: float | None = None
 
-    def arguments(self) -> dict[str, Any]:
-        """Return them as `generate` takes them."""
+    def arguments(self) -> dict[str, object]:
+        """Return the keyword arguments of transformers' `generate`."""
         if self.temperature == 0:
             return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
-        given = {"temperature": self.temperature, "top_p": self.top_p}
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"max_new_tokens": self.max_new_tokens, **given, **({"do_sample": True} if given else {})}
+        options = {"temperature": self.temperature, "top_p": self.top_p}
+        options = {name: value for name, value in options.items() if value is not None}
+        return {"max_new_tokens": self.max_new_tokens, **options, **({"do_sample": True} if options else {})}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said. `is_whole`: it ended by itself. `num_dropped`: turns that its context had no room for."""
+    """An answer. `is_whole`: it ended by itself. `num_dropped`: turns that did not fit into the context."""
 
     text: str
     num_tokens: int
@@ -54,9 +57,9 @@ class Answer:
 
 
 class _Stream(transformers.TextStreamer):  # type: ignore[misc]
-    """Hands on text as soon as its words are whole, and keeps the tokens: an interrupted answer is one too."""
+    """Passes on text as soon as a word is complete, and keeps the tokens, also of an interrupted answer."""
 
-    def __init__(self, tokenizer: Any, on_text: OnText) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: OnText) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.ids: list[int] = []
         self._on_text = on_text
@@ -71,11 +74,11 @@ class _Stream(transformers.TextStreamer):  # type: ignore[misc]
             self._on_text(text)
 
 
-def prompt_text(tokenizer: Any, messages: list[Message], *, asks: bool = True) -> str:
-    """Return a conversation as text, which where it `asks` ends with what asks for the next answer.
+def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, asks: bool = True) -> str:
+    """Return a conversation as text; with `asks` it ends with the prompt for the next answer.
 
     Raises:
-        DataError: the chat template refuses it.
+        DataError: the chat template rejects it.
     """
     slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
     try:
@@ -83,42 +86,42 @@ def prompt_text(tokenizer: Any, messages: list[Message], *, asks: bool = True) -
             return str(tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=False))
     except DataError:
         raise
-    except Exception as error:  # a template is someone else's program: it can raise whatever it likes
-        told = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"the chat template rejects the conversation: {told}") from error
+    except Exception as error:  # a template is a foreign program: it can raise any error
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DataError(f"the chat template rejects the conversation: {reason}") from error
 
 
-def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:
-    """Return a conversation as the tokens that ask for the next answer, shape (1, tokens).
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> torch.Tensor:
+    """Return a conversation and the prompt for the next answer as tokens of shape (1, tokens).
 
     Raises:
-        DataError: the chat template refuses it.
+        DataError: the chat template rejects it.
     """
     text = prompt_text(tokenizer, messages)
     limits.check_text(tokenizer, text, "the conversation")
-    # No special tokens added: the template has written them.
+    # The template has already written the special tokens.
     ids: torch.Tensor = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     return ids
 
 
 def generate(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     ids: torch.Tensor,
     settings: Settings,
     on_text: OnText = lambda _: None,
     *,
     interruptible: bool = False,
 ) -> Answer:
-    """Return the answer to a prompt, and hand it on in pieces while it comes.
+    """Return the answer to a prompt, and pass on its text while it is generated.
 
     Args:
-        model: In eval mode.
-        tokenizer: The model's.
-        ids: What `prompt_ids` returned.
-        settings: How to choose.
-        on_text: Takes the pieces.
-        interruptible: Ctrl-C ends the answer, which is kept as far as it came, and not the program.
+        model: The model in eval mode.
+        tokenizer: The model's tokenizer.
+        ids: The result of `prompt_ids`.
+        settings: How tokens are chosen.
+        on_text: Called with each piece of text.
+        interruptible: Ctrl-C ends the answer and keeps its text so far; the program goes on.
     """
     ids = ids.to(model.device)
     stream = _Stream(tokenizer, on_text)
@@ -137,16 +140,16 @@ def generate(
     return Answer(str(text), len(stream.ids), bool(stream.ids) and stream.ids[-1] in ends)
 
 
-def stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
-    """Add the token that closes an answer in the tokenizer's chat template to those that end generation."""
-    # A base model's own end is that of a document: it would go on after the <|im_end|> that it has learned to write.
+def stop_where_answers_end(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add the token that ends an answer in the chat template to the tokens that end generation."""
+    # A base model's own end token ends a document: the model would go on after the <|im_end|> that it has learned.
     known, end = generation.eos_token_id, answers_end(tokenizer)
     ends = list(known) if isinstance(known, list) else [known] if known is not None else []
     if end is not None and end not in ends:
         generation.eos_token_id = [*ends, end]
 
 
-def ask_for_one_answer(generation: Any) -> None:
-    """Switch off searches among several answers: they cannot be streamed, and some run code of the hub's."""
+def ask_for_one_answer(generation: GenerationConfig) -> None:
+    """Switch off searches among several answers: they cannot be streamed, and some run code from the hub."""
     for name in _SEARCHES:
         setattr(generation, name, None)

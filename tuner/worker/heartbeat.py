@@ -1,6 +1,6 @@
-"""This rank's sign of life, and the watchdog that ends a run in which no rank makes progress any more.
+"""The heartbeat of a rank, and the watchdogs that end a run if no rank makes progress.
 
-It knows no training: who works says so with `beat`, and a watchdog that sees nothing calls whom it was given.
+It knows nothing of training: the code that works calls `beat`, and a watchdog calls its `on_hang`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tuner.runs.directory import RunDirectory
 _WRITE_S = 1.0
 _LOOK_S = 30.0
 _MOVED_BYTES, _MOVED_FAULTS = 1 << 20, 100
-"""Read or written, or pages fetched from disk, since the last look: a download, a load or a save goes on."""
+"""Bytes read or written, or pages fetched from a disk, since the last look: a download, load or save makes progress."""
 
 
 class Heartbeat:
-    """Notes progress in ranks/N.beat and watches for its end.
+    """Records progress in ranks/N.beat and watches the progress of all ranks.
 
-    A rank that waits for another makes none of its own, so a rank hangs only when nobody moves: then each one that is
-    able to calls `on_hang`, and the beats tell who fell behind.
+    A rank that waits for another makes no progress itself, so a run hangs only if all ranks stand still: then each rank
+    that can calls `on_hang`, and the beats show which rank is behind.
     """
 
     def __init__(self, run: RunDirectory, rank: Rank) -> None:
@@ -45,12 +45,12 @@ class Heartbeat:
         self.has_failed = False
         self._has_ended = False
         self._ticks = 0
-        """Every sign of progress, also those that other ranks do not have."""
+        """The number of signs of progress, also of steps that only this rank does."""
         self._written_s = -_WRITE_S
         self._file: int | None = None
 
     def open(self) -> None:
-        """Begin the file; on a disk that is full there is none, and the rank goes on."""
+        """Create the file; on a full disk there is no file, and the rank goes on."""
         with contextlib.suppress(OSError):
             self._file = os.open(
                 beats.path_of(self.run, self.rank.rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
@@ -58,57 +58,58 @@ class Heartbeat:
         self.write()
 
     def beat(self, doing: str) -> None:
-        """Begin something that every rank does, in the same order: who has begun less lags."""
+        """Note that this rank begins `doing`; all ranks begin the same things in order, so a lower count is behind."""
         self._doing = doing
         self._count += 1
         self.tick()
 
     def tick(self) -> None:
-        """Say that this rank goes on with what it does."""
+        """Note progress within the current work."""
         self._ticks += 1
         if time.monotonic() - self._written_s >= _WRITE_S:
             self.write()
 
     def saved(self, seconds: float) -> None:
-        """Note how long a save took: who stops a run waits longer than that."""
+        """Note how long a save took: the supervisor waits longer than that when it stops a run."""
         self._save_s = max(self._save_s, seconds)
         self.write()
 
     def fail(self) -> None:
-        """Say that this rank ends, before it writes why: its last words are told by who watches the run."""
+        """Note that this rank fails, before it writes its report; the supervisor waits for the report."""
         self.has_failed = True
         self.write()
 
     def end(self) -> None:
-        """End the watch: this rank has done its work, and what follows may take long."""
+        """End the watch: the work of this rank is done, and the rest may take long."""
         self._has_ended = True
 
     def watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
-        """Call `on_hang` in a thread of its own once no rank has made progress for `limit_s` seconds."""
+        """Start a thread that calls `on_hang` if no rank makes progress for `limit_s` seconds."""
         threading.Thread(target=self._watch, args=(limit_s, on_hang), daemon=True, name="watchdog").start()
 
     def _watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
         look_s = min(limit_s / 10, _LOOK_S)
-        idle_s, looked_s, seen = 0.0, time.monotonic(), self._signs()
+        idle_s, looked_s, before = 0.0, time.monotonic(), self._signs()
         others: dict[int, int] | None = None
-        # Nobody else would end the only rank; among several the others see that it lags, and their supervisor ends it.
+        # Nothing else would end a single rank. Of several ranks, the others see that one is behind, and the supervisor
+        # ends it.
         stall = StallWatchdog(limit_s + 2 * look_s, look_s, ends=self.rank.world_size == 1)
         while idle_s < limit_s:
             stall.feed()
             time.sleep(look_s)
             now_s, now = time.monotonic(), self._signs()
-            # A job that was suspended and goes on has not hung in between.
+            # A job that was suspended did not hang in the meantime.
             idle_s += min(now_s - looked_s, 2 * look_s)
             looked_s = now_s
             if self._has_ended:
                 stall.stop()
                 return
-            if self._moved(seen, now):
-                idle_s, seen, others = 0.0, now, None
+            if self._moved(before, now):
+                idle_s, before, others = 0.0, now, None
                 self.write()
-            elif idle_s >= limit_s / 2:  # only then: many ranks look at as many files
-                before, others = others, self._others()
-                if before not in (None, others):
+            elif idle_s >= limit_s / 2:  # not earlier: with many ranks this reads many files
+                others_before, others = others, self._others()
+                if others_before not in (None, others):
                     idle_s = limit_s / 2
         stall.stop()
         self.write()
@@ -132,11 +133,11 @@ class Heartbeat:
         return ticks > 0 or moved >= _MOVED_BYTES or faults >= _MOVED_FAULTS
 
     def _others(self) -> dict[int, int]:
-        """Return when the others' beats were written."""
+        """Return when the beats of the other ranks were written."""
         return {rank: at for rank, at in beats.written(self.run).items() if rank != self.rank.rank}
 
     def write(self) -> None:
-        """Write what this rank does now; `tick` may have left it out, for a shared file system's sake."""
+        """Write the beat now; `tick` writes at most once a second, to spare a shared file system."""
         self._written_s = now_s = time.monotonic()
         if self._file is None:
             return
@@ -147,16 +148,17 @@ class Heartbeat:
 
 
 class StallWatchdog:
-    """Ends this process, or only shows its stacks, once nothing has called `feed` for `limit_s` seconds.
+    """Ends this process, or only writes its stacks, if `feed` is not called for `limit_s` seconds.
 
-    It is a process of its own: C code that keeps the interpreter stops all threads, the rank's own watchdog too.
-    `faulthandler.dump_traceback_later` would need no process, but its thread counts the time of a suspended job as well
-    and reads the stacks of threads that run: a rank that went on after a suspension could crash there (SIGSEGV, Python
-    3.11). A signal handler reads the stacks of a thread that stands still.
+    It is a separate process: C code that holds the interpreter lock stops all threads, also the rank's own watchdog.
+    `faulthandler.dump_traceback_later` would need no process, but its thread also counts the time of a suspended job
+    and reads the stacks of running threads: a rank that continued after a suspension could crash there (SIGSEGV, Python
+    3.11). A signal handler reads the stacks of a stopped thread.
 
     Args:
-        look_s: How often `feed` is called.
-        ends: End the process by SIGABRT, for which `faulthandler` writes its stacks; else SIGQUIT only writes them.
+        limit_s: The time without a call of `feed`.
+        look_s: The time between two calls of `feed`.
+        ends: End the process by SIGABRT, on which `faulthandler` writes its stacks; SIGQUIT only writes them.
     """
 
     def __init__(self, limit_s: float, look_s: float, *, ends: bool) -> None:
@@ -165,7 +167,7 @@ class StallWatchdog:
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
 
     def feed(self) -> None:
-        """Say that Python code runs in this process."""
+        """Tell the watchdog that Python code runs in this process."""
         assert self._process.stdin
         try:
             self._process.stdin.write(b".")
@@ -178,7 +180,7 @@ class StallWatchdog:
 
 
 def watch(pid: int, limit_s: float, look_s: float, number: int) -> None:
-    """Signal a process once standard input has been silent for so long, not counting the time that it was stopped."""
+    """Signal a process if standard input is silent for `limit_s` seconds, without time in which it was stopped."""
     silent_s, looked_s = 0.0, time.monotonic()
     while silent_s < limit_s:
         is_fed, _, _ = select.select([0], [], [], look_s)
@@ -191,13 +193,13 @@ def watch(pid: int, limit_s: float, look_s: float, number: int) -> None:
             silent_s += min(now_s - looked_s, 2 * look_s)  # this process may have been suspended too
         looked_s = now_s
     minutes, seconds = divmod(round(limit_s), 60)
-    # The words of `faulthandler`, which the diagnosis of a run knows.
+    # The text of `faulthandler`, which the diagnosis of a run recognizes.
     os.write(2, f"Timeout ({minutes // 60}:{minutes % 60:02}:{seconds:02})!\n".encode())
     os.kill(pid, number)
 
 
 if __name__ == "__main__":
-    # Slurm sends them to all processes of a step.
+    # Slurm sends these signals to all processes of a step.
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
         signal.signal(stop, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -31,24 +31,27 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window, num_tiles, sees_whole_samples
 from tuner.worker import compat
 
-Attention = Callable[..., tuple[Tensor, Tensor | None]]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tuner.worker.trainer_types import Attention
 
 
 # By sample
 
 
-def attend_by_sample(model: Any, config: RecipeConfig) -> bool:
+def attend_by_sample(model: PreTrainedModel, config: RecipeConfig) -> bool:
     """Let a model on a CPU compute attention by sample, if a token attends to all earlier ones of its sample.
 
     SDPA keeps samples apart with a mask, and computes all (S x T)^2 pairs of a row of S samples of T tokens each:
     without a mask it computes S x T^2 of them. On a CPU a step over packed rows of 2,048 tokens took 1.7 times as long
-    with the mask (`python -m bench short`, SmolLM2-135M, LoRA); ranks that share long rows have no room for it. On GPUs
-    flash attention does the same in one kernel.
+    with the mask (`python -m bench short`, SmolLM2-135M, LoRA); for ranks that share long rows the mask is too large.
+    On GPUs flash attention does the same in one kernel.
 
-    Answers of several prompts at once, and those that read a cache, still take SDPA's mask.
+    Batches of prompts, and generation with a cache, still use SDPA's mask.
 
     Returns:
-        Whether it does so now.
+        Whether the model now computes attention by sample.
     """
     facts = model.config.get_text_config().to_dict()
     if compat.attention_of(model) != "sdpa" or not sees_whole_samples(config, facts):
@@ -63,44 +66,44 @@ def sample_by_sample(attention: Attention) -> Attention:
     """Return an attention that computes the samples of a row one after the other, by their position_ids.
 
     Args:
-        attention: transformers' for SDPA: query, key and value have shape [rows, heads, T, width].
+        attention: transformers' SDPA; query, key and value have the shape [rows, heads, T, width].
     """
 
     def of_samples(
-        module: Any,
+        module: torch.nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         *,
         position_ids: Tensor | None = None,
-        **options: Any,
+        **options: object,
     ) -> tuple[Tensor, Tensor | None]:
         if mask is not None or query.shape[0] > 1 or query.shape[2] != key.shape[2] or position_ids is None:
             return attention(module, query, key, value, mask, position_ids=position_ids, **options)
         is_first = position_ids[0].diff(prepend=position_ids[0, :1]) != 1
         starts = is_first.nonzero().flatten().tolist()
-        if len(starts) == 1:  # nothing to join, so no copy is kept for the backward pass
+        if len(starts) == 1:  # nothing to join: no copy is kept for the backward pass
             return attention(module, query, key, value, None, **options)
         lengths = [end - start for start, end in zip(starts, [*starts[1:], position_ids.shape[1]], strict=True)]
-        samples = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
-        return torch.cat([attention(module, *one, None, **options)[0] for one in samples], dim=1), None
+        samples = zip(*(rows.split(lengths, dim=2) for rows in (query, key, value)), strict=True)
+        return torch.cat([attention(module, *states, None, **options)[0] for states in samples], dim=1), None
 
     return of_samples
 
 
-def _mask(batch_size: int, q_length: int, kv_length: int, *given: Any, **named: Any) -> Tensor | None:
-    """Return no mask for one row without a cache or padding, and SDPA's for all else."""
-    if batch_size == 1 and q_length == kv_length and named.get("attention_mask") is None:
+def _mask(batch_size: int, q_length: int, kv_length: int, *args: object, **options: object) -> Tensor | None:
+    """Return no mask for one row without a cache or padding, and SDPA's mask otherwise."""
+    if batch_size == 1 and q_length == kv_length and options.get("attention_mask") is None:
         return None
-    mask: Tensor | None = sdpa_mask(batch_size, q_length, kv_length, *given, **named)
+    mask: Tensor | None = sdpa_mask(batch_size, q_length, kv_length, *args, **options)
     return mask
 
 
 # In tiles
 
 
-def tile_mlps(model: Any, config: RecipeConfig) -> None:
+def tile_mlps(model: PreTrainedModel, config: RecipeConfig) -> None:
     """Let the MLP of each layer compute its tokens in tiles, so that only one tile of a long row is in memory.
 
     Jacobs et al., ALST, 2025 (arXiv:2506.13996), section 3.1. DeepSpeed's TiledMLP computes the backward pass of each
@@ -108,37 +111,37 @@ def tile_mlps(model: Any, config: RecipeConfig) -> None:
     graph at every ZeRO stage. The number of tiles is the same on every rank, because ZeRO-3 gathers weights for each.
 
     Raises:
-        ModelError: it was not known before the model was loaded that its MLPs see more than one token.
+        ModelError: the model is not one whose MLPs are known to compute each token alone.
     """
     text = model.config.get_text_config()
     if text.model_type not in KINDS:
-        what = f"tiled_mlp is not tested with {text.model_type} models"
-        raise ModelError(what, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
+        message = f"tiled_mlp is not tested with {text.model_type} models"
+        raise ModelError(message, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
     for layer in decoder_layers(model):
         layer.mlp.forward = partial(_in_tiles, layer.mlp.forward, num_tiles(config, text.hidden_size))
 
 
-def _in_tiles(forward: Any, count: int, states_BTH: torch.Tensor) -> torch.Tensor:
+def _in_tiles(forward: Callable[[Tensor], Tensor], count: int, states_BTH: Tensor) -> Tensor:
     size, rest = divmod(states_BTH.shape[1], count)
-    # tensor_split's gradient has the size of the whole for each tile.
+    # tensor_split would keep a gradient of the whole size for each tile.
     tiles = states_BTH.split([size + (at < rest) for at in range(count)], dim=1)
-    return torch.cat([checkpoint(forward, one, use_reentrant=False) for one in tiles], dim=1)
+    return torch.cat([checkpoint(forward, tile_BTH, use_reentrant=False) for tile_BTH in tiles], dim=1)
 
 
 # Shared
 
 
-def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: Any) -> ParallelismConfig:
-    """Return what accelerate is told: groups of ranks that share samples, data parallel among each other.
+def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel) -> ParallelismConfig:
+    """Return accelerate's configuration for groups of ranks that share samples; the groups are data parallel.
 
     Raises:
-        ModelError: the model was not known before it was loaded, and cannot be trained so.
+        ModelError: this kind of model cannot be trained so.
     """
     facts, size = model.config.get_text_config(), config.train_cfg.sequence_parallel_size
     attention = compat.attention_of(model)
     if facts.model_type not in KINDS:
-        what = f"sequence parallelism over {size} ranks is not tested with {facts.model_type} models"
-        raise ModelError(what, where=SHARED_BY, fix="Set it to 1.")
+        message = f"sequence parallelism over {size} ranks is not tested with {facts.model_type} models"
+        raise ModelError(message, where=SHARED_BY, fix="Set it to 1.")
     if problem := forgets_window(config, facts.to_dict(), attention):
         raise problem
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)
@@ -149,22 +152,22 @@ def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: Any) -> Paralle
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's part of the tokens of a row: the `index`-th of `size` equal ones."""
+    """A rank's part of the tokens of a row: part `index` of `size` equal parts."""
 
     index: int
     size: int
 
     def of(self, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], int, int]:
-        """Return this rank's part of rows that lie end to end, [1, T], its tokens, and those that carry loss.
+        """Return this rank's part of samples that lie end to end, [1, T], its number of tokens, and of trained tokens.
 
-        What T lacks of a multiple of `size` is padded. `shift_labels` are the labels of the next token, which may be
-        another rank's.
+        T is padded to a multiple of `size`. `shift_labels` are the labels of the next token, which may belong to
+        another rank.
         """
         length = batch["input_ids"].shape[1]
         lacking = -length % self.size
         whole = {
             "input_ids": F.pad(batch["input_ids"], (0, lacking)),
-            # Padding is a sample of its own, which no other attends to.
+            # Padding is a separate sample, to which no other attends.
             "position_ids": torch.cat([batch["position_ids"], torch.arange(lacking)[None]], dim=1),
             "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1 + lacking), value=IGNORED),
         }
@@ -172,14 +175,14 @@ class Share:
         start = self.index * width
         part = {name: rows_BT[:, start : start + width].contiguous() for name, rows_BT in whole.items()}
         num_trained = int((part["shift_labels"] != IGNORED).sum())
-        # transformers makes no mask of its own beside one in four dimensions, and Ulysses leaves that one out: of a
-        # rank's tokens alone it would be wrong, and one of all pairs has no room.
+        # transformers makes no mask if it gets one with four dimensions, and Ulysses drops that one. A mask of this
+        # rank's tokens alone would be wrong, and a mask of all pairs is too large.
         part["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return part, max(0, min(length - start, width)), num_trained
 
 
 WHOLE = Share(0, 1)
-"""The part of a rank that shares its rows with no other."""
+"""The share of a rank that computes whole rows."""
 
 
 def share_of(arguments: TrainingArguments) -> Share:

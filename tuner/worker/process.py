@@ -29,7 +29,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 class _Careless(io.FileIO):
-    """A descriptor whose writes cannot fail: a closed terminal or a full disk must not end a rank."""
+    """A file descriptor that ignores failed writes: a closed terminal or a full disk must not end a rank."""
 
     def write(self, data: Buffer) -> int:
         try:
@@ -39,16 +39,16 @@ class _Careless(io.FileIO):
 
 
 def send_to(log: Path) -> TextIO | None:
-    """Append everything that this process and its children print to `log`, C++ libraries' lines and crashes too.
+    """Append the output of this process and its children to `log`, also that of C++ libraries and crashes.
 
     Returns:
-        The terminal that standard output was before, for what a log need not hold (a progress bar), or None.
+        The terminal if standard output was one, for a progress bar; otherwise None.
     """
     terminal = _stream(os.dup(1)) if os.isatty(1) else None
     try:
         log.parent.mkdir(exist_ok=True)
         handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:  # a disk so full that no log can begin: the output stays where it went
+    except OSError:  # the disk is too full for a log: the output goes where it went before
         pass
     else:
         for number in (1, 2):
@@ -57,12 +57,12 @@ def send_to(log: Path) -> TextIO | None:
             os.close(handle)
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     faulthandler.enable()
-    faulthandler.register(signal.SIGQUIT)  # whoever wonders what this rank does sends it, and reads the log
+    faulthandler.register(signal.SIGQUIT)  # a user can send it to see in the log what this rank does
     return terminal
 
 
 def warn(run: RunDirectory, text: str) -> None:
-    """Print a warning of rank 0 and keep it for the report; a disk that takes no line holds up nothing."""
+    """Print a warning of rank 0 and store it for the report; a full disk is ignored."""
     print(f"WARNING: {text}", flush=True)
     with contextlib.suppress(DiskError, OSError):
         run.log_warning(text)

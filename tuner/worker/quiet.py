@@ -1,4 +1,4 @@
-"""Libraries' chatter: what a user cannot act on is not shown. It changes nothing that is computed."""
+"""Silences messages of libraries that a user cannot act on. It changes no result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUIET = {
 def quiet_libraries() -> None:
     """Silence warnings and logs of libraries below errors, and their progress bars. Call it before importing them.
 
-    Whoever has set one of these variables, or asked Python for warnings, wants to hear it.
+    A variable that the user has set, or a warning option of Python, is kept.
     """
     for variable, value in _QUIET.items():
         os.environ.setdefault(variable, value)

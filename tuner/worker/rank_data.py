@@ -10,10 +10,10 @@ import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.data import blocks, outcomes
 from tuner.data.blocks import Maker, Start
@@ -22,7 +22,7 @@ from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Rows, Stream
 from tuner.errors import DataError, Stopped
-from tuner.files import make_folder
+from tuner.files import JsonObject, make_folder
 from tuner.machine import few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.recipes.schema import RecipeConfig
@@ -31,30 +31,33 @@ from tuner.runs.resume_point import ResumePoint
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _COLLATED_AHEAD = 2
-"""Micro-batches that a dataloader takes ahead for each of its processes (torch's prefetch_factor)."""
+"""Micro-batches that a dataloader reads ahead for each of its processes (torch's prefetch_factor)."""
 
 
 class NodeStream(TrainerCallback):  # type: ignore[misc]
-    """The stream of a node's ranks, whose local rank 0 has the blocks made; `with` it they end with the run."""
+    """The stream of the ranks of a node. Local rank 0 has the blocks made; leaving the `with` block removes them."""
 
     stream: Stream
 
     def __init__(self, config: RecipeConfig, run: RunDirectory, rank: Rank) -> None:
-        """Find where the node's blocks lie; every rank takes part."""
+        """Find the folder of the node's blocks; every rank takes part."""
         self.config, self.run, self.rank = config, run, rank
         self.global_batch = int(run.read_json(run.run)["batch"]["global_batch"])
         self.home = run.stream / str(_leader(rank))
         self._maker: Maker | None = None
-        self._files: dict[str, Any] = {}
-        self._told = 0
+        self._files: JsonObject = {}
+        self._reported = 0
 
-    def open(self, tokenizer: Any, point: ResumePoint | None, tick: Callable[[], None]) -> Stream:
-        """Return the stream once its first rows are there; local rank 0 is to be done before the others call it.
+    def open(self, tokenizer: PreTrainedTokenizerBase, point: ResumePoint | None, tick: Callable[[], None]) -> Stream:
+        """Return the stream when its first rows are there; local rank 0 calls it before the other ranks.
 
         Raises:
-            DataError: the rows cannot be streamed, or are not those that the checkpoint was trained on.
-            TunerError: as of a `Maker`.
+            DataError: the rows cannot be streamed, or the checkpoint was trained on other rows.
+            TunerError: as `Maker`.
         """
         config, first = self.config, point.checkpoint.step * self.global_batch if point else 0
         assert config.train_cfg.max_steps, "the schema asks for it"
@@ -68,46 +71,48 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         go_on = self._maker.go_on if self._maker else None
         self.stream = Stream(rows, first, go_on, is_over=lambda: bool(self.run.failures()), tick=tick)
         if self._maker and self._maker.ready:
-            self._told = self._maker.ready[0].end
+            self._reported = self._maker.ready[0].end
         if point and sha256 not in (None, self.stream.first.sha256):
             raise _changed(point, "other rows or another order", "others")
         return self.stream
 
-    def _have_blocks_made(self, tokenizer: Any, point: ResumePoint | None, num_rows: int) -> str | None:
-        """Begin at the block of the next row, and return its hash where that is known."""
+    def _have_blocks_made(
+        self, tokenizer: PreTrainedTokenizerBase, point: ResumePoint | None, num_rows: int
+    ) -> str | None:
+        """Start making blocks at the block of the next row, and return the hash of that block if it is known."""
         loader = self.config.train_dataloader
         pipeline = Pipeline(loader.dataset, self.config.objective.type)
         self._files = blocks.opened(pipeline)
         start, sha256 = _start(point, self._files) if point else (Start(), None)
-        shutil.rmtree(self.home, ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(self.home, ignore_errors=True)  # blocks of an attempt that was killed
         make_folder(self.home)
-        most = blocks.ROWS if loader.dataset.streaming is True else int(loader.dataset.streaming)
-        # A step ends when the dataloader has the next one's first micro-batches, of all ranks.
+        max_rows = blocks.ROWS if loader.dataset.streaming is True else int(loader.dataset.streaming)
+        # A step ends when the dataloader has the first micro-batches of the next step, for all ranks.
         rounds = 2 + _COLLATED_AHEAD * loader.num_workers
         ahead = self.global_batch * (1 + -(-rounds // self.config.split.accumulation))
-        self._maker = Maker(pipeline, tokenizer, self.home, start, most=most, ahead=ahead, num_rows=num_rows)
+        self._maker = Maker(pipeline, tokenizer, self.home, start, most=max_rows, ahead=ahead, num_rows=num_rows)
         return sha256
 
-    def facts(self, step: int) -> dict[str, Any]:
-        """Return what the checkpoint of a step says of the stream; on rank 0."""
+    def facts(self, step: int) -> JsonObject:
+        """Return the facts about the stream for the checkpoint of a step; on rank 0."""
         assert self._maker
         start, sha256 = self._maker.at(step * self.global_batch)
         return {"stream": {"files": self._files, "start": start._asdict(), "sha256": sha256}}
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._maker:
             self._maker.passed(state.global_step * self.global_batch)
             if self.rank.rank == 0:
-                self.tell()
+                self.report_blocks()
 
-    def tell(self) -> None:
-        """Say what became of the rows of each new block, until all rows were read once; of the first, others do."""
+    def report_blocks(self) -> None:
+        """Print a summary of each new block in the first epoch, and report its changed rows; not of the first block."""
         for start, end, folder, _ in self._maker.ready if self._maker else ():
-            if start.first >= self._told and not start.epoch:
-                found = Prepared.load(folder, self.config.objective.type)
-                print(describe(found, f"train, from {start.first:,} on"), flush=True)
-                self.run.add_to_data_report({"split": "train", **line} for line in found.changed())
-            self._told = max(self._told, end)
+            if start.first >= self._reported and not start.epoch:
+                block = Prepared.load(folder, self.config.objective.type)
+                print(describe(block, f"train, from {start.first:,} on"), flush=True)
+                self.run.add_to_data_report({"split": "train", **line} for line in block.changed())
+            self._reported = max(self._reported, end)
 
     def __enter__(self) -> NodeStream:
         return self
@@ -116,22 +121,22 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         if not self._maker:
             return
         self._maker.end()
-        # After a failure other ranks may still read them, and would fail in their turn; the next start removes them.
+        # After a failure other ranks may still read the blocks, and would fail too; the next start removes them.
         if kind is None or issubclass(kind, Stopped):
             shutil.rmtree(self.home, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another node's are in it
+            with contextlib.suppress(OSError):  # it holds the blocks of another node
                 self.run.stream.rmdir()
 
 
 def _leader(rank: Rank) -> int:
-    """Return the local rank 0 of this rank's node: launchers may deal ranks to nodes in blocks or in turns."""
+    """Return the rank that is local rank 0 on this node: launchers may place ranks on nodes in blocks or in turns."""
     own, everywhere = socket.gethostname(), [("", 0)] * rank.world_size
     dist.all_gather_object(everywhere, (own, rank.local_rank))
     return max(number for number in range(rank.rank + 1) if everywhere[number] == (own, 0))
 
 
-def _start(point: ResumePoint, files: dict[str, Any]) -> tuple[Start, str | None]:
-    """Return where the block of the next row begins, and its hash where it was made.
+def _start(point: ResumePoint, files: JsonObject) -> tuple[Start, str | None]:
+    """Return where the block of the next row begins, and its hash if the block was made before.
 
     Raises:
         DataError: the checkpoint was trained on other files.
@@ -140,24 +145,24 @@ def _start(point: ResumePoint, files: dict[str, Any]) -> tuple[Start, str | None
     if saved is None:
         raise _changed(point, "a stream", "data that was prepared whole")
     if saved["files"] != files:
-        now, before = (f"{one['files']:,} files of {one['bytes']:,} bytes" for one in (files, saved["files"]))
+        now, before = (f"{data['files']:,} files of {data['bytes']:,} bytes" for data in (files, saved["files"]))
         raise _changed(point, "other rows or another order" if now == before else now, before)
     return Start(**saved["start"]), saved["sha256"]
 
 
 def _changed(point: ResumePoint, now: str, before: str) -> DataError:
-    what = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
+    message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
     fix = "Restore the data, or start a new run without --resume."
-    return DataError(what, where="train_dataloader.dataset", fix=fix)
+    return DataError(message, where="train_dataloader.dataset", fix=fix)
 
 
 def prepare_rows(
     config: RecipeConfig,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     rank: Rank,
     run: RunDirectory,
     guard: Guard,
-    open_stream: Callable[..., Stream] | None,
+    open_stream: Callable[[Callable[[], None]], Stream] | None,
 ) -> tuple[Prepared | Stream, Prepared | None]:
     """Return the rows to train on and those of the validation; each node prepares them once.
 

@@ -1,6 +1,6 @@
-"""Going on from a checkpoint: in a form that these ranks can load, without code from its files, as the recipe says now.
+"""Loading checkpoints: converted for these ranks, without running code from their files, with the recipe's settings.
 
-Which checkpoint, and how it is loaded, stands in run.json; it is decided before a rank starts.
+run.json says which checkpoint a run resumes from and how it is loaded; the launcher decides it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.data.prepared import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
-from tuner.files import sha256
+from tuner.files import JsonObject, sha256
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
@@ -41,27 +41,33 @@ from tuner.runs.resume_point import LoadAs, ResumePoint, is_same_state
 from tuner.worker import compat, compat_checkpoints
 from tuner.worker.checkpointing import best_step, disk_errors
 
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from torch.optim.lr_scheduler import LambdaLR
+
+    from tuner.worker.trainer_types import BuiltTrainer, EngineOptimizer
+
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
-"""All that DeepSpeed 0.19.8's files hold beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
-DynamicLossScaler read in its source, for fp16)."""
+"""The classes in DeepSpeed 0.19.8's files beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
+DynamicLossScaler, for fp16, from its source)."""
 _OF_TRAINER = ("trainer_state.json", "scheduler.pt")
 _POLL_S = 0.2
 _MAX_FILE_BYTES = 4 * 1024**3
 
 
 class NothingLeft(Exception):
-    """The checkpoint is that of the last step: its result is to be saved, and nothing to be trained."""
+    """The checkpoint is of the last step: the result is saved without training."""
 
 
 def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path | None:
-    """Return the folder that these ranks resume from, None without a checkpoint; rank 0 makes it where it is another.
+    """Return the folder that these ranks resume from, or None in a new run; rank 0 converts it if necessary.
 
-    Call it before a process group is there: the others wait for as long as rank 0 takes, and a collective would not.
+    Call it before the process group exists: the other ranks wait without a time limit, which a collective has.
 
     Raises:
-        RunDirectoryError: a file of the checkpoint holds more than data.
+        RunDirectoryError: a file of the checkpoint holds code.
     """
-    # The best checkpoint of this run is loaded too.
+    # A new run also loads a checkpoint: its best one, at the end.
     torch.serialization.add_safe_globals(list(_OF_DEEPSPEED))
     compat_checkpoints.load_swapped_whole()
     if point is None:
@@ -84,9 +90,9 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
 
 
 def _is_made_of(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether a folder is whole, and was converted of this very checkpoint: not of another of the same step."""
-    made = checkpoints.read(folder)
-    return made.problem is None and made.facts.get("of") == _identity(checkpoint)
+    """Return whether a folder is complete and was converted from this checkpoint, not from another of the same step."""
+    converted_one = checkpoints.read(folder)
+    return converted_one.problem is None and converted_one.facts.get("of") == _identity(checkpoint)
 
 
 def _identity(checkpoint: Checkpoint) -> str:
@@ -106,24 +112,24 @@ def _convert(point: ResumePoint, target: Path) -> None:
     checkpoints.seal(target, {**point.checkpoint.facts, "of": _identity(point.checkpoint)})
 
 
-def data_of(prepared: Prepared) -> dict[str, Any]:
-    """Return what tells prepared data from others: the order of the samples follows from the rows and their number."""
+def data_of(prepared: Prepared) -> JsonObject:
+    """Return what identifies prepared data: the order of the samples follows from the rows and their number."""
     return {"rows": len(prepared.dataset), "tokens": prepared.counts.tokens, "sha256": prepared.sha256}
 
 
 def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
-    """Check that the checkpoint to go on from was trained on the same data, whatever its path says.
+    """Check that the checkpoint was trained on the same data; the path of the data may differ.
 
     Raises:
-        DataError: it was not.
+        DataError: the data has changed.
     """
     saved, current = point.checkpoint.facts.get("data", {}) if point else {}, data_of(prepared)
     if point and any(saved[key] != current[key] for key in saved):
-        now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (current, saved))
+        now, before = (f"{data['rows']:,} rows of {data['tokens']:,} tokens" for data in (current, saved))
         now = "other rows or another order" if now == before else now
-        what = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
+        message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
         fix = "Restore the data, or start a new run without --resume."
-        raise DataError(what, where="train_dataloader.dataset", fix=fix)
+        raise DataError(message, where="train_dataloader.dataset", fix=fix)
 
 
 def _source(checkpoint: Path) -> Path:
@@ -132,7 +138,7 @@ def _source(checkpoint: Path) -> Path:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Hide what DeepSpeed prints while it reads and writes."""
+    """Hide DeepSpeed's output while it reads and writes."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -142,7 +148,7 @@ def _write_universal(source: Path, target: Path) -> None:
         argparse.Namespace(
             input_folder=str(source),
             output_folder=str(target),
-            # In this process: others would not know which classes may be loaded.
+            # In this process: other processes do not have the list of safe classes.
             num_extract_workers=1,
             num_merge_workers=1,
             keep_temp_folder=False,
@@ -153,7 +159,8 @@ def _write_universal(source: Path, target: Path) -> None:
 
 
 def write_weights(checkpoint: Path, target: Path) -> None:
-    """Write the trained weights in fp32; of stage 0 in 16 bits, whose masters have no names, the 16 bits as fp32."""
+    """Write the trained weights in fp32. Stage 0 in 16 bits stores fp32 masters without names: there the 16-bit weights
+    are written as fp32."""
     source = _source(checkpoint)
     if list(source.glob("*_optim_states.pt")):
         state = get_fp32_state_dict_from_zero_checkpoint(
@@ -164,63 +171,63 @@ def write_weights(checkpoint: Path, target: Path) -> None:
     target.mkdir(parents=True)
     part: dict[str, torch.Tensor] = {}
     for name, weight in _without_ties(state):
-        part[name] = weight.contiguous().float().clone()  # on its own: safetensors takes no parts of a larger tensor
-        if sum(one.nbytes for one in part.values()) > _MAX_FILE_BYTES:
+        part[name] = weight.contiguous().float().clone()  # a copy: safetensors refuses views of a larger tensor
+        if sum(tensor.nbytes for tensor in part.values()) > _MAX_FILE_BYTES:
             save_file(part, target / f"{name}.safetensors")
             part = {}
     save_file(part, target / "rest.safetensors")
 
 
-def _without_ties(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    # Tied weights stand under each of their names; the first is the one that training knows.
-    seen: set[int] = set()
+def _without_ties(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    # Tied weights appear under each of their names; training knows the first one.
+    keys: set[int] = set()
     for name, weight in state.items():
         key = weight.data_ptr() if isinstance(weight, torch.Tensor) else id(weight)
-        if key not in seen:
-            seen.add(key)
+        if key not in keys:
+            keys.add(key)
             yield name, weight
 
 
 @contextlib.contextmanager
 def data_alone(checkpoint: Path | None) -> Iterator[None]:
-    """Say in one message that a checkpoint holds what torch.load does not take for data.
+    """Turn torch.load's refusal of a checkpoint that holds code into one message.
 
     Raises:
-        RunDirectoryError: it does; nothing of it was run.
+        RunDirectoryError: the checkpoint holds code; the code was not run.
     """
     try:
         yield
     except pickle.UnpicklingError as error:
-        found = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), "")
-        what = f"a file of {checkpoint} holds code, not only weights and numbers: {found.strip()}"
-        raise RunDirectoryError(what, where="--resume", fix="Use a checkpoint of your own.") from error
+        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), "")
+        message = f"a file of {checkpoint} holds code, not only weights and numbers: {reason.strip()}"
+        raise RunDirectoryError(message, where="--resume", fix="Use a checkpoint of your own.") from error
 
 
 class LoadCheckpoint:
-    """Loads the checkpoint's state into a trainer and leaves the settings to the recipe.
+    """Loads the state of a checkpoint into a trainer, and keeps the settings of the recipe.
 
-    DeepSpeed and transformers put back learning rate, betas, eps, weight decay and clipping too (measured: a changed lr
-    had no effect), and ZeRO-3's universal checkpoints give all groups the settings of the first.
+    DeepSpeed and transformers also restore learning rate, betas, eps, weight decay and clipping (measured: a changed lr
+    had no effect), and ZeRO-3's universal checkpoints give all groups the settings of the first one.
     """
 
-    def __init__(self, trainer: Any, point: ResumePoint, seed: int) -> None:
+    def __init__(self, trainer: BuiltTrainer, point: ResumePoint, seed: int) -> None:
         self.trainer, self.point, self.seed = trainer, point, seed
         trainer.on_schedule_made, trainer.load_states = self._note_settings, self._load_states
         trainer.load_random_states = self._load_random_states
         if point.load_as is LoadAs.WEIGHTS:
             compat_checkpoints.load_by(self._load_weights)
 
-    def _note_settings(self, schedule: Any, optimizer: Any) -> None:
+    def _note_settings(self, schedule: LambdaLR, optimizer: torch.optim.Optimizer) -> None:
         self.lrs = list(_unwrapped(schedule).base_lrs)
         self.settings = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
 
     @property
-    def _schedule(self) -> Any:
+    def _schedule(self) -> LambdaLR:
         return _unwrapped(self.trainer.lr_scheduler)
 
     @property
-    def _groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = self.trainer.optimizer.param_groups
+    def _groups(self) -> list[JsonObject]:
+        groups: list[JsonObject] = self.trainer.optimizer.param_groups
         return groups
 
     def _load_states(self, load: Callable[[], None]) -> None:
@@ -238,27 +245,27 @@ class LoadCheckpoint:
         if hasattr(engine.optimizer, "clip_grad"):
             engine.optimizer.clip_grad = engine.gradient_clipping()
         if self.trainer.state.global_step >= self.trainer.state.max_steps:
-            raise NothingLeft  # transformers would train one step more
+            raise NothingLeft  # transformers would train one more step
 
     def _load_random_states(self, load: Callable[[str], None]) -> None:
         if self.point.checkpoint.facts["world_size"] == dist.get_world_size():
             load(str(self.point.path))
             return
-        # transformers would leave ranks without a file of their own at the seed, all with the same numbers.
+        # transformers would give all ranks without a file of random states the same numbers, from the seed.
         place = (self.seed, self.point.checkpoint.step, dist.get_rank())
         transformers.set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
-    def _load_weights(self, engine: Any, folder: str) -> tuple[str, dict[str, Any]]:
+    def _load_weights(self, engine: DeepSpeedEngine, folder: str) -> tuple[str, JsonObject]:
         put_weights(engine, Path(folder))
         return folder, {}
 
 
-def _unwrapped(schedule: Any) -> Any:
-    return getattr(schedule, "scheduler", schedule)  # accelerate wraps the one that DeepSpeed made
+def _unwrapped(schedule: LambdaLR) -> LambdaLR:
+    return getattr(schedule, "scheduler", schedule)  # accelerate wraps DeepSpeed's schedule
 
 
-def put_weights(engine: Any, folder: Path) -> None:
-    """Copy what `write_weights` has written into the engine's parameters and their fp32 masters."""
+def put_weights(engine: DeepSpeedEngine, folder: Path) -> None:
+    """Copy the files of `write_weights` into the engine's parameters and their fp32 masters."""
     masters = _masters(engine.optimizer)
     if masters:
         engine.optimizer.optimizer.state.clear()  # see compat.ResetStage0Optimizer
@@ -274,13 +281,15 @@ def _names(file: Path) -> list[str]:
         return list(opened.keys())
 
 
-def _masters(optimizer: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """Return the fp32 master of each parameter at stage 0 in 16 bits, whose optimizer has no function for it."""
+def _masters(optimizer: EngineOptimizer) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return the fp32 master of each parameter at stage 0 in 16 bits; DeepSpeed has no public function for it."""
     groups = zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=False)
     return {weight: master for weights, masters in groups for weight, master in zip(weights, masters, strict=True)}
 
 
-def _put(engine: Any, parameter: Any, value: torch.Tensor, master: torch.Tensor | None) -> None:
+def _put(
+    engine: DeepSpeedEngine, parameter: torch.nn.Parameter, value: torch.Tensor, master: torch.Tensor | None
+) -> None:
     shards = engine.zero_optimization_stage() == ZeroStageEnum.weights
     with GatheredParameters([parameter], modifier_rank=0, enabled=shards):
         if not shards or dist.get_rank() == 0:
@@ -288,32 +297,32 @@ def _put(engine: Any, parameter: Any, value: torch.Tensor, master: torch.Tensor 
     if master is not None:
         master.data.copy_(value)
     elif shards:
-        # DeepSpeed 0.19.8's function for whole values has no padding: it fails where ranks do not divide them.
+        # DeepSpeed 0.19.8's function for whole values does not pad: it fails if the ranks do not divide their number.
         length = parameter.ds_tensor.ds_numel
         whole = torch.nn.functional.pad(value.flatten(), (0, length * dist.get_world_size() - value.numel()))
         safe_set_local_fp32_param(parameter, whole.narrow(0, length * dist.get_rank(), length))
     elif engine.zero_optimization_stage():
         safe_set_full_fp32_param(parameter, value)
     else:
-        assert parameter.dtype == torch.float32, f"{type(engine.optimizer)} has masters that are not known here"
+        assert parameter.dtype == torch.float32, f"{type(engine.optimizer)} has unknown masters"
 
 
-def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_adapter: bool) -> int | None:
-    """Give the trained model the weights of its best checkpoint; every rank takes part.
+def load_best(trainer: BuiltTrainer, run: RunDirectory, facts: JsonObject, *, is_adapter: bool) -> int | None:
+    """Load the weights of the best checkpoint into the trained model; every rank takes part.
 
     Returns:
-        Its step, or None where the last step is the best, or the checkpoint is gone.
+        The step of the checkpoint; None if the last step is the best, or the checkpoint is gone.
 
     Raises:
-        RunDirectoryError: a file of the checkpoint holds more than data.
-        DiskError: there is no room for its weights in a form that these ranks can load.
+        RunDirectoryError: a file of the checkpoint holds code.
+        DiskError: there is no room to convert its weights for these ranks.
     """
     engine, step = trainer.model_wrapped, best_step(trainer.state)
     folder = run.checkpoints / f"checkpoint-{step}"
-    # A retry after running out of memory may have set the checkpoints of its first attempt aside.
+    # A retry after running out of memory may have moved the checkpoints of the first attempt away.
     if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
         return None
-    # An attempt that has begun with a converted checkpoint takes every other one for such too.
+    # An attempt that began with a converted checkpoint loads every other one as converted too.
     as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and is_same_state(best.facts, facts["state"])
     with data_alone(folder):
         if as_saved:
@@ -323,7 +332,7 @@ def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_a
     return step
 
 
-def _load_converted(engine: Any, run: RunDirectory, checkpoint: Path) -> None:
+def _load_converted(engine: DeepSpeedEngine, run: RunDirectory, checkpoint: Path) -> None:
     folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
     with disk_errors(run.checkpoints, f"the weights of {checkpoint.name}"), silenced():
         if dist.get_rank() == 0:

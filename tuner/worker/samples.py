@@ -1,6 +1,6 @@
-"""Answers to validation prompts before and after training, beside the right ones.
+"""Answers to validation prompts before and after training, beside the reference answers.
 
-It loads the saved result as any user would, so it shows too that the result loads. Nothing here can end a run.
+It loads the saved result as a user would, which also shows that the result loads. No error here can end a run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import textwrap
 import time
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import psutil
 from rich.console import Console
@@ -31,32 +31,35 @@ from tuner.worker.generation import Settings, ask_for_one_answer, generate, prom
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
 _WIDTH = 120
 _DEFAULT = 5
-"""Prompts, where the recipe does not say how many."""
+"""The number of prompts if the recipe leaves it open."""
 _PART, _LEAST_S, _MOST_S = 0.1, 2.0, 60.0
-"""Of the run's seconds: the part that answers may take which nobody asked for. A shorter time answers nothing, and a
-longer one keeps the GPUs of a large model waiting."""
+"""If the recipe leaves the number open, answers may take this part of the run's seconds, within these limits: in less
+time no prompt is answered, and more time keeps the GPUs of a large model waiting."""
 
 
 class _OutOfTime(Exception):
-    """The time for answers that nobody asked for is over."""
+    """The time for answers is over."""
 
 
 def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int) -> None:
-    """Print `log.num_samples` validation prompts with right and given answers; keep them in samples.jsonl.
+    """Print `log.num_samples` validation prompts with the reference and the model's answers; write samples.jsonl.
 
-    'auto': five, as many as are answered in a tenth of the run. The run is done by then: whatever fails is a warning,
-    and a request to stop leaves out the answers that are still to come.
+    'auto' shows up to five prompts, those that are answered within a tenth of the run. Training is done, so an error is
+    only a warning, and a request to stop leaves out the remaining answers.
 
     Args:
         config: The recipe.
-        run: It has its result.
-        guard: Of this rank.
-        run_s: Seconds that training took.
-        num_parameters: Of the model, which rank 0 loads once more.
+        run: The run directory with the result.
+        guard: The guard of this rank.
+        run_s: The seconds that training took.
+        num_parameters: The parameters of the model, which rank 0 loads once more.
     """
     count, seconds = config.log.num_samples, float("inf")
     if count == "auto":
@@ -78,29 +81,31 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s
         warn(run, f"no samples: {_message(error)}")
 
 
-def _show(config: RecipeConfig, asked: list[list[Message]], run: RunDirectory, guard: Guard, seconds: float) -> None:
-    if not asked:  # plain text asks nothing
+def _show(
+    config: RecipeConfig, conversations: list[list[Message]], run: RunDirectory, guard: Guard, seconds: float
+) -> None:
+    if not conversations:  # plain text has no prompts
         return
     began = time.monotonic()
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
-    questions = [messages[:-1] for messages in asked]
+    questions = [messages[:-1] for messages in conversations]
     tokenizer = AutoTokenizer.from_pretrained(run.final)
     model = AutoModelForCausalLM.from_pretrained(run.final)  # loads an adapter's base too
     answers = _answers(model, tokenizer, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
-            more = f"--set num_samples={len(asked)} takes the time that it needs"
+            more = f"--set num_samples={len(conversations)} takes the time that it needs"
             print(f"No samples: there was no answer within {seconds / 2:.0f} s; {more}.", flush=True)
         return
     if not config.adapter:
-        model = None  # two of them at once may be too much for the host
+        model = None  # two models at once may not fit into the host's memory
     before = _before(config, model, tokenizer, questions[: len(answers)], guard, began + seconds)
     table = Table(title="Validation prompts", title_justify="left")
     for title in ("prompt", "reference", "before training", "after training", ""):
         table.add_column(title)
     lines, num_right = [], 0
-    for messages, answer, first in itertools.zip_longest(asked[: len(answers)], answers, before):
+    for messages, answer, first in itertools.zip_longest(conversations[: len(answers)], answers, before):
         prompt, right = shown(messages[:-1]), messages[-1]["content"]
         is_right = same_text(answer, right)
         num_right += is_right
@@ -118,7 +123,7 @@ def _show(config: RecipeConfig, asked: list[list[Message]], run: RunDirectory, g
 
 
 def _width(terminal: TextIO | None) -> int:
-    """Return the columns of the terminal that the log is shown on, or what suits a file."""
+    """Return the width of the terminal that shows the log, or a width for a file."""
     with contextlib.suppress(OSError):
         if terminal:
             return os.get_terminal_size(terminal.fileno()).columns or _WIDTH
@@ -126,7 +131,7 @@ def _width(terminal: TextIO | None) -> int:
 
 
 def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]:
-    """Return conversations that end in a right answer, spread evenly over the split."""
+    """Return conversations that end with a reference answer, spread evenly over the split."""
     pipeline = Pipeline(dataset, objective)
     tally = pipeline.tally()
     samples = itertools.islice(pipeline.samples(tally, tally.refuse), 100_000)
@@ -136,7 +141,7 @@ def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]
 
 
 def _right(sample: Sample) -> list[Message] | None:
-    """Return a conversation with a right answer at its end, or None for what is none."""
+    """Return a sample as a conversation that ends with a reference answer; None if it has no such answer."""
     match sample:
         case Chat(messages=messages):
             return messages
@@ -147,15 +152,15 @@ def _right(sample: Sample) -> list[Message] | None:
 
 def _before(
     config: RecipeConfig,
-    model: Any | None,
-    tokenizer: Any,
-    prompts: list[list[dict[str, Any]]],
+    model: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[Message]],
     guard: Guard,
     deadline: float,
 ) -> list[str]:
-    """Return the answers of the model that training began with: those of the first prompts, none if it gives none.
+    """Return the answers of the model before training to the first prompts; [] if it cannot answer.
 
-    Training began with `model` without its adapter, or, if that is None, with the model that the recipe names.
+    That model is `model` without its adapter, or, if `model` is None, the model that the recipe names.
     """
     try:
         if model is None:
@@ -169,16 +174,20 @@ def _before(
 
 
 def _answers(
-    model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]], guard: Guard, deadline: float
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[Message]],
+    guard: Guard,
+    deadline: float,
 ) -> list[str]:
-    """Return the answers that are whole before the deadline, in seconds of `time.monotonic`."""
+    """Return the answers that are complete before the deadline, in seconds of `time.monotonic`."""
 
-    def go_on(*_: Any) -> None:
+    def go_on(*_: object) -> None:
         if guard.stop_requested:
             raise RuntimeError("a signal asked to stop")
         if time.monotonic() > deadline:
             raise _OutOfTime
-        guard.heart.tick()  # a large model takes seconds for a token here, which is no hang
+        guard.heart.tick()  # a large model may take seconds per token here, which is not a hang
 
     model.register_forward_pre_hook(go_on)
     ask_for_one_answer(model.generation_config)
@@ -194,13 +203,13 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {textwrap.shorten(str(error), _MAX_SHOWN)}"
 
 
-def shown(messages: list[dict[str, Any]]) -> str:
-    """Return what the model was given: a lone question as it is, a conversation with the roles of its turns."""
+def shown(messages: list[Message]) -> str:
+    """Return a prompt as text: a single question as it is, a conversation with the roles of its turns."""
     if len(messages) == 1:
         return str(messages[0]["content"])
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def same_text(answer: str, right: str) -> bool:
-    """Return whether two texts are the same apart from white space."""
+    """Return whether two texts are equal apart from white space."""
     return answer.split() == right.split()

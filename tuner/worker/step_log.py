@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
 import psutil
 import torch.distributed as dist
@@ -27,15 +27,23 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.comm.comm import comms_logger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tuner.errors import DiskError, NotANumber
+from tuner.files import JsonObject
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat
 from tuner.worker.process import warn
 
+if TYPE_CHECKING:
+    from deepspeed.utils.timer import SynchronizedWallClockTimer
+    from torch.optim import Optimizer
+
+    from tuner.worker.trainer_types import BuiltTrainer
+
 Logs = dict[str, Any]
+Result = TypeVar("Result")
 GIB = 1024**3
 SHORT_RUN_STEPS = 100
 INTERVAL = 10
@@ -47,69 +55,88 @@ PATIENCE_S = 60.0
 _EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 
 
-def logs_step(step: int, args: Any, state: Any) -> bool:
-    """Return whether a step will be logged, as far as that is known before it: the last one of a run is."""
+def logs_step(step: int, args: TrainingArguments, state: TrainerState) -> bool:
+    """Return whether a step will be logged, as far as that is known before the step."""
     intervals = [state.logging_steps, state.save_steps] + [state.eval_steps] * (args.eval_strategy == "steps")
     return step in (1, state.max_steps) or any(step % interval == 0 for interval in intervals)
 
 
 class LogsSteps(TrainerCallback):  # type: ignore[misc]
-    """Decides which steps are logged: every one of a short run, the first, the last, and those that validate or save.
+    """Decides which steps are logged: all steps of a short run, the first, the last, and those that validate or save.
 
-    A logged loss is the mean since the last logged step, so a run that resumes from a checkpoint logs the same losses
-    as one that never stopped. transformers' own callback comes first; it knows the first step and the interval alone.
+    A logged loss is the mean since the last logged step. A save always logs, so a resumed run logs the same losses as
+    one that never stopped. transformers' own callback runs first; it knows only the first step and the interval.
     """
 
     def __init__(self, interval: int | Literal["auto"]) -> None:
         self.interval = interval
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # Also of a resumed run: its state is the checkpoint's, with the interval of then.
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        # Also in a resumed run: its state comes from the checkpoint and has the old interval.
         short = state.max_steps < SHORT_RUN_STEPS
         state.logging_steps = (1 if short else INTERVAL) if self.interval == "auto" else self.interval
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         is_known = logs_step(state.global_step, args, state)
         control.should_log |= is_known or control.should_save or control.should_training_stop
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         control.should_log |= control.should_evaluate
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]
-    """metrics.jsonl and the progress bar, on rank 0; a validation loss that is no number ends the run on every rank."""
+    """Writes metrics.jsonl and the progress bar on rank 0; a validation loss that is not finite ends the run."""
 
-    def __init__(self, run: RunDirectory, facts: dict[str, Any], show: ProgressBar | None) -> None:
+    def __init__(self, run: RunDirectory, facts: JsonObject, show: ProgressBar | None) -> None:
         self.run, self.show = run, show
         self.world_size, self.arithmetic = int(facts["world_size"]), facts.get("arithmetic")
         self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
         if self.show:
             self.show.start(state.max_steps, state.global_step)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        # After the update the scheduler may already say the next step's: DeepSpeed's own optimizers take it along.
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Optimizer | None = None,
+        **_: object,
+    ) -> None:
+        # After the update the scheduler may already have the rate of the next step (DeepSpeed's own optimizers).
+        assert optimizer is not None, "the Trainer passes it"
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.show:
             self.show.step(state.global_step)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Logs | None = None, **_: Any) -> None:
-        logs = {} if logs is None else logs  # what is added here the trackers see too
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Logs | None = None,
+        **_: object,
+    ) -> None:
+        logs = {} if logs is None else logs  # the trackers see the added keys too
         if not math.isfinite(logs.get("eval_loss", 0.0)):
-            what = f"eval_loss is {logs['eval_loss']} at step {state.global_step}"
-            raise NotANumber(what, rank=0, fix="Lower the learning rate.")
+            message = f"eval_loss is {logs['eval_loss']} at step {state.global_step}"
+            raise NotANumber(message, rank=0, fix="Lower the learning rate.")
         if dist.get_rank() != 0 or not {"loss", "eval_loss"} & logs.keys():
             return
         if "loss" in logs:
             logs["learning_rate"] = self.learning_rate
-            # TRL's own number counts the tokens of this process's life, and stand-ins among them.
+            # TRL's own number starts at 0 in each process, and counts stand-ins.
             logs["num_tokens"] = state.num_input_tokens_seen
             logs |= self._measured(float(state.num_input_tokens_seen))
-        # Speed is that of training; a validation comes after the line of its step.
+        # The speed is that of training alone; a validation follows the line of its step.
         self.since += logs.get("eval_runtime", 0.0)
         if "eval_num_tokens" in logs:
             logs["eval_num_tokens"] = state.num_input_tokens_seen
@@ -120,11 +147,11 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
     def _record(self, line: Logs) -> None:
         try:
             self.run.log_metrics(line)
-        except DiskError as error:  # a full disk is no reason to lose the steps since the last checkpoint
+        except DiskError as error:  # a full disk must not cost the steps since the last checkpoint
             warn(self.run, f"{error} Training continues without this line: {line}")
 
     def _measured(self, tokens: float) -> Logs:
-        """Return tokens per second of all ranks since the last call, what of the GPUs that uses, and memory."""
+        """Return tokens per second of all ranks since the last call, the MFU if known, and the memory."""
         now = time.monotonic()
         speed = (tokens - self.tokens) / max(now - self.since, 1e-9)
         self.tokens, self.since = tokens, now
@@ -134,13 +161,13 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             measured["mfu"] = round(used / self.arithmetic["peak_flops_per_gpu"], 4)
         return measured
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.show:
             self.show.stop()
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this rank has held so far: tensors on its device, or all of the process on a CPU."""
+    """Return the peak memory of this rank: tensors on its device, or the whole process on a CPU."""
     accelerator = get_accelerator()
     if accelerator.device_name() != "cpu":
         return int(accelerator.max_memory_allocated())
@@ -155,19 +182,19 @@ def _finite(logs: Logs) -> Logs:
 
 
 def _margin(logs: Logs, prefix: str = "") -> str:
-    """Return by how much chosen answers are scored above rejected ones, where an objective says it."""
-    found = [logs[key] for key in (f"{prefix}rewards/margins", f"{prefix}margin") if key in logs]
-    return f"  margin {found[0]:.3f}" if found else ""
+    """Return by how much chosen answers are scored above rejected ones, if the objective logs it."""
+    margins = [logs[key] for key in (f"{prefix}rewards/margins", f"{prefix}margin") if key in logs]
+    return f"  margin {margins[0]:.3f}" if margins else ""
 
 
 def _answers(logs: Logs) -> str:
-    """Return the generation metrics of a validation, where it has any."""
-    named = {"exact_match": "{:.0%} of answers exact", "rouge_l": "ROUGE-L {:.3f}", "bleu": "BLEU {:.1f}"}
-    return "".join(f"  {text.format(logs[f'eval_{key}'])}" for key, text in named.items() if f"eval_{key}" in logs)
+    """Return the generation metrics of a validation, if it has any."""
+    formats = {"exact_match": "{:.0%} of answers exact", "rouge_l": "ROUGE-L {:.3f}", "bleu": "BLEU {:.1f}"}
+    return "".join(f"  {text.format(logs[f'eval_{key}'])}" for key, text in formats.items() if f"eval_{key}" in logs)
 
 
 class ProgressBar:
-    """A bar with the last values and the time left on a terminal; plain lines in the log without one that can draw."""
+    """A bar with the last values and the time left on a terminal that can draw it; otherwise plain lines in the log."""
 
     def __init__(self, terminal: TextIO | None) -> None:
         console = Console(file=terminal)
@@ -176,9 +203,9 @@ class ProgressBar:
         self.progress = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(), TextColumn("left"), expand=True,
-            # Over all steps so far: rich takes the last 30 seconds, in which a large model takes no two steps.
+            # The speed over all steps so far: rich takes the last 30 s, too short for two steps of a large model.
             speed_estimate_period=math.inf,
-            # What others print stays in the log, from where it is shown above the bar.
+            # Other output stays in the log, from which it is shown above the bar.
             console=console, redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
 
@@ -194,11 +221,11 @@ class ProgressBar:
 
     def log(self, step: int, total: int, logs: Logs, num_ranks: int = 1) -> None:
         if "loss" in logs:
-            self.text = "  ".join(_said(logs, num_ranks))
+            self.text = "  ".join(_step_values(logs, num_ranks))
         text = self.text
         if "eval_loss" in logs:
             text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}{_answers(logs)}"
-        if step == self.first:  # a validation before the first step tells nothing of the time that steps take
+        if step == self.first:  # a validation before the first step does not count as time of steps
             self.began = time.monotonic()
             if self.is_terminal:
                 self.progress.reset(self.task, completed=step)
@@ -213,7 +240,7 @@ class ProgressBar:
             print(f"step {step}/{total}  {text}  {timedelta(seconds=round(seconds))} left", flush=True)
 
     def _fitting(self) -> str:
-        """Return as many of the values as stand in one line beside the bar; more than a line would be drawn twice."""
+        """Return the values that fit in one line beside the bar; a second line would be drawn twice."""
         room = self.progress.console.width - _BESIDE
         return self.text if len(self.text) <= room else self.text[: max(room, 0) + 1].rpartition("  ")[0]
 
@@ -222,8 +249,8 @@ class ProgressBar:
             self.progress.stop()
 
 
-def _said(logs: Logs, num_ranks: int) -> Iterator[str]:
-    """Yield what a person looks at while a run goes on; what is not known is left out."""
+def _step_values(logs: Logs, num_ranks: int) -> Iterator[str]:
+    """Yield the values that a person watches during a run, without unknown ones."""
     yield f"loss {logs['loss']:.4f}{_margin(logs)}"
     if logs.get("grad_norm") is not None:
         yield f"grad {logs['grad_norm']:.3g}"
@@ -238,23 +265,24 @@ def _said(logs: Logs, num_ranks: int) -> Iterator[str]:
 
 
 class Tracker(TrainerCallback):  # type: ignore[misc]
-    """One integration. Whatever it raises, and a call that hangs, is one warning, and it is off from then on."""
+    """One integration of transformers. If it raises an error or hangs, it gives one warning and is switched off."""
 
     def __init__(self, name: str, run: RunDirectory) -> None:
-        self.name, self._run, self._inner = name, run, None
-        # One thread for all calls, because a call may hang; MLflow and Trackio keep the run of a thread.
+        self.name, self._run = name, run
+        self._inner: TrainerCallback | None = None
+        # All calls run in one thread, because a call may hang, and MLflow and Trackio keep one run per thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         _set_places(run)
         self._inner = self._within_patience(INTEGRATION_TO_CALLBACK[name])
 
-    def _forward(self, event: str, *args: Any, **kwargs: Any) -> None:
+    def _forward(self, event: str, *args: object, **kwargs: object) -> None:
         if self._inner is not None:
             self._within_patience(partial(getattr(self._inner, event), *args, **kwargs))
         if event == "on_train_end" and self._inner is not None and self.name == "wandb":
-            # A rank ends without Python's exit functions, in which wandb marks its run as finished.
+            # A rank skips Python's exit functions, in which wandb marks its run as finished.
             self._within_patience(_finish_wandb)
 
-    def _within_patience(self, call: Callable[[], Any]) -> Any:
+    def _within_patience(self, call: Callable[[], Result]) -> Result | None:
         try:
             return self._thread.submit(call).result(PATIENCE_S)
         except TimeoutError:
@@ -276,19 +304,19 @@ for _event in _EVENTS:
 
 
 def trackers(names: Iterable[str], run: RunDirectory) -> list[Tracker]:
-    """Return a callback for each tracker; only rank 0 needs them."""
+    """Return a callback for each tracker; rank 0 alone uses them."""
     return [Tracker(name, run) for name in names]
 
 
 def _set_places(run: RunDirectory) -> None:
-    """Say where trackers keep their files: in the run directory, where the user has not said something else."""
+    """Let trackers write into the run directory, unless the user has set another place."""
     places = {"TENSORBOARD_LOGGING_DIR": run.path / "tensorboard", "WANDB_DIR": run.path, "WANDB_PROJECT": "tuner"}
     for name, value in places.items():
         os.environ.setdefault(name, str(value))
 
 
 def _finish_wandb() -> None:
-    import wandb  # type: ignore[import-not-found]  # only who tracks with it has it
+    import wandb  # type: ignore[import-not-found]  # installed only if it is used
 
     wandb.finish()
 
@@ -297,26 +325,28 @@ def _finish_wandb() -> None:
 
 
 class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
-    """Of rank 0: the times of each step's parts, memory between them, and what was sent."""
+    """Stores what DeepSpeed measures on rank 0: times of the parts of a step, memory between them, communication."""
 
-    def __init__(self, trainer: Any, run: RunDirectory, zero: dict[str, Any]) -> None:
+    def __init__(self, trainer: BuiltTrainer, run: RunDirectory, zero: JsonObject) -> None:
         self.trainer, self.run, self.zero = trainer, run, zero
         self.logs_communication = bool((zero.get("comms_logger") or {}).get("enabled"))
         if zero.get("memory_breakdown") is True:
             compat.on_memory_breakdown(self._log_memory)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.logs_communication:  # not sooner: transformers sets the logger's level when it makes the engine
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if self.logs_communication:  # not earlier: transformers sets the logger's level when it builds the engine
             _send_log(self.run)
         if self.zero.get("wall_clock_breakdown") is True:
             timers = self.trainer.deepspeed.timers
-            # Its own `log` prints, whatever the level of its logger.
+            # The timers' own `log` prints at any log level.
             timers.log = partial(_log_times, timers, self.run)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.logs_communication:
-            found = comms_logger.log_all(print_log=False, return_dict=True)
-            self.run.log_measured("communication.jsonl", {"step": state.global_step, **found["summary"]})
+            communication = comms_logger.log_all(print_log=False, return_dict=True)
+            self.run.log_measured("communication.jsonl", {"step": state.global_step, **communication["summary"]})
 
     def _log_memory(self, where: str) -> None:
         device = get_accelerator()
@@ -326,7 +356,7 @@ class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
 
 
 def _send_log(run: RunDirectory) -> None:
-    """Write DeepSpeed's log to a file; what is printed of it stays what `quiet` lets through."""
+    """Write DeepSpeed's log to a file; the part that is printed stays as `quiet` has set it."""
     run.measurements.mkdir(exist_ok=True)
     logger = logging.getLogger("DeepSpeed")
     for handler in logger.handlers:
@@ -337,8 +367,14 @@ def _send_log(run: RunDirectory) -> None:
     logger.setLevel(logging.INFO)
 
 
-def _log_times(timers: Any, run: RunDirectory, names: list[str], normalizer: float = 1.0, **options: Any) -> None:
-    """Keep the milliseconds of each timer since the last time, as `SynchronizedWallClockTimer.log` prints them."""
+def _log_times(
+    timers: SynchronizedWallClockTimer,
+    run: RunDirectory,
+    names: list[str],
+    normalizer: float = 1.0,
+    **options: bool,
+) -> None:
+    """Store the milliseconds of each timer since the last call, which `SynchronizedWallClockTimer.log` would print."""
     known = {name: timers.timers[name] for name in names if name in timers.timers}
     reset = options.get("reset", True)
     line = {name: round(timer.elapsed(reset=reset) / normalizer, 3) for name, timer in known.items()}
