@@ -33,7 +33,7 @@ from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
-from tuner.zero import needs
+from tuner.zero.config import swap_paths
 
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
 """The second of these signals kills a run. Not SIGHUP: a terminal that closes sends it twice."""
@@ -67,7 +67,7 @@ def run_ranks(
     env = _environment(resolved)
     _compile(resolved, env, directory)
     printed = contextlib.nullcontext() if tells_failure else contextlib.redirect_stderr(StringIO())
-    swaps_to = needs.swap_paths(resolved.final.config)
+    swaps_to = swap_paths(resolved.final.config)
     with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
         for line in kept:
             print(line, file=sys.stderr)
