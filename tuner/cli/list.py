@@ -15,7 +15,7 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
-from tuner.errors import visible
+from tuner.errors import RecipeError, TunerError, visible
 from tuner.files import JsonObject
 from tuner.recipes import catalog, patterns
 from tuner.recipes.catalog import PRESETS
@@ -97,7 +97,7 @@ def _fitting(text: str, names: Iterable[str]) -> list[str]:
 
 
 def _nothing(wanted: Mapping[str, str]) -> Exception:
-    from tuner.errors import RecipeError, did_you_mean
+    from tuner.errors import did_you_mean
 
     text = next(filter(None, wanted.values()))
     names = [name for kind in wanted for name in catalog.names(kind)]
@@ -110,7 +110,6 @@ def _nothing(wanted: Mapping[str, str]) -> Exception:
 
 def _print_names(pattern: str, *, as_json: bool) -> None:
     from tuner.cli.parts import suits
-    from tuner.errors import RecipeError
     from tuner.files import dump_json
 
     expansion = patterns.expand(pattern, _MAX_NAMES, suits)
@@ -137,9 +136,7 @@ def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
     own = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
     if not own and not catalog.has_own():
         return
-    from tuner.cli.parts import mistake
-
-    mistakes = [mistake(kind, name) for kind, name in own]
+    mistakes = [_mistake(kind, name) for kind, name in own]
     for error in (*filter(None, mistakes), *(catalog.misplaced() if is_all else ())):
         say(f"WARNING: {error}", err=True)
     for note in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
@@ -152,12 +149,51 @@ def _own(kind: str) -> dict[str, str]:
     return {name: visible(f"({file.folder.origin})") for name, file in files if not file.is_ours}
 
 
+def _details(kind: str, name: str) -> JsonObject:
+    """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
+    from tuner.cli import parts
+    from tuner.data.formats import KINDS
+
+    file = catalog.part_file(kind, name)
+    facts: JsonObject = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
+    if file.shadowed:
+        facts["shadows"] = [folder.origin for folder in file.shadowed]
+    if wrong := _mistake(kind, name):
+        return {**facts, "error": wrong.to_json()}
+    if kind == "models":
+        path = parts.values(kind, name).get("model", {}).get("path")
+        return {**facts, "path": path, "parameters": parts.parameters(name)}
+    if kind == "datasets":
+        try:
+            paths = [rows["path"] for rows in parts.data_sets(name) if rows.get("path")]
+        except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
+            return {**facts, "error": error.to_json()}
+        return {**facts, "paths": paths, "objectives": [one for one in KINDS if parts.suits(one, name)]}
+    return facts
+
+
+def _mistake(kind: str, name: str) -> TunerError | None:
+    """Return the mistake in a part of the user's own, or None; the package's parts have none."""
+    file = catalog.part_file(kind, name)
+    if kind != PRESETS or file.is_ours:
+        from tuner.cli import parts
+
+        return parts.mistake(kind, name)
+    from tuner.zero import choice, lint
+
+    try:
+        lint.check(choice.open_config(name, file.shown))
+    except TunerError as error:
+        error.where = error.where or file.shown
+        return error
+    return None
+
+
 def _print_json(parts: Parts) -> None:
-    from tuner.cli.parts import details
     from tuner.files import dump_json
 
-    by_kind: JsonObject = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
-    own = {kind: {name: details(kind, name) for name in _own(kind)} for kind in _others()}
+    by_kind: JsonObject = {kind: {name: _details(kind, name) for name in names} for kind, names in parts.items()}
+    own = {kind: {name: _details(kind, name) for name in _own(kind)} for kind in _others()}
     click.echo(dump_json({**by_kind, "presets": catalog.presets(), "own": own}), nl=False)
 
 

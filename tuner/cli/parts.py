@@ -12,32 +12,12 @@ from tuner.data.formats import FORMATS, KINDS
 from tuner.errors import ModelError, RecipeError, TunerError
 from tuner.files import JsonObject
 from tuner.recipes import catalog
-from tuner.recipes.catalog import PRESETS, PartFile
+from tuner.recipes.catalog import PartFile
 from tuner.recipes.recipe_file import read_part
 
 
-def details(kind: str, name: str) -> JsonObject:
-    """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
-    file = catalog.part_file(kind, name)
-    facts: JsonObject = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
-    if file.shadowed:
-        facts["shadows"] = [folder.origin for folder in file.shadowed]
-    if wrong := mistake(kind, name):
-        return {**facts, "error": wrong.to_json()}
-    if kind == "models":
-        path = values(kind, name).get("model", {}).get("path")
-        return {**facts, "path": path, "parameters": parameters(name)}
-    if kind == "datasets":
-        try:
-            paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
-        except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
-            return {**facts, "error": error.to_json()}
-        return {**facts, "paths": paths, "objectives": [one for one in KINDS if suits(one, name)]}
-    return facts
-
-
 def mistake(kind: str, name: str) -> TunerError | None:
-    """Return the mistake in a part of the user's own, or None; the package's parts have none."""
+    """Return the mistake in a part of a recipe that is the user's own, or None; the package's parts have none."""
     file = catalog.part_file(kind, name)
     return None if file.is_ours else _mistake(kind, name, file)
 
@@ -47,12 +27,7 @@ def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
     from tuner.recipes import loading  # the schema, which the package's own parts do not need to be listed
 
     try:
-        if kind == PRESETS:
-            from tuner.zero import choice, lint
-
-            lint.check(choice.open_config(name, file.shown))
-        else:
-            loading.check_part(kind, name)
+        loading.check_part(kind, name)
     except TunerError as error:
         error.where = error.where or file.shown
         return error
