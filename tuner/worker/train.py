@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PreparedRank:
     """One rank with its data: the result of `prepare`."""
 
     started_s: float
@@ -106,10 +106,10 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Training:
+class BuiltRank:
     """A rank that is ready to train: the result of `build`. `train` returns it again after the last step."""
 
-    inputs: Inputs
+    prepared: PreparedRank
     trainer: BuiltTrainer
     saver: CheckpointSaver
     consensus: RankConsensus
@@ -132,7 +132,7 @@ def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
 # prepare
 
 
-def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> Inputs:
+def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> PreparedRank:
     """Read the run's files, join the other ranks, and turn rows into tokens."""
     started_s = time.monotonic()
     compat.check_names()
@@ -154,7 +154,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
         bind_cores(rank.local_rank, facts["world_size"] // facts["num_nodes"])
     if isinstance(train_data, Prepared):
         resume.check_data(point, train_data)
-    return Inputs(
+    return PreparedRank(
         started_s=started_s,
         run=run,
         rank=rank,
@@ -195,66 +195,66 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
 # build
 
 
-def build(inputs: Inputs) -> Training:
+def build(prepared: PreparedRank) -> BuiltRank:
     """Load the model, build TRL's trainer on DeepSpeed, and add the callbacks."""
-    run, guard, config, zero = inputs.run, inputs.guard, inputs.config, inputs.zero
+    run, guard, config, zero = prepared.run, prepared.guard, prepared.config, prepared.zero
     guard.heart.beat("loading the model")
-    models = _load_models(inputs)
+    models = _load_models(prepared)
     guard.heart.beat("setting up the training")
-    data = inputs.train_data, inputs.val_data
-    trainer: BuiltTrainer = trainer_setup.trainer(config, inputs.arguments, models, inputs.tokenizer, data, run)
+    data = prepared.train_data, prepared.val_data
+    trainer: BuiltTrainer = trainer_setup.trainer(config, prepared.arguments, models, prepared.tokenizer, data, run)
     if config.log.generate:
-        trainer.measure_answers = AnswersValidationPrompts(config, inputs.tokenizer, run).measure
-    uploads = _uploads(inputs)
-    saver = _saver(inputs, trainer, uploads)
-    consensus, weights_check = RankConsensus(trainer, guard, inputs.tokenizer), CheckWeightsMoved(trainer)
-    callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(inputs)]
+        trainer.measure_answers = AnswersValidationPrompts(config, prepared.tokenizer, run).measure
+    uploads = _uploads(prepared)
+    saver = _saver(prepared, trainer, uploads)
+    consensus, weights_check = RankConsensus(trainer, guard, prepared.tokenizer), CheckWeightsMoved(trainer)
+    callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(prepared)]
     callbacks += [CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)]
-    if inputs.rank.rank == 0:
+    if prepared.rank.rank == 0:
         callbacks.append(KeepMeasurements(trainer, run, zero))
-    if inputs.stream:
-        callbacks.append(inputs.stream)
-    for callback in (*callbacks, *_before_step_1(inputs, trainer, models), *inputs.users_callbacks):
+    if prepared.stream:
+        callbacks.append(prepared.stream)
+    for callback in (*callbacks, *_before_step_1(prepared, trainer, models), *prepared.users_callbacks):
         trainer.add_callback(callback)
-    if inputs.point:
-        resume.LoadCheckpoint(trainer, inputs.point, config.randomness.seed)
-    return Training(inputs, trainer, saver, consensus, weights_check, uploads)
+    if prepared.point:
+        resume.LoadCheckpoint(trainer, prepared.point, config.randomness.seed)
+    return BuiltRank(prepared, trainer, saver, consensus, weights_check, uploads)
 
 
-def _load_models(inputs: Inputs) -> Models:
-    config, heart = inputs.config, inputs.guard.heart
-    where = (config, inputs.model_path, trainer_setup.dtype(inputs.zero), str(inputs.device))
-    shards = inputs.zero_stage == 3
+def _load_models(prepared: PreparedRank) -> Models:
+    config, heart = prepared.config, prepared.guard.heart
+    where = (config, prepared.model_path, trainer_setup.dtype(prepared.zero), str(prepared.device))
+    shards = prepared.zero_stage == 3
     models = (
-        load_model(*where, shards=shards, tokenizer=inputs.tokenizer),
-        load_reference(*where, shards=shards, tokenizer=inputs.tokenizer),
+        load_model(*where, shards=shards, tokenizer=prepared.tokenizer),
+        load_reference(*where, shards=shards, tokenizer=prepared.tokenizer),
     )
     tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
     for model in filter(None, models):
-        experts.let_ranks_choose(model, inputs.zero_stage)
+        experts.let_ranks_choose(model, prepared.zero_stage)
         model.register_forward_pre_hook(lambda *_: tick())  # trainers compute before step 1 without a callback
     return models
 
 
-def _uploads(inputs: Inputs) -> CheckpointUploads | None:
+def _uploads(prepared: PreparedRank) -> CheckpointUploads | None:
     """Return what uploads checkpoints, on rank 0 and if the recipe asks for it."""
-    checkpoint = inputs.config.checkpoint
-    if not checkpoint.push or not checkpoint.repository or inputs.rank.rank != 0:
+    checkpoint = prepared.config.checkpoint
+    if not checkpoint.push or not checkpoint.repository or prepared.rank.rank != 0:
         return None
-    uploads = CheckpointUploads(inputs.run, Target(checkpoint.repository, checkpoint.private))
-    inputs.at_the_end.callback(uploads.stop)
+    uploads = CheckpointUploads(prepared.run, Target(checkpoint.repository, checkpoint.private))
+    prepared.at_the_end.callback(uploads.stop)
     return uploads
 
 
-def _saver(inputs: Inputs, trainer: BuiltTrainer, uploads: CheckpointUploads | None) -> CheckpointSaver:
+def _saver(prepared: PreparedRank, trainer: BuiltTrainer, uploads: CheckpointUploads | None) -> CheckpointSaver:
     """Return what saves checkpoints, and let the guard wait for it."""
-    guard, checkpoint = inputs.guard, inputs.config.checkpoint
+    guard, checkpoint = prepared.guard, prepared.config.checkpoint
 
     def facts_of_checkpoint(step: int) -> JsonObject:
-        if inputs.stream:
-            return {**inputs.facts["state"], "data": inputs.stream.facts(step)}
-        assert isinstance(inputs.train_data, Prepared)
-        return {**inputs.facts["state"], "data": resume.data_of(inputs.train_data)}
+        if prepared.stream:
+            return {**prepared.facts["state"], "data": prepared.stream.facts(step)}
+        assert isinstance(prepared.train_data, Prepared)
+        return {**prepared.facts["state"], "data": resume.data_of(prepared.train_data)}
 
     def on_valid(folder: Path, seconds: float) -> None:
         guard.heart.saved(seconds)
@@ -262,37 +262,37 @@ def _saver(inputs: Inputs, trainer: BuiltTrainer, uploads: CheckpointUploads | N
             uploads.push(folder)
 
     keep, keeps_best = checkpoint.max_keep_ckpts, bool(checkpoint.save_best)
-    saver = CheckpointSaver(trainer, inputs.run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
+    saver = CheckpointSaver(trainer, prepared.run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
     guard.before_leaving = saver.wait
     return saver
 
 
-def _callbacks(inputs: Inputs) -> tuple[TrainerCallback, ...]:
+def _callbacks(prepared: PreparedRank) -> tuple[TrainerCallback, ...]:
     """Return the callbacks that need no trainer."""
-    run, guard, config, leads = inputs.run, inputs.guard, inputs.config, inputs.rank.rank == 0
-    metrics_callback = MetricsCallback(run, inputs.facts, ProgressBar(guard.terminal) if leads else None)
+    run, guard, config, leads = prepared.run, prepared.guard, prepared.config, prepared.rank.rank == 0
+    metrics_callback = MetricsCallback(run, prepared.facts, ProgressBar(guard.terminal) if leads else None)
     of_rank_0 = trackers(config.log.trackers, run) if leads else []
     logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
     return logs_steps, validation, metrics_callback, HeartbeatCallback(guard), *of_rank_0
 
 
-def _before_step_1(inputs: Inputs, trainer: BuiltTrainer, models: Models) -> list[TrainerCallback]:
+def _before_step_1(prepared: PreparedRank, trainer: BuiltTrainer, models: Models) -> list[TrainerCallback]:
     """Return the callbacks that compute with the model before the first step."""
-    config, callbacks = inputs.config, list[TrainerCallback]()
+    config, callbacks = prepared.config, list[TrainerCallback]()
     cfg = config.train_cfg
     if cfg.loss == "chunked" and config.objective.facts.chooses_loss and not cfg.torch_compile:
         whole_logits = partial(trainer_setup.use_whole_logits, trainer, models, config)
-        callbacks.append(CheckHead(trainer, whole_logits, inputs.run))
+        callbacks.append(CheckHead(trainer, whole_logits, prepared.run))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.
     if cfg.torch_compile != "deepcompile":
-        callbacks.append(ValidateFirst(trainer, inputs.facts["batch"]["global_batch"]))
+        callbacks.append(ValidateFirst(trainer, prepared.facts["batch"]["global_batch"]))
     return callbacks
 
 
 # train
 
 
-def train(training: Training) -> Training:
+def train(built: BuiltRank) -> BuiltRank:
     """Take the steps.
 
     Raises:
@@ -300,50 +300,50 @@ def train(training: Training) -> Training:
         Stopped: a signal asked for it.
         TunerError: no weight has changed.
     """
-    inputs = training.inputs
-    checkpoint = inputs.checkpoint
-    with training.saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
-        training.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if step := training.consensus.stopped_at:
+    prepared = built.prepared
+    checkpoint = prepared.checkpoint
+    with built.saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
+        built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if step := built.consensus.stopped_at:
         message = f"at step {step} on request; its checkpoint is saved"
-        raise Stopped(message, fix=f"Resume: {resume_command(inputs.run.path)}")
-    training.weights_check.check()
-    return training
+        raise Stopped(message, fix=f"Resume: {resume_command(prepared.run.path)}")
+    built.weights_check.check()
+    return built
 
 
 # finish
 
 
-def finish(training: Training) -> None:
+def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
-    inputs, trainer = training.inputs, training.trainer
-    run, rank, guard, config, facts = inputs.run, inputs.rank, inputs.guard, inputs.config, inputs.facts
+    prepared, trainer = built.prepared, built.trainer
+    run, rank, guard, config, facts = prepared.run, prepared.rank, prepared.guard, prepared.config, prepared.facts
     guard.heart.beat("saving the result")
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
     best = resume.load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
     if facts["saves_result"]:
         with disk_errors(run.checkpoints, "the result"):
-            save_final_model(trainer, inputs.tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+            save_final_model(trainer, prepared.tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
             if rank.rank == 0:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
-    if training.uploads:
-        training.uploads.finish(guard.heart.tick)
+    if built.uploads:
+        built.uploads.finish(guard.heart.tick)
     if rank.rank == 0:
-        _report(training, time.monotonic() - inputs.started_s, best)
+        _report(built, time.monotonic() - prepared.started_s, best)
         if not rank.supervised:
             guard.ended(0)
 
 
-def _report(training: Training, seconds: float, best: int | None) -> None:
+def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     """Write status.json, and print the verdict, samples of answers, and where the result is.
 
     Args:
-        training: The trained rank.
+        built: The rank, after training.
         seconds: The time that the rank took.
         best: The step of the checkpoint that the result has; None if the result has the last step.
     """
-    run, config, trainer = training.inputs.run, training.inputs.config, training.trainer
+    run, config, trainer = built.prepared.run, built.prepared.config, built.trainer
     step, max_steps = trainer.state.global_step, trainer.state.max_steps
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     facts: JsonObject = {"step": step, "max_steps": max_steps, "result_step": best or step}
@@ -377,7 +377,7 @@ def _report(training: Training, seconds: float, best: int | None) -> None:
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
-    show_samples(config, run, training.inputs.guard, run_s=seconds, num_parameters=num_parameters)
+    show_samples(config, run, built.prepared.guard, run_s=seconds, num_parameters=num_parameters)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.facts.scores else "chat"
