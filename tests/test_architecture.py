@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -58,6 +59,7 @@ FLOORS = {
     "__init__": 0,
 }
 LONGEST_CHAIN = 13
+MOST_LINES_TO_READ = 3_500
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
 CHANGES = (
@@ -344,3 +346,17 @@ def test_the_defaults_hold_every_key_of_the_schema_and_no_other() -> None:
 
     assert base == {key for key in schema if key in absent or key.split(".")[0] not in absent}
     assert list(read_file(catalog.BASE).values) == list(RecipeConfig.model_fields)
+
+
+def test_the_files_to_read_are_few_and_as_the_map_says() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    stations = re.findall(r"^\| [^|]+ \| `(tuner/[^`]+)` \| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+
+    assert len(stations) >= 10
+    texts = {file: (ROOT.parent / file).read_text(encoding="utf-8") for file, _, _ in stations}
+    assert [
+        file for file, function, _ in stations if not re.search(rf"(?m)^(def|class) {function}\b", texts[file])
+    ] == []
+    lines = {file: len(text.splitlines()) for file, text in texts.items()}
+    assert [(file, lines[file]) for file, _, number in stations if not 0.8 < lines[file] / int(number) < 1.25] == []
+    assert sum(lines.values()) <= MOST_LINES_TO_READ

@@ -24,7 +24,7 @@ from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.shares import possible, samples_of_rank
-from tuner.launch import final_config, preflight, ranks, render
+from tuner.launch import final_config, preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines
 from tuner.launch.resolve import load, resolve_recipe, resolve_run
@@ -252,7 +252,8 @@ class _Bench:
         if self.num_runs == 1:
             preflight.check(run)
         files = directory.create(run.run_path, render.files(run), resume=False)
-        code = ranks.run(run, files, shows_rank_0=False, tells_failure=False)  # its row has what a failure says
+        # The row of the candidate has the failure.
+        code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
         status = files.read_json(files.status)
         if "signal" in status:
             raise _Interrupted
