@@ -241,6 +241,17 @@ def test_a_rank_loads_no_module_of_a_launcher(tmp_path: Path) -> None:
     assert list(filter(is_for_launchers, loaded)) == []
 
 
+def test_a_plain_name_loads_only_what_it_needs_of_the_recipes(tmp_path: Path) -> None:
+    code = "import sys, tuner.recipes.loading as loading; loading.load('tiny_full_sample_e1'); print(*sys.modules)"
+    argv, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    loaded = {name.removeprefix("tuner.recipes.") for name in done.stdout.split() if name.startswith("tuner.recipes.")}
+    assert "catalog" in loaded
+    assert loaded.isdisjoint({"mistaken", "document_file", "yaml_text", "xtuner_names", "python_calls", "new_part"})
+
+
 WRAPPER = """
 import json, sys
 from tuner.cli import main

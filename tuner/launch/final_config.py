@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.recipes.document_file import YAML
+from tuner.recipes.recipe_file import YAML
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
 from tuner.zero.config import BASE, NONE, Document, FinalConfig, chosen, final_stage_0, stage_0
 
