@@ -1,7 +1,7 @@
 """A recipe's few fast candidates, measured: real ranks train each for some steps, and the fastest is what is kept.
 
 Micro-batch, recomputation, loss and level are tried one after the other at the recipe's own global batch, so that every
-candidate learns the same. It prints nothing; what a plan on paper can say is `fit.split`'s.
+candidate learns the same. It prints nothing; what a plan on paper can say is `fit.step_time`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tuner.files import disk_errors, write_text
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
-from tuner.fit.split import possible, samples_of_rank
+from tuner.fit.shares import possible, samples_of_rank
 from tuner.launch import final_config, preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines

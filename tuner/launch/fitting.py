@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from tuner.errors import MachineError
 from tuner.files import JsonObject
-from tuner.fit import advice, attention
-from tuner.fit.communication import step_flops
+from tuner.fit.activations import default_attention
 from tuner.fit.estimate import peak_on
 from tuner.fit.levels import Fit, Level
-from tuner.fit.parameters import active_parameters, has_formula, num_parameters
+from tuner.fit.parameters import active_parameters, count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.fit.trainable import count
 from tuner.launch.machine_facts import fit_machines, slowest_gpu
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware, Precision
@@ -49,6 +47,8 @@ def choose_level(
             else "the model's size is unknown"
         )
         return "deepspeed_zero3", kind
+    from tuner.fit import advice  # only runs on GPUs need it
+
     fits = advice.levels(config, architecture, fit_machines(topology, hardware, precision))
     lowest = advice.recommended(fits)
     if lowest:
@@ -88,8 +88,10 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     architecture, slowest = config.architecture, slowest_gpu(hardware)
     if slowest is None or dtype == "fp32" or architecture is None or not has_formula(architecture):
         return None
+    from tuner.fit.step_time import flops_of_step  # only runs on GPUs need it
+
     share = min(1.0, count(config, architecture).trainable / num_parameters(architecture))
-    flops = step_flops(active_parameters(architecture), share, 1, recompute=False)
+    flops = flops_of_step(active_parameters(architecture), share, 1, recompute=False)
     return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
 
 
@@ -119,6 +121,8 @@ def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
 
 def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     assert config.architecture is not None
+    from tuner.fit import advice  # only runs on GPUs need it
+
     advised = advice.changes(config, config.architecture, fit.machines)
     ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
@@ -157,7 +161,7 @@ def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str
     """
     lacks, other = None, None
     if architecture is not None and has_formula(architecture):
-        other = attention.of_transformers(architecture)
+        other = default_attention(architecture)
     if not hardware.gpus:
         lacks = "no GPU is visible"
     elif not hardware.has_nvidia:

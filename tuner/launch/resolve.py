@@ -14,7 +14,7 @@ from tuner.errors import RecipeError, UsageError
 from tuner.files import JsonObject, dump_json, sha256
 from tuner.fit import activations
 from tuner.fit.parameters import has_formula
-from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
+from tuner.fit.shares import data_parallel_ranks, refuse_tiles
 from tuner.launch import batch_size, data_rows, final_config, fitting
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
