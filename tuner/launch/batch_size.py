@@ -16,9 +16,8 @@ from tuner.fit.parameters import has_formula
 from tuner.fit.shares import data_parallel_ranks, samples_of_rank
 from tuner.launch import data_rows, steps
 from tuner.launch.machine_facts import cluster, fit_machines
-from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware, Precision
-from tuner.machine.topology import Batch, Topology
+from tuner.machine.topology import ENOUGH, Batch, Topology
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split

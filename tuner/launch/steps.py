@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tuner.machine import few_steps
-from tuner.machine.topology import Batch
+from tuner.machine.topology import Batch, few_steps_warning
 from tuner.recipes.schema import RecipeConfig
 
 _BYTES_PER_TOKEN = 4
@@ -223,7 +222,7 @@ def too_few(config: RecipeConfig, batch: Batch, steps: Steps) -> str | None:
     samples = steps.samples
     if config.train_cfg.max_steps or samples.value is None:
         return None
-    return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
+    return few_steps_warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
 
 
 def _described(samples: Count) -> str:
