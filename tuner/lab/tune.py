@@ -1,7 +1,7 @@
 """A recipe's few fast candidates, measured: real ranks train each for some steps, and the fastest is what is kept.
 
 Micro-batch, recomputation, loss and level are tried one after the other at the recipe's own global batch, so that every
-candidate learns the same. It prints nothing; what a plan on paper can say is `fit.split`'s.
+candidate learns the same. It prints nothing; what a plan on paper can say is `fit.step_time`'s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tuner.files import disk_errors, write_text
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
-from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import preflight, ranks, render
+from tuner.fit.shares import possible, samples_of_rank
+from tuner.launch import final_config, preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines
 from tuner.launch.resolve import load, resolve_recipe, resolve_run
@@ -36,7 +36,7 @@ from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice
-from tuner.zero.jsonfile import BASE
+from tuner.zero.config import BASE
 
 _ROWS_A_SAMPLE = 32
 """Rows that are read for each packed row of a step; where they are too few, the steps go over them again."""
@@ -138,7 +138,7 @@ def tune(
     loaded = load(request)
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
-    flags = filled(request.flags, choice.launch_of(loaded, request.deepspeed), environ)
+    flags = filled(request.flags, final_config.launch_flags(loaded, request.deepspeed), environ)
     topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
@@ -252,7 +252,8 @@ class _Bench:
         if self.num_runs == 1:
             preflight.check(run)
         files = directory.create(run.run_path, render.files(run), resume=False)
-        code = ranks.run(run, files, shows_rank_0=False, tells_failure=False)  # its row has what a failure says
+        # The row of the candidate has the failure.
+        code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
         status = files.read_json(files.status)
         if "signal" in status:
             raise _Interrupted

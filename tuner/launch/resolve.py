@@ -11,24 +11,29 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.errors import RecipeError, UsageError
-from tuner.files import dump_json, sha256
-from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
-from tuner.launch import batch_size, data_rows, fitting
+from tuner.files import JsonObject, dump_json, sha256
+from tuner.fit import activations
+from tuner.fit.parameters import has_formula
+from tuner.fit.shares import data_parallel_ranks, refuse_tiles
+from tuner.launch import batch_size, data_rows, final_config, fitting
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes import loading, path_checks
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero import choice, measurements, merge, precision
-from tuner.zero.rules import stage
+from tuner.zero.config import FinalConfig, is_auto, stage, with_measurement_folders
 
+_LOGITS_OF_HOST = 0.25
+"""The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -52,7 +57,7 @@ def resolve_run(
     """
     recipe = load(request)
     loading.refuse_command(recipe, allow_code=request.allow_code)
-    flags = filled(request.flags, choice.launch_of(recipe, request.deepspeed), environ)
+    flags = filled(request.flags, final_config.launch_flags(recipe, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     _check_retries(request.on_oom, request.max_restarts, topology)
     if request.bind_cores and not topology.is_supervised:
@@ -76,7 +81,7 @@ def resolve_run(
     point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
     if point and point.load_as is LoadAs.UNIVERSAL:
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
-    measured = measurements.placed(resolved.final, RunDirectory(start.run_path).measurements)
+    measured = with_measurement_folders(resolved.final, RunDirectory(start.run_path).measurements)
     resolved = replace(resolved, final=measured)
     if warning := leftovers.warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
@@ -218,23 +223,27 @@ def resolve_recipe(
     loaded = data_rows.hold_out(loaded)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     refuse_tiles(loaded.config)
-    document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
+    document = None if is_auto(loaded, deepspeed) else final_config.open_document(loaded, deepspeed)
     if document:
         for of_document in (batch_size.with_dtype, batch_size.with_compile, batch_size.with_batch):
             loaded = of_document(loaded, document)
     loaded = batch_size.choose_global_batch(loaded, ranks)
-    dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
+    dtype = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
     loaded = fitting.choose_kernels(loaded, hardware, dtype.dtype)
     reason = None
     if document is None:
         light = batch_size.lightest(loaded, ranks).config
         deepspeed, reason = fitting.choose_level(light, topology, hardware, dtype, ignore=ignore_fit)
-        document = choice.open_chosen(loaded, deepspeed)
-    loaded = batch_size.choose_split(loaded, document, topology, hardware, dtype)
+        document = final_config.open_document(loaded, deepspeed)
+
+    def merged(recipe: Recipe, batch: Batch) -> FinalConfig:
+        return final_config.merged(recipe, document, batch, dtype, hardware)
+
+    loaded = batch_size.choose_split(loaded, topology, hardware, dtype, merged)
     batch = Batch(*loaded.config.split[:2], ranks)
-    final = merge.merge(loaded, document, batch, dtype, hardware)
+    final = merged(loaded, batch)
     level = document.preset or document.name
-    loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
+    loaded = _choose_loss(loaded, final.config, topology, hardware, dtype)
     _refuse_compiled_chunks(loaded, final.config)
     fit = fitting.judge(loaded.config, final.config, topology, hardware, dtype, level)
     warnings = (
@@ -243,6 +252,45 @@ def resolve_recipe(
         *filter(None, [contradiction(document.launch, topology), fitting.warning(fit)]),
     )
     return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)
+
+
+def _choose_loss(
+    loaded: Recipe, deepspeed: JsonObject, topology: Topology, hardware: Hardware, precision: Precision
+) -> Recipe:
+    """Return the recipe with the `train_cfg.loss` for `auto`: whole logits if there is room for them."""
+    key, config = "train_cfg.loss", loaded.config
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
+        return loaded
+    whole = config.with_values({"train_cfg.loss": "whole"})
+    if _validates_larger_batches(config):
+        reason = "derived: the batches of the validation are larger than twice those of training"
+        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
+    if hardware.gpus:
+        fit = fitting.judge(whole, deepspeed, topology, hardware, precision, "whole")
+        has_room, place = fit is not None and fit.room >= fitting.TOLERANCE, "on each GPU"
+    else:
+        has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
+    reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
+    return loaded.settled({key: "whole" if has_room else "chunked"}, Place(Kind.DERIVED, reason))
+
+
+def _validates_larger_batches(config: RecipeConfig) -> bool:
+    """Return whether a validation, which computes the same loss, may hold more logits than training."""
+    val = config.val_dataloader
+    if val is None or val.batch_size == "auto":
+        return False
+    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
+    of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
+    return val.batch_size * val.dataset.max_length > 2 * of_step
+
+
+def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
+    architecture = config.architecture
+    if architecture is None or not has_formula(architecture):
+        return False
+    config = data_rows.with_sampled_length(config, config.split.micro_batch)
+    num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
+    return num_bytes <= _LOGITS_OF_HOST * hardware.host_memory_bytes
 
 
 def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, object]) -> None:
