@@ -30,7 +30,7 @@ from tests.worker.families import METHODS, examples
 from tuner import assets
 from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
 from tuner.data.formats import FORMATS
-from tuner.data.sample import KINDS
+from tuner.data.sample_kinds import KINDS
 from tuner.errors import TunerError
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import aliases, catalog

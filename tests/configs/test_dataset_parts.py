@@ -10,7 +10,8 @@ import pytest
 from tests.configs.rows_of_parts import ROWS
 from tests.each import each
 from tuner.data import formats
-from tuner.data.sample import Feedback, Pair, for_objective, lacks
+from tuner.data.sample import Feedback, Pair, lacks
+from tuner.data.sample_kinds import for_objective
 from tuner.recipes import catalog, loading, paths
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.data import formats
-from tuner.data.sample import KINDS, Chat, Feedback, Pair, Sample, for_objective, lacks
+from tuner.data.sample import Chat, Feedback, Pair, Sample, lacks
+from tuner.data.sample_kinds import KINDS, for_objective
 from tuner.errors import DataError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -231,7 +232,7 @@ def test_each_objective_takes_its_kinds_and_names_the_objectives_of_the_others()
 
 
 def test_fine_tuning_on_pairs_names_the_format_of_chosen_answers() -> None:
-    with pytest.raises(DataError, match=r"preference data .*dpo/kto/orpo/reward.*set format='chosen'"):
+    with pytest.raises(DataError, match=r"preference data .*dpo/orpo/reward/kto.*set format='chosen'"):
         for_objective(PAIR, "sft", "preference", "x")
 
 

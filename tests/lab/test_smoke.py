@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch.plans import PATH, checkpoint
 from tuner import assets
-from tuner.data.sample import KINDS
+from tuner.data.sample_kinds import KINDS
 from tuner.data.templates import answers_end
 from tuner.errors import ModelError
 from tuner.lab import stand_ins

@@ -21,7 +21,7 @@ from tuner.errors import MachineError
 from tuner.launch import builds, execute, render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import extensions
-from tuner.zero import needs
+from tuner.zero import config as deepspeed_config
 
 LOCKS = "import sys, time; from pathlib import Path; lock = Path(sys.argv[1]); held = lock.open('x')"
 """What compiles here: the lock is made and kept open, as torch does it."""
@@ -207,7 +207,7 @@ NVME = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "n
 def test_a_config_and_an_optimizer_say_what_is_compiled(
     config: dict[str, Any], optimizer: str, expected: tuple[str, ...]
 ) -> None:
-    assert needs.ops(config, optimizer) == expected
+    assert deepspeed_config.ops(config, optimizer) == expected
 
 
 @pytest.mark.long

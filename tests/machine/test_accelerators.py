@@ -17,10 +17,9 @@ from tests.machine.gpus import GIB
 from tuner.fit.gpu_catalog import like
 from tuner.launch import fitting
 from tuner.machine import accelerators, hardware, libraries
-from tuner.machine.hardware import Gpu, Hardware, detect
+from tuner.machine.hardware import Gpu, Hardware, decide_precision, detect
 from tuner.recipes import loading
 from tuner.worker import consensus, step_log, train
-from tuner.zero.precision import decide
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def test_amds_gpus_are_told_from_its_processors_and_have_their_memory(
 def test_what_is_compiled_for_nvidia_is_not_taken_elsewhere() -> None:
     npu = Hardware((Gpu("Ascend accelerator", 0, (0, 0)),), maker="Ascend")
 
-    assert decide("auto", npu).dtype == "bf16"
+    assert decide_precision("auto", npu).dtype == "bf16"
     settled = fitting.choose_kernels(loading.load("tiny_full_sample_e3"), npu, "bf16")
     assert settled.config.model.attn_implementation == "sdpa"
     assert settled.origins["model.attn_implementation"].source == "derived: flash attention needs NVIDIA GPUs"

@@ -25,7 +25,7 @@ def changed(name: str, *pairs: str) -> Recipe:
         (DPO, "objective.loss_type=ipoo", ("objective.loss_type = 'ipoo'", "Did you mean 'ipo'?")),
         (DPO, "objective.type=dop", ("objective.type = 'dop'", "Did you mean 'dpo'?", "'reward'")),
         (DPO, "objective.type=orpo", ("objective.loss_type belongs to dpo, kto", "'orpo'", "tiny_orpo_full_sample_e3")),
-        (DPO, "objective.type=sft", ("objective.beta belongs to dpo, kto, orpo", "'sft'", "the recipe's name")),
+        (DPO, "objective.type=sft", ("objective.beta belongs to dpo, orpo, kto", "'sft'", "the recipe's name")),
         (DPO, "objective.bta=1", ("no key 'objective.bta'", "Did you mean 'objective.beta'?")),
         (DPO, "beta=0", ("objective.beta = 0", "greater than 0")),
         (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),

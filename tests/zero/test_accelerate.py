@@ -18,8 +18,8 @@ from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
-from tuner.zero import accelerate, choice
-from tuner.zero.jsonfile import Document
+from tuner.zero import choice, yaml_configs
+from tuner.zero.config import Document
 from tuner.zero.lint import check
 
 TINY = "tiny_full_sample_e1"
@@ -65,19 +65,19 @@ def test_every_key_of_the_installed_accelerate_is_read_or_named_as_without_count
     asked = set(re.findall(r'deepspeed_config\["(\w+)"\]', _source("commands/config/cluster.py")))
     plugin = _fields("utils/dataclasses.py", "DeepSpeedPlugin") - {"hf_ds_config"}  # deepspeed_config_file
 
-    assert top <= {*accelerate.USED, *accelerate.LEFT_OUT}
-    assert asked | plugin <= {*accelerate.MAPPED, accelerate.FILE, *accelerate.LEFT_OUT_OF_DEEPSPEED}
+    assert top <= {*yaml_configs.USED, *yaml_configs.LEFT_OUT}
+    assert asked | plugin <= {*yaml_configs.MAPPED, yaml_configs.FILE, *yaml_configs.LEFT_OUT_OF_DEEPSPEED}
 
 
 def test_a_key_without_counterpart_is_told_with_its_line_and_its_reason(tmp_path: Path) -> None:
-    for table, indent in ((accelerate.LEFT_OUT, ""), (accelerate.LEFT_OUT_OF_DEEPSPEED, "  ")):
+    for table, indent in ((yaml_configs.LEFT_OUT, ""), (yaml_configs.LEFT_OUT_OF_DEEPSPEED, "  ")):
         for key, left_out in table.items():
             block = "deepspeed_config:\n  zero_stage: 2\n"
             body = "\n".join(line for line in _BODY.splitlines() if not line.startswith(f"{key}:"))
             document = _opened(tmp_path, f"\n{block}{indent}{key}: something\n", body)
 
             (warning,) = check(document).warnings
-            assert key in warning and left_out.why in warning
+            assert key in warning and left_out.reason in warning
             assert f"accelerate.yaml:{body.count(chr(10)) + 4}: " in warning
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError
+from tuner.zero.config import Document
 from tuner.zero.config_schema import AUTO, schema
-from tuner.zero.conflicts import check_device
-from tuner.zero.jsonfile import Document, parse, read
-from tuner.zero.lint import check
+from tuner.zero.jsonfile import parse, read
+from tuner.zero.lint import check, check_device
 
 DATA = Path(__file__).parent / "data"
 SHIPPED = Path(__file__).parents[2] / "tuner" / "deepspeed_presets"
@@ -416,7 +416,7 @@ def test_nvidia_features_are_refused_on_a_cpu_alone() -> None:
 
 def test_checking_imports_no_heavy_library() -> None:
     program = (
-        "import sys; from tuner.zero.lint import check; from tuner.zero.jsonfile import Document;"
+        "import sys; from tuner.zero.lint import check; from tuner.zero.config import Document;"
         "check(Document.of({'bf16': {'enabled': True}}, 'x'));"
         "print({'torch', 'deepspeed', 'pydantic', 'numpy', 'transformers'} & set(sys.modules))"
     )

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import DeepSpeedConfigError
-from tuner.zero.jsonfile import MAX_BYTES, MAX_DEPTH, Document, parse, read
+from tuner.zero.config import Document
+from tuner.zero.jsonfile import MAX_BYTES, MAX_DEPTH, parse, read
 
 DATA = Path(__file__).parent / "data"
 

@@ -16,16 +16,15 @@ from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
 from tuner.launch.batch_size import lightest
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge
 from tuner.zero.choice import open_config
-from tuner.zero.final_config import FinalConfig
-from tuner.zero.jsonfile import Document, parse
-from tuner.zero.precision import decide
+from tuner.zero.config import Document, FinalConfig
+from tuner.zero.jsonfile import parse
 
 GUIDE = Path(__file__).parent / "data" / "guide_ds_config.json"
 TINY = "tiny_full_sample_e1"
@@ -47,7 +46,7 @@ def _merge(
 ) -> FinalConfig:
     loaded = _recipe(*sets, name=name)
     document = parse(json_text, "my.json") if isinstance(json_text, str) else json_text
-    precision = decide(loaded.config.optim_wrapper.dtype, hardware)
+    precision = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
     return merge.merge(loaded, document, _batch(loaded, ranks), precision, hardware)
 
 
@@ -549,7 +548,7 @@ def test_nothing_that_goes_in_is_changed() -> None:
     loaded, document, batch = _recipe(), open_config(str(GUIDE), "--deepspeed"), Batch(1, 1, 1)
     values, before = copy.deepcopy(loaded.values), copy.deepcopy(document.value)
 
-    merge.merge(loaded, document, batch, decide("auto", CPU), CPU)
+    merge.merge(loaded, document, batch, decide_precision("auto", CPU), CPU)
 
     assert document.value == before
     assert loaded.values == values
@@ -672,7 +671,7 @@ def test_a_dict_in_a_recipe_is_a_config_and_its_place_is_the_recipes(tmp_path: P
     chosen = loaded.config.deepspeed
     assert isinstance(chosen, dict)
 
-    final = merge.merge(loaded, open_config(chosen, f"{path}:3"), Batch(1, 1, 1), decide("auto", CPU), CPU)
+    final = merge.merge(loaded, open_config(chosen, f"{path}:3"), Batch(1, 1, 1), decide_precision("auto", CPU), CPU)
 
     assert final.config["zero_optimization"]["stage"] == 1
     assert f"9.0 in {path}:3" in _warning(final, "gradient_clipping")

@@ -17,7 +17,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.merging import Kind
 from tuner.recipes.recipe import Overrides
-from tuner.zero import choice, overlay
+from tuner.zero import choice, config_schema
 
 TINY = "tiny_full_sample_e1"
 ZERO = "zero_optimization"
@@ -126,4 +126,4 @@ def test_every_key_of_the_presets_can_be_typed() -> None:
         document = choice.open_config(preset, "--deepspeed")
         for block, values in document.value.items():
             names = [f"{block}.{name}" for name in values] if isinstance(values, dict) else [block]
-            assert {*names} <= overlay.known_keys().keys()
+            assert {*names} <= config_schema.known_keys().keys()

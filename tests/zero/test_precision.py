@@ -4,8 +4,7 @@ import pytest
 
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tuner.errors import MachineError
-from tuner.machine.hardware import Hardware
-from tuner.zero.precision import decide
+from tuner.machine.hardware import Hardware, decide_precision
 
 MACHINES = [
     pytest.param(machine(H200), "bf16", id="H200"),
@@ -20,36 +19,36 @@ MACHINES = [
 
 @pytest.mark.parametrize(("hardware", "dtype"), MACHINES)
 def test_auto_is_decided_by_the_weakest_gpus_compute_capability(hardware: Hardware, dtype: str) -> None:
-    assert decide("auto", hardware).dtype == dtype
+    assert decide_precision("auto", hardware).dtype == dtype
 
 
 def test_the_reason_names_the_capability_that_decided() -> None:
-    assert "7.0" in decide("auto", machine(H200, V100)).reason
-    assert "8.0 or more (lowest: 9.0)" in decide("auto", machine(H200)).reason
+    assert "7.0" in decide_precision("auto", machine(H200, V100)).reason
+    assert "8.0 or more (lowest: 9.0)" in decide_precision("auto", machine(H200)).reason
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("hardware", [machine(H200), machine(V100)], ids=["H200", "V100"])
 def test_a_recipes_dtype_wins_over_the_gpus(hardware: Hardware, dtype: str) -> None:
-    decided = decide(dtype, hardware)
+    decided = decide_precision(dtype, hardware)
 
     assert decided.dtype == dtype
     assert decided.reason.startswith("optim_wrapper.dtype")
 
 
 def test_emulated_bf16_is_called_that() -> None:
-    assert "emulated" in decide("bf16", machine(V100)).reason
-    assert "emulated" not in decide("bf16", machine(A100)).reason
-    assert "emulated" not in decide("bf16", CPU).reason
+    assert "emulated" in decide_precision("bf16", machine(V100)).reason
+    assert "emulated" not in decide_precision("bf16", machine(A100)).reason
+    assert "emulated" not in decide_precision("bf16", CPU).reason
 
 
 def test_a_weight_has_four_bytes_in_fp32_alone() -> None:
-    assert [decide(dtype, machine(A100)).weight_bytes for dtype in ("bf16", "fp16", "fp32")] == [2, 2, 4]
+    assert [decide_precision(dtype, machine(A100)).weight_bytes for dtype in ("bf16", "fp16", "fp32")] == [2, 2, 4]
 
 
 def test_fp16_on_a_cpu_is_refused_with_what_to_set() -> None:
     with pytest.raises(MachineError) as caught:
-        decide("fp16", CPU)
+        decide_precision("fp16", CPU)
 
     assert caught.value.exit_code == 3
     assert "optim_wrapper.dtype" in str(caught.value)

@@ -14,17 +14,16 @@ from tests.machine.gpus import A100, CPU, machine
 from tests.zero.samples import GONE, SAMPLES
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import dump_json
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
 from tuner.zero.choice import open_config
-from tuner.zero.final_config import FinalConfig
-from tuner.zero.jsonfile import Document, read
+from tuner.zero.config import Document, FinalConfig
+from tuner.zero.contradictions import DROPPED, INERT, UNRUNNABLE
+from tuner.zero.jsonfile import read
 from tuner.zero.lint import check
-from tuner.zero.precision import decide
-from tuner.zero.unrunnable import DROPPED, INERT, UNRUNNABLE
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
@@ -71,7 +70,7 @@ def _final(document: Document, hardware: Hardware = CPU, ranks: int = 1) -> Fina
     loaded = loading.load("tiny_full_sample_e1")
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
-    return merge.merge(loaded, document, batch, decide("auto", hardware), hardware)
+    return merge.merge(loaded, document, batch, decide_precision("auto", hardware), hardware)
 
 
 def _sample(name: str) -> Document:
@@ -189,7 +188,7 @@ SETS = ("train_dataloader.batch_size=3", "accumulative_counts=4", "max_norm=0.5"
 def _hugging_face(*sets: str) -> FinalConfig:
     loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text) for text in (*SETS, *sets)]))
     hardware = machine(A100, A100)
-    return merge.merge(loaded, read(HUGGING_FACE), Batch(3, 4, 2), decide("auto", hardware), hardware)
+    return merge.merge(loaded, read(HUGGING_FACE), Batch(3, 4, 2), decide_precision("auto", hardware), hardware)
 
 
 @pytest.mark.parametrize("key", RESOLVED)

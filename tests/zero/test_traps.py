@@ -15,22 +15,21 @@ from deepspeed.runtime import config as deepspeed_config
 from tests.machine.gpus import A100, CPU, V100, machine
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
 from tuner.zero.choice import open_config
-from tuner.zero.final_config import FinalConfig
+from tuner.zero.config import FinalConfig
 from tuner.zero.jsonfile import parse
-from tuner.zero.precision import decide
 
 
 def _final(text: str, *sets: str, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
     loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", one) for one in sets]))
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
-    return merge.merge(loaded, parse(text, "my.json"), batch, decide("auto", hardware), hardware)
+    return merge.merge(loaded, parse(text, "my.json"), batch, decide_precision("auto", hardware), hardware)
 
 
 # Refused, each with its line and column: what is given -> where, and a part of what is said.

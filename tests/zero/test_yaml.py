@@ -8,7 +8,7 @@ import pytest
 
 from tuner.errors import DeepSpeedConfigError
 from tuner.zero import choice
-from tuner.zero.jsonfile import Document
+from tuner.zero.config import Document
 from tuner.zero.lint import check
 
 PRESET = """deepspeed_zero3:

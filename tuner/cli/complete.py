@@ -29,9 +29,9 @@ def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> list[C
 
 def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the keys of DeepSpeed's config, by their full path and by their last word."""
-    from tuner.zero import overlay  # its schema, a file of its own
+    from tuner.zero.config_schema import known_keys  # its schema, a file of its own
 
-    names = {*overlay.known_keys()} | {path.rpartition(".")[2] for path in overlay.known_keys()}
+    names = {*known_keys()} | {path.rpartition(".")[2] for path in known_keys()}
     return _items(name for name in sorted(names) if name.startswith(incomplete))
 
 

@@ -32,7 +32,7 @@ def details(kind: str, name: str) -> dict[str, Any]:
             paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
         except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
             return {**facts, "error": error.to_json()}
-        return {**facts, "paths": paths, "objectives": [objective for objective in KINDS if suits(objective, name)]}
+        return {**facts, "paths": paths, "objectives": [one for one in KINDS if suits(one, name)]}
     return facts
 
 

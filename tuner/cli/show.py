@@ -127,11 +127,11 @@ def _recipe(
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
+    from tuner.launch.final_config import launch_flags
     from tuner.launch.machine_facts import look_up as machines_of
     from tuner.launch.resolve import resolve_recipe
-    from tuner.zero import choice
 
-    hardware, topology = machines_of(machines, os.environ, choice.launch_of(loaded, deepspeed))
+    hardware, topology = machines_of(machines, os.environ, launch_flags(loaded, deepspeed))
     resolved = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tuner.data import formats, sources
 from tuner.data.pipeline import DETECT_ROWS
 from tuner.data.readers.text_files import Row
-from tuner.data.sample import KINDS
+from tuner.data.sample_kinds import KINDS
 from tuner.errors import DataError
 
 MAX_ROWS = 1_000

@@ -17,8 +17,7 @@ from tuner.data import masks
 from tuner.data.outcomes import Tally
 from tuner.data.sample import EQUAL, IGNORED, Feedback
 from tuner.data.tokens import Encoded, Labelled, Row, Tokens
-from tuner.recipes.schema.objectives import facts_of
-from tuner.recipes.schema.objectives.objective_block import RowKind
+from tuner.recipes.schema.objectives import RowKind, facts_of
 
 _TOKENS = pa.list_(pa.int32())
 

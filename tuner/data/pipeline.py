@@ -16,7 +16,8 @@ from tuner.data import formats, mixing
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, fail
-from tuner.data.sample import Sample, WrongKind, for_objective, lacks
+from tuner.data.sample import Sample, lacks
+from tuner.data.sample_kinds import WrongKind, for_objective
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of

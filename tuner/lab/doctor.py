@@ -100,7 +100,7 @@ def _known_errors() -> Iterator[Row]:
     version = libraries.version_of("deepspeed")
     known = list(guards.of_version(version)) if version else []
     if known:
-        errors = "; ".join(f"{guard.what} ({guard.source})" for guard in known)
+        errors = "; ".join(f"{guard.problem} ({guard.source})" for guard in known)
         newest = max((guard.fixed for guard in known if guard.fixed), key=libraries.numbers, default=None)
         fix = f"pip install 'deepspeed>={newest}'; runs that would hit one of them are refused." if newest else None
         yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {errors}", fix)

@@ -22,8 +22,7 @@ from tuner.lab.shrink import config_of, shrink
 from tuner.models.load import load_tokenizer, source
 from tuner.recipes.schema import Dataset, Model, Rows
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.objectives import facts_of
-from tuner.recipes.schema.objectives.objective_block import RowKind
+from tuner.recipes.schema.objectives import RowKind, facts_of
 
 _TEXT = "Say what the capital of Denmark is, and what 2 + 4 makes."
 _TINY = f"{assets.ASSET}tiny"

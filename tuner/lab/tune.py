@@ -23,7 +23,7 @@ from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import preflight, ranks, render
+from tuner.launch import final_config, preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines
 from tuner.launch.resolve import load, resolve_recipe, resolve_run
@@ -35,7 +35,7 @@ from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice
-from tuner.zero.jsonfile import BASE
+from tuner.zero.config import BASE
 
 _ROWS_A_SAMPLE = 32
 """Rows to read for each packed row of a step; if they are too few, the steps repeat them."""
@@ -137,7 +137,7 @@ def tune(
     loaded = load(request)
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
-    flags = filled(request.flags, choice.launch_of(loaded, request.deepspeed), environ)
+    flags = filled(request.flags, final_config.launch_flags(loaded, request.deepspeed), environ)
     topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")

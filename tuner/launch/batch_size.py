@@ -6,7 +6,7 @@ so a run learns the same on one GPU and on eight. Which split is fast and fits i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
@@ -18,15 +18,13 @@ from tuner.fit.split import samples_of_rank
 from tuner.launch import data_rows, steps
 from tuner.launch.machine_facts import cluster, fit_machines
 from tuner.machine.few_steps import ENOUGH
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
 from tuner.recipes.schema.long_context import sees_whole_samples
-from tuner.zero import merge
-from tuner.zero.jsonfile import Document
-from tuner.zero.precision import Precision
+from tuner.zero.config import Document, FinalConfig
 
 MAX_TOKENS = 32_768
 """Most tokens of a step that tuner chooses: 16 rows of 2,048.
@@ -169,13 +167,20 @@ def with_batch(loaded: Recipe, document: Document) -> Recipe:
 
 
 def choose_split(
-    loaded: Recipe, document: Document, topology: Topology, hardware: Hardware, precision: Precision
+    loaded: Recipe,
+    topology: Topology,
+    hardware: Hardware,
+    precision: Precision,
+    merged: Callable[[Recipe, Batch], FinalConfig],
 ) -> Recipe:
-    """Return the recipe with the split that 'auto' means here: the fastest that fits at the level of `document`.
+    """Return the recipe with the split that 'auto' means here: the fastest that fits at the level of the config.
+
+    Args:
+        merged: Returns the final DeepSpeed config of a recipe with a batch.
 
     Raises:
         RecipeError: the ranks cannot share the global batch.
-        DeepSpeedConfigError, MachineError: as `merge`.
+        DeepSpeedConfigError, MachineError: as `merged`.
     """
     config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
     options, architecture = split.possible(config, ranks), config.architecture
@@ -188,7 +193,8 @@ def choose_split(
         return _settled(loaded, options[0], "derived: no GPU memory to plan for")
     if architecture is None or not has_formula(architecture):
         return _settled(loaded, options[0], "derived: the model's size is unknown")
-    level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
+    level = Level.of_config(merged(lightest(loaded, ranks), Batch(*options[0][:2], ranks)).config)
+    name = f"deepspeed_zero{level.stage}" if level.stage else "none"
     chosen = split.fastest(config, architecture, here, level, name, cluster(hardware, topology))
     leaves = (
         f"leaves {split.MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"
@@ -222,15 +228,6 @@ def _is_by_sample(config: RecipeConfig) -> bool:
         return False
     is_sdpa = attention.of_recipe(config, architecture) == "sdpa"
     return is_sdpa and sees_whole_samples(config, architecture.model_dump())
-
-
-def _level(
-    loaded: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware
-) -> tuple[Level, str]:
-    """Return the level that the DeepSpeed config has for memory, and the name of the level with the same traffic."""
-    light = lightest(loaded, batch.ranks)
-    level = Level.of_config(merge.merge(light, document, batch, precision, hardware).config)
-    return level, f"deepspeed_zero{level.stage}" if level.stage else "none"
 
 
 def _number(document: Document, key: str) -> int | None:

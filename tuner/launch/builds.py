@@ -19,7 +19,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import extensions
 from tuner.machine.kernel import die_with_parent
 from tuner.progress import Work, shown
-from tuner.zero import needs
+from tuner.zero import config
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,7 +39,7 @@ _ERROR = re.compile(r"^.*\b(?:error|undefined reference|cannot find|not found)\b
 
 def missing(run: ResolvedRun) -> tuple[str, ...]:
     """Return the ops that this run needs and that are not compiled here, or are locked."""
-    wanted = needs.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
+    wanted = config.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
     return tuple(
         op for op in wanted if extensions.lock(op, run.environ).exists() or not extensions.is_compiled(op, run.environ)
     )
@@ -48,7 +48,7 @@ def missing(run: ResolvedRun) -> tuple[str, ...]:
 def foretold(ops: Sequence[str]) -> str:
     """Return one line about the ops that will be compiled, and how long that takes."""
     seconds = sum(_SECONDS.get(op, _OTHER_S) for op in ops)
-    names = ", ".join(needs.OPS[op] for op in ops)
+    names = ", ".join(config.OPS[op] for op in ops)
     return (
         f"DeepSpeed's {names} {'is' if len(ops) == 1 else 'are'} compiled before the ranks start, once on this "
         f"machine: about {seconds} s on two cores"
@@ -134,7 +134,7 @@ def _read_step(text: str, work: Work) -> None:
     ops = list(_OP.finditer(text))
     if not ops:
         return
-    work.title = f"compiling DeepSpeed's {needs.OPS[ops[-1][1]]}"
+    work.title = f"compiling DeepSpeed's {config.OPS[ops[-1][1]]}"
     if steps := _STEP.findall(text, ops[-1].end()):
         work.unit, work.done, work.total = "files", int(steps[-1][0]), int(steps[-1][1])
 
@@ -168,7 +168,7 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
     op = started[-1] if started else ops[0]
     match = _ERROR.search(text[text.rfind(f"op {op}\n") :])
     line = match[0].strip() if match else next(filter(None, reversed(text.splitlines())), "no output")
-    message = f"DeepSpeed's {needs.OPS[op]} ({op}) does not compile here: {line}"
+    message = f"DeepSpeed's {config.OPS[op]} ({op}) does not compile here: {line}"
     fix = "Install what the compiler needs (tuner doctor checks compilers), or use a config without this op."
     return MachineError(message, where=log, fix=fix)
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from tuner.errors import TunerError, visible
 from tuner.files import JsonObject
-from tuner.launch import fitting, machine_facts, preflight, targets
+from tuner.launch import final_config, fitting, machine_facts, preflight, targets
 from tuner.launch.checks import deepspeed_config
 from tuner.launch.machine_facts import HERE, AskedMachines
 from tuner.launch.resolve import resolve_recipe, resolve_run
@@ -21,10 +21,8 @@ from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
-from tuner.zero.conflicts import check_device
-from tuner.zero.jsonfile import Document
-from tuner.zero.lint import inspect
-from tuner.zero.rules import AUTO
+from tuner.zero.config import AUTO, Document, is_auto
+from tuner.zero.lint import check_device, inspect
 
 Value = TypeVar("Value")
 _MAX_SHOWN = 15
@@ -192,20 +190,20 @@ def _settled(
     report: Report, loaded: Recipe, deepspeed: str | None, machines: AskedMachines, environ: Mapping[str, str]
 ) -> None:
     """Check the DeepSpeed config by itself, then the recipe with it on the machines."""
-    is_auto = choice.is_auto(loaded, deepspeed)
-    if not is_auto and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
+    plan_decides = is_auto(loaded, deepspeed)
+    if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
         report.warn(loaded.warnings)
         return
 
     def resolve() -> ResolvedRecipe:
-        here, topology = machine_facts.look_up(machines, environ, choice.launch_of(loaded, deepspeed))
+        here, topology = machine_facts.look_up(machines, environ, final_config.launch_flags(loaded, deepspeed))
         return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
 
     resolved = report.attempt(resolve)
     if resolved is None:
         return
     report.attempt(lambda: fitting.refuse_hopeless(resolved.fit, resolved.recipe.config))
-    reported = () if is_auto else resolved.final.config_warnings
+    reported = () if plan_decides else resolved.final.config_warnings
     report.warn(warning for warning in resolved.warnings if warning not in reported)
 
 

@@ -17,13 +17,12 @@ from tuner.fit.trainable import count
 from tuner.launch import data_rows
 from tuner.launch.machine_facts import fit_machines, slowest_gpu
 from tuner.machine import libraries
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Topology
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
-from tuner.zero.precision import Precision
 
 TOLERANCE = 0.1
 """An estimate that is above the memory by less than this part may be wrong: a warning, no error."""

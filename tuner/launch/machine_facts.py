@@ -10,10 +10,9 @@ from tuner.fit.communication import Cluster
 from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Machines
 from tuner.machine import hardware
-from tuner.machine.hardware import Gpu, Hardware
+from tuner.machine.hardware import Gpu, Hardware, Precision
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags, Topology, planned
-from tuner.zero.precision import Precision
 
 AskedMachines = tuple[int | None, str | None, int]
 """The values of --gpus, --gpu and --nodes: GPUs of each node, their product, and the number of nodes."""

@@ -16,13 +16,12 @@ from tuner.fit.split import possible
 from tuner.launch import batch_size, data_rows, fitting, machine_facts, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware, libraries
-from tuner.machine.hardware import Gpu, Hardware
+from tuner.machine.hardware import Gpu, Hardware, decide_precision
 from tuner.machine.topology import Batch, planned
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes.python_calls import in_python
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
-from tuner.zero import precision
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
@@ -154,7 +153,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
     ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
     recipe = batch_size.choose_global_batch(data_rows.hold_out(recipe), ranks)
-    dtype = precision.decide(recipe.config.optim_wrapper.dtype, place.node).dtype
+    dtype = decide_precision(recipe.config.optim_wrapper.dtype, place.node).dtype
     recipe = fitting.choose_kernels(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
     if unknown := summary.unknown_size(recipe.config):
         config = recipe.config.with_split(possible(recipe.config, ranks)[0])
@@ -219,7 +218,7 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
         kind = machine_facts.known_gpu(gpu) if gpu else None
     node = machine_facts.node(here, gpus, kind)
     count, first = len(node.gpus), node.gpus[0]
-    weight_bytes = precision.decide(dtype, node).weight_bytes
+    weight_bytes = decide_precision(dtype, node).weight_bytes
     host_bytes = host_bytes or node.host_memory_bytes
     machines = Machines(
         count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes, old_gpus=node.has_old_gpus

@@ -13,7 +13,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import leftovers
 from tuner.runs import swapped
 from tuner.runs.directory import RunDirectory
-from tuner.zero import needs
+from tuner.zero.config import swap_paths
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     env = _environment(resolved)
     _compile(resolved, env, directory)
     printed = nullcontext() if tells_failure else redirect_stderr(StringIO())
-    swaps_to = needs.swap_paths(resolved.final.config)
+    swaps_to = swap_paths(resolved.final.config)
     with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
         for line in kept:
             print(line, file=sys.stderr)

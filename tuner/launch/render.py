@@ -18,7 +18,7 @@ from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes.schema import Model, resolved_document
 from tuner.runs.directory import RunDirectory
 from tuner.runs.lock import WORKER
-from tuner.zero import needs
+from tuner.zero.config import swap_paths
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
@@ -150,7 +150,7 @@ def _run_facts(run: ResolvedRun) -> JsonObject:
         "bind_cores": request.bind_cores,
         "saves_result": request.saves_result,
         "needs_bitsandbytes": config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
-        "swaps_to": needs.swap_paths(run.final.config),
+        "swaps_to": swap_paths(run.final.config),
         "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),
         "fit": run.fit.to_json() if run.fit else None,
         "warnings": list(run.warnings),

@@ -13,11 +13,11 @@ from pathlib import Path
 from tuner.errors import RecipeError, UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
-from tuner.launch import batch_size, data_rows, fitting
+from tuner.launch import batch_size, data_rows, final_config, fitting
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes import loading, path_checks
@@ -26,8 +26,7 @@ from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero import choice, measurements, merge, precision
-from tuner.zero.rules import stage
+from tuner.zero.config import FinalConfig, is_auto, stage, with_measurement_folders
 
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
@@ -52,7 +51,7 @@ def resolve_run(
     """
     recipe = load(request)
     loading.refuse_command(recipe, allow_code=request.allow_code)
-    flags = filled(request.flags, choice.launch_of(recipe, request.deepspeed), environ)
+    flags = filled(request.flags, final_config.launch_flags(recipe, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     _check_retries(request.on_oom, request.max_restarts, topology)
     if request.bind_cores and not topology.is_supervised:
@@ -76,7 +75,7 @@ def resolve_run(
     point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
     if point and point.load_as is LoadAs.UNIVERSAL:
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
-    measured = measurements.placed(resolved.final, RunDirectory(start.run_path).measurements)
+    measured = with_measurement_folders(resolved.final, RunDirectory(start.run_path).measurements)
     resolved = replace(resolved, final=measured)
     if warning := leftovers.warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
@@ -218,21 +217,25 @@ def resolve_recipe(
     loaded = data_rows.hold_out(loaded)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     refuse_tiles(loaded.config)
-    document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
+    document = None if is_auto(loaded, deepspeed) else final_config.open_document(loaded, deepspeed)
     if document:
         for of_document in (batch_size.with_dtype, batch_size.with_compile, batch_size.with_batch):
             loaded = of_document(loaded, document)
     loaded = batch_size.choose_global_batch(loaded, ranks)
-    dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
+    dtype = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
     loaded = fitting.choose_kernels(loaded, hardware, dtype.dtype)
     reason = None
     if document is None:
         light = batch_size.lightest(loaded, ranks).config
         deepspeed, reason = fitting.choose_level(light, topology, hardware, dtype, ignore=ignore_fit)
-        document = choice.open_chosen(loaded, deepspeed)
-    loaded = batch_size.choose_split(loaded, document, topology, hardware, dtype)
+        document = final_config.open_document(loaded, deepspeed)
+
+    def merged(recipe: Recipe, batch: Batch) -> FinalConfig:
+        return final_config.merged(recipe, document, batch, dtype, hardware)
+
+    loaded = batch_size.choose_split(loaded, topology, hardware, dtype, merged)
     batch = Batch(*loaded.config.split[:2], ranks)
-    final = merge.merge(loaded, document, batch, dtype, hardware)
+    final = merged(loaded, batch)
     level = document.preset or document.name
     loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
     _refuse_compiled_chunks(loaded, final.config)

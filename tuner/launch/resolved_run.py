@@ -11,14 +11,12 @@ from typing import NamedTuple, TextIO
 from tuner.files import JsonObject
 from tuner.fit.levels import Fit
 from tuner.launch.steps import Steps
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, LaunchFlags, Topology
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.resume_point import ResumePoint
-from tuner.zero.final_config import FinalConfig
-from tuner.zero.jsonfile import Document
-from tuner.zero.precision import Precision
+from tuner.zero.config import Document, FinalConfig
 
 
 class Request(NamedTuple):

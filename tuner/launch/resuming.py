@@ -21,8 +21,7 @@ from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-from tuner.zero import choice
-from tuner.zero.final_config import FinalConfig
+from tuner.zero.config import FinalConfig, is_auto
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 
@@ -179,8 +178,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
 def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint) -> str | None:
     """Return the value of --deepspeed, or the level of the checkpoint where `auto` would choose one."""
     saved = checkpoint.facts.get("deepspeed")
-    is_auto = choice.is_auto(loaded, deepspeed)
-    return saved if is_auto and saved in LEVELS else deepspeed
+    return saved if is_auto(loaded, deepspeed) and saved in LEVELS else deepspeed
 
 
 def load_universal(final: FinalConfig) -> FinalConfig:

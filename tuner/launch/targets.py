@@ -10,7 +10,7 @@ from tuner.recipes import catalog, document_file, merging, starting_weights
 from tuner.recipes.merging import Origin, Place, Section, leaves
 
 if TYPE_CHECKING:
-    from tuner.zero.jsonfile import Document
+    from tuner.zero.config import Document
 
 Kind = Literal["recipe", "config", "run"]
 _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")

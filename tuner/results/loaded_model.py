@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from tuner import assets, paths
 from tuner.errors import ModelError, UsageError
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.models.load import (
     DTYPES,
     explained,
@@ -35,7 +35,6 @@ from tuner.results.peft_adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_
 from tuner.results.saved import SavedModel, find
 from tuner.results.tensors import Stored
 from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
-from tuner.zero.precision import decide
 
 _CARD = "generation_config.json"
 
@@ -177,7 +176,7 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
 def dtype_of(spec: ModelSpec, hardware: Hardware) -> torch.dtype:
     """Return the recipe's compute type if this machine has it, so that the loss equals that of the validation."""
     wanted = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
-    return DTYPES[decide("auto" if wanted == "fp16" and not hardware.gpus else wanted, hardware).dtype]
+    return DTYPES[decide_precision("auto" if wanted == "fp16" and not hardware.gpus else wanted, hardware).dtype]
 
 
 def load_frozen(

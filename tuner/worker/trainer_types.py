@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 
-    from tuner.worker.consensus import RankConsensus
-
 EngineOptimizer = Any
 """The optimizer inside DeepSpeed's engine: torch's own, or a wrapper of DeepSpeed; the wrappers share no base class."""
 Attention = Callable[..., tuple["Tensor", "Tensor | None"]]
 """A function of transformers that computes attention: module, query, key, value, mask, and options by name."""
+
+
+class LossListener(Protocol):
+    """Hears the loss of each micro-batch: `consensus.RankConsensus`."""
+
+    def hear(self, loss: Tensor) -> None: ...
 
 
 class BuiltTrainer(Protocol):
@@ -53,7 +57,7 @@ class BuiltTrainer(Protocol):
 
     # trainers.TunerTrainer
     on_schedule_made: Callable[[LambdaLR, torch.optim.Optimizer], None] | None
-    consensus: RankConsensus | None
+    consensus: LossListener | None
     measure_answers: Callable[[PreTrainedModel, int], dict[str, float]] | None
     is_evaluating: bool
     batches_of_step: list[dict[str, Any]]

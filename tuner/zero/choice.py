@@ -1,32 +1,34 @@
 """Which DeepSpeed config was chosen: a preset, a user's file, a dict in the recipe, or none; opened as a document.
 
-It judges no key of it.
+Values of `--ds` are laid over it here. `lint` checks the keys.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
-from tuner.errors import DeepSpeedConfigError, did_you_mean
-from tuner.machine.topology import LaunchFlags
+from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
 from tuner.paths import is_file
 from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
 from tuner.recipes.document_file import YAML
-from tuner.recipes.merging import Kind, Layer, Origin, Place, leaves, lookup
+from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.recipe import Recipe
-from tuner.zero import overlay
-from tuner.zero.config_schema import schema
-from tuner.zero.jsonfile import BASE, Document, Keys, read
-from tuner.zero.rules import AUTO, NONE
+from tuner.recipes.recipe_file import read_value
+from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, chosen, sources_of, stage_0
+from tuner.zero.config_schema import Field, known_keys, schema, spellings
+from tuner.zero.jsonfile import read
+from tuner.zero.lint import OBSOLETE
 
 if TYPE_CHECKING:
-    from tuner.zero.accelerate import Said
+    from tuner.zero.yaml_configs import AccelerateConfig
 
 
 def preset_name(text: str) -> str | None:
@@ -37,26 +39,19 @@ def preset_name(text: str) -> str | None:
     return None
 
 
-def chosen(recipe: Recipe, flag: str | None) -> tuple[str | dict[str, Any], str]:
-    """Return what is chosen, by `--deepspeed` or else by the recipe, and where: the flag or the key."""
-    if flag is not None:
-        return flag, "--deepspeed"
-    return recipe.config.deepspeed, f"deepspeed ({next(iter(_sources(recipe).values()))})"
-
-
 def open_chosen(recipe: Recipe, flag: str | None) -> Document:
-    """Return the config that is chosen, with what `--ds` changes; in one of the recipe, each value knows its own line.
+    """Return the chosen config, with the changes of `--ds`. Each value of a config in the recipe has its own line.
 
     Raises:
-        DeepSpeedConfigError: as `open_config`, or a `--ds` that means nothing.
+        DeepSpeedConfigError: as `open_config`, or a `--ds` that is wrong.
     """
     choice, where = chosen(recipe, flag)
-    document = open_config(choice, where, _sources(recipe))
-    return overlay.laid(document, map(overlay.of_flag, recipe.ds)) if recipe.ds else document
+    document = open_config(choice, where, sources_of(recipe))
+    return laid(document, map(of_flag, recipe.ds)) if recipe.ds else document
 
 
 def without_catalog(recipe: Recipe) -> Recipe:
-    """Return the recipe with the values of the preset of the user's own catalog that it names, in the name's place.
+    """Return the recipe with the name of a preset of the user's own catalog replaced by the preset's values.
 
     Raises:
         DeepSpeedConfigError: as `open_config`.
@@ -66,49 +61,27 @@ def without_catalog(recipe: Recipe) -> Recipe:
     preset = preset_name(named) if isinstance(named, str) else None
     if preset is None or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
-    pinned = open_config(value, "deepspeed", _sources(recipe)).pinned
+    pinned = open_config(value, "deepspeed", sources_of(recipe)).pinned
     return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": pinned}))
 
 
-def is_auto(recipe: Recipe, flag: str | None) -> bool:
-    """Return whether the plan is to choose the level."""
-    return chosen(recipe, flag)[0] == AUTO
-
-
-def launch_of(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
-    """Return where the chosen file says that a run starts; None: it is none that says so.
-
-    Raises:
-        DeepSpeedConfigError: as `open_config`.
-    """
-    choice, where = chosen(recipe, flag)
-    file = choice.get(BASE) if isinstance(choice, dict) else choice
-    return open_config(file, where).launch if isinstance(file, str) and file.endswith(YAML) else None
-
-
-def _sources(recipe: Recipe) -> dict[Keys, Place]:
-    paths = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
-    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
-
-
-def open_config(choice: str | dict[str, Any], where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
+def open_config(choice: str | Config, where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
     """Return the config that `--deepspeed` or the recipe chose.
 
     Args:
-        choice: A preset's name, 'none', a path to a JSON or YAML, a whole config as a dict, or a dict of what changes
-            in the one that its `base` names.
-        where: The flag or key that holds it, for messages.
+        choice: A preset's name, 'none', a path to a JSON or YAML, a whole config as a dict, or a dict of changes
+            to the config that its `base` names.
+        where: The flag or key with the choice, for messages.
         sources: Where each leaf of a dict is written.
 
     Raises:
-        DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments, or YAML that
-            means no DeepSpeed config.
+        DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments, or YAML
+            without a DeepSpeed config.
     """
     if isinstance(choice, dict):
         return _of_dict(copy.deepcopy(choice), where, sources or {})
     if choice == NONE:
-        value = {"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 0}}
-        return Document(value, NONE, preset=NONE)
+        return stage_0()
     preset = preset_name(choice)
     if preset:
         return _of_preset(preset)
@@ -120,7 +93,7 @@ def open_config(choice: str | dict[str, Any], where: str, sources: Mapping[Keys,
 
 
 def _of_preset(name: str) -> Document:
-    """Return a preset; one of the user's own catalog is a file of the user's, and a run keeps its values."""
+    """Return a preset. The preset of a user's own catalog is the user's file, so a run keeps its values."""
     file, shadowing = catalog.part_file(PRESETS, name), catalog.shadowing(PRESETS, name)
     if file.is_ours:
         return Document(read(file.path).value, f"preset {name}", preset=name)
@@ -128,7 +101,7 @@ def _of_preset(name: str) -> Document:
     return replace(read(Path(file.shown)), notes=notes)
 
 
-def _of_dict(value: dict[str, Any], where: str, sources: Mapping[Keys, Place]) -> Document:
+def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Document:
     below = Document.of({}, where, {keys: Origin(place) for keys, place in sources.items()})
     if BASE not in value:
         return replace(below, value=value)
@@ -136,49 +109,55 @@ def _of_dict(value: dict[str, Any], where: str, sources: Mapping[Keys, Place]) -
     if not isinstance(base, str) or base == AUTO:
         fix = "Use a preset, 'none', or a file; --ds changes values of 'auto'."
         raise DeepSpeedConfigError(f"base = {base!r} is not a config that can be changed", where=at, fix=fix)
-    changed = overlay.laid(open_config(base, at), [Layer(value, below.place)])
+    changed = laid(open_config(base, at), [Layer(value, below.place)])
     return replace(changed, name=where, preset=None)
 
 
 def _yaml(path: Path) -> Document:
     from tuner.recipes import yaml_text  # 10 ms, for other tools' files alone
-    from tuner.zero import accelerate, roll
+    from tuner.zero import yaml_configs
 
     name = str(path)
     fix = "Use a preset, a DeepSpeed JSON, an accelerate config, or a ROLL preset."
-    found = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
-    if found.values.keys() & set(accelerate.MARKS):
-        return _of_accelerate(accelerate.read(found, name), path)
-    if 2 * len(found.values.keys() & {*schema()["keys"]}) > len(found.values):  # DeepSpeed's own keys, in YAML
-        sources: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in found.lines.items()}
-        return Document(found.values, name, sources=sources)
-    return roll.read(found, path, name)
+    yaml = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
+    if yaml.values.keys() & set(yaml_configs.MARKS):
+        return _of_accelerate(yaml_configs.read_accelerate(yaml, name), path)
+    if 2 * len(yaml.values.keys() & {*schema()["keys"]}) > len(yaml.values):  # DeepSpeed's own keys, in YAML
+        sources: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in yaml.lines.items()}
+        return Document(yaml.values, name, sources=sources)
+    return yaml_configs.read_roll(yaml, path, name)
 
 
-def _of_accelerate(said: Said, path: Path) -> Document:
-    from tuner.zero.accelerate import DTYPE
+def _of_accelerate(read_config: AccelerateConfig, path: Path) -> Document:
+    from tuner.zero.yaml_configs import DTYPE  # as `_yaml`
 
     # accelerate looks for the file from where it is called; a config is often written to be called beside it.
-    beside = path.parent / said.base
-    base = said.base if preset_name(said.base) or said.base == NONE or is_file(Path(said.base)) else str(beside)
+    base = read_config.base
+    if not (preset_name(base) or base == NONE or is_file(Path(base))):
+        base = str(path.parent / base)
     document = open_config(base, str(path))
     if document.preset is None:
-        _refuse_contradictions(said, document)
-    laid = overlay.laid(document, said.layers)
-    sources = {**laid.sources, (DTYPE,): Origin(said.dtype_place)}
+        _refuse_contradictions(read_config, document)
+    changed = laid(document, read_config.layers)
     return replace(
-        laid, name=str(path), preset=None, sources=sources, launch=said.launch, dtype=said.dtype, notes=said.notes
+        changed,
+        name=str(path),
+        preset=None,
+        sources={**changed.sources, (DTYPE,): Origin(read_config.dtype_place)},
+        launch=read_config.launch,
+        dtype=read_config.dtype,
+        notes=read_config.notes,
     )
 
 
-def _refuse_contradictions(said: Said, document: Document) -> None:
-    """Refuse keys that say other than the file of `deepspeed_config_file`, as accelerate does."""
-    for layer in said.layers:
+def _refuse_contradictions(read_config: AccelerateConfig, document: Document) -> None:
+    """Refuse keys with other values than the file of `deepspeed_config_file`, as accelerate does."""
+    for layer in read_config.layers:
         for key, value in leaves(layer.values):
             keys = tuple(key.split("."))
             if (there := lookup(document.value, keys, AUTO)) not in (AUTO, value):
-                what = f"{key} = {value!r} here, and {there!r} in {document.where(keys)}"
-                raise DeepSpeedConfigError(what, where=layer.place(keys), fix="Keep one of the two.")
+                problem = f"{key} = {value!r} here, and {there!r} in {document.where(keys)}"
+                raise DeepSpeedConfigError(problem, where=layer.place(keys), fix="Keep one of the two.")
 
 
 def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
@@ -189,3 +168,98 @@ def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
     listed = ", ".join((*catalog.presets(), AUTO, NONE))
     fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON or YAML file.".strip()
     return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
+
+
+# --- Single values over a config: `--ds KEY=VALUE`, and a recipe's `deepspeed = dict(base=...)` ---
+
+FLAG = "--ds"
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_MAX_NAMES = 6
+
+
+def laid(document: Document, layers: Iterable[Layer]) -> Document:
+    """Return the document with layers over its values, each value with those that it overrides."""
+    merged, over = Merged(), Merged()
+    merged.lay(Layer(copy.deepcopy(document.value), document.place))
+    over.lay(Layer.at(document.place(), document.changes))
+    for layer in layers:
+        values = _respelt(layer.values, merged.values, schema()["keys"])
+        merged.lay(layer._replace(values=values))
+        over.lay(layer._replace(values=values))
+    sources = {tuple(key.split(".")): origin for key, origin in merged.origins.items()}
+    return replace(document, value=merged.values, sources=document.sources | sources, changes=over.values)
+
+
+def _respelt(above: Config, below: object, fields: Mapping[str, Field]) -> Config:
+    """Return values under the spellings of the config below, if a key has several."""
+    known = spellings(fields)
+    there = {known.get(key, key): key for key in below} if isinstance(below, dict) else {}
+    result: Config = {}
+    for key, value in above.items():
+        name = known.get(key, key)
+        written = there.get(name, key)
+        inner = fields.get(name, {}).get("keys")
+        if isinstance(value, dict) and inner:
+            value = _respelt(value, lookup(below, (written,)), inner)
+        result[written] = value
+    return result
+
+
+def of_flag(text: str) -> Layer:
+    """Return the layer of one `KEY=VALUE`.
+
+    Raises:
+        DeepSpeedConfigError: no `=`, or a key that DeepSpeed does not have, or that fits several of its keys.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise DeepSpeedConfigError(f"{text!r} has no '='", where=FLAG, fix=f"Use {FLAG} KEY=VALUE.")
+    where = f"{FLAG} {text}"
+    keys = _full_key(key.strip(), where)
+    return Layer.at(Place(Kind.FLAG, where), nested(keys, _value(value, known_keys().get(".".join(keys)), where)))
+
+
+def _full_key(key: str, where: str) -> tuple[str, ...]:
+    """Return the full path of a key, from the path itself or from its last part if no other key ends so."""
+    known, keys = known_keys(), tuple(key.split("."))
+    if key in known or keys in OBSOLETE or _is_free(keys):
+        return keys
+    tails = [one for one in known if one.endswith(f".{key}")]
+    if len(tails) == 1:
+        return tuple(tails[0].split("."))
+    if tails:
+        more = "" if len(tails) <= _MAX_NAMES else f" or one of {len(tails) - _MAX_NAMES} others"
+        names = f"{' or '.join(tails[:_MAX_NAMES])}{more}"
+        raise DeepSpeedConfigError(f"{key!r} could be {names}", where=where, fix="Use a longer part of the key.")
+    _refuse(key, where)
+
+
+def _is_free(keys: tuple[str, ...]) -> bool:
+    """Return whether a key is in a block where the keys depend on its type: an optimizer's params."""
+    outer = (known_keys().get(".".join(keys[:end])) for end in range(1, len(keys)))
+    return any(field and "object" in field["type"] and "keys" not in field for field in outer)
+
+
+def _refuse(key: str, where: str) -> NoReturn:
+    known = known_keys()
+    hint = did_you_mean(key, [*known, *(one.rpartition(".")[2] for one in known)])
+    fix = hint or f"Known top-level keys: {', '.join(schema()['keys'])}."
+    raise DeepSpeedConfigError(f"DeepSpeed has no key {key!r}", where=where, fix=fix)
+
+
+def _value(text: str, field: Field | None, where: str) -> object:
+    """Return the text read as JSON or Python, else the text itself, as always for a field of strings."""
+    word = text.strip()
+    if field and {*field["type"]} <= {"str", "null"}:
+        return None if "null" in field["type"] and word.lower() in ("none", "null") else text
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    with suppress(ValueError, RecursionError):
+        return json.loads(word, parse_constant=_not_finite)
+    with suppress(ValueError, RecursionError, RecipeError):
+        return read_value(word, where)
+    return word
+
+
+def _not_finite(_: str) -> NoReturn:
+    raise ValueError

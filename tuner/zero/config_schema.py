@@ -1,6 +1,6 @@
 """The schema of DeepSpeed's config, and whether one value fits one field of it.
 
-It is data generated from DeepSpeed plus tuner's own bounds; rules over several keys are in `conflicts`.
+It is data generated from DeepSpeed plus tuner's own bounds; `contradictions` has the rules over several keys.
 """
 
 from __future__ import annotations
@@ -9,38 +9,51 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.zero.jsonfile import show
-
 Field = dict[str, Any]
+"""One field of schema.json."""
 
 
 class Misfit(Exception):
-    """A value does not fit its field; holds what is wrong (completes "`key = value` ...") and what to do."""
+    """A value does not fit its field; `problem` completes "`key = value` ..."."""
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(what)
-        self.what, self.fix = what, fix
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem)
+        self.problem, self.fix = problem, fix
 
 
 @functools.cache
-def schema() -> dict[str, Any]:
-    """Return the schema; its format is told in `tests/zero/deepspeed_schema.py`, which writes it."""
+def schema() -> Field:
+    """Return the schema. `tests/zero/deepspeed_schema.py` writes it and explains its format."""
     return dict(json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8")))
 
 
 def spellings(fields: Mapping[str, Field]) -> dict[str, str]:
-    """Return every spelling of every key, each with the key it stands for."""
-    found = {name: name for name in fields}
+    """Return every spelling of every key, each with its main spelling."""
+    main = {name: name for name in fields}
     for name, field in fields.items():
-        found |= dict.fromkeys(field.get("aliases", ()), name)
+        main |= dict.fromkeys(field.get("aliases", ()), name)
     for name, field in fields.items():
-        if field.get("deprecated") in found:
-            found[name] = found[field["deprecated"]]
-    return found
+        if field.get("deprecated") in main:
+            main[name] = main[field["deprecated"]]
+    return main
+
+
+@functools.cache
+def known_keys() -> dict[str, Field]:
+    """Return every key of DeepSpeed's config, in its main spelling and in others, by its dotted path."""
+    return dict(_walk(schema()["keys"], ""))
+
+
+def _walk(fields: Mapping[str, Field], prefix: str) -> Iterator[tuple[str, Field]]:
+    for spelt, name in spellings(fields).items():
+        if fields.get(spelt, {}).get("deprecated"):
+            continue
+        yield f"{prefix}{spelt}", fields[name]
+        yield from _walk(fields[name].get("keys", {}), f"{prefix}{spelt}.")
 
 
 # Where Hugging Face's Trainer or accelerate replaces "auto"; anywhere else DeepSpeed takes a default or fails.
@@ -89,6 +102,7 @@ BOUNDS: dict[str, Field] = {
     "scheduler.params.lr_range_test_step_size": {"ge": 1},
 }
 
+_MAX_SHOWN = 60
 _RELATIONS = {
     "gt": (operator.gt, "greater than"),
     "ge": (operator.ge, "at least"),
@@ -106,12 +120,12 @@ _NAMES = {
 }
 
 
-def fit(value: Any, field: Field, path: str, parsed: str) -> Any:
-    """Return `value` as the field takes it: 5e8 becomes an int where one is asked for.
+def fit(value: object, field: Field, path: str, parsed: str) -> object:
+    """Return `value` in the type of the field: 5e8 becomes an int if the field takes one.
 
     Args:
         path: The full dotted key, for `AUTO` and `BOUNDS`.
-        parsed: How DeepSpeed reads the block around it, "pydantic" or "legacy".
+        parsed: The way in which DeepSpeed reads the block around it, "pydantic" or "legacy".
 
     Raises:
         Misfit: a wrong type, an "auto" that nothing resolves, a value that is not allowed or out of bounds.
@@ -120,7 +134,7 @@ def fit(value: Any, field: Field, path: str, parsed: str) -> Any:
         return _auto(field, path, parsed)
     value, field = _typed(value, field, parsed), field | BOUNDS.get(path, {})
     for item in value if isinstance(value, list) else [value]:
-        # Of a field that takes strings too, the enum is about those: "auto" or a list of any names.
+        # If the field takes strings too, the enum is about those: "auto" or a list of any names.
         if item is value or "str" not in field["type"]:
             _check_enum(item, field)
         _check_bounds(item, field)
@@ -139,41 +153,39 @@ def _auto(field: Field, path: str, parsed: str) -> str:
 
 
 def expected(field: Field) -> str:
-    """Return in words what the field takes."""
+    """Return a description of the values that the field takes."""
     if field.get("enum") and "list" not in field["type"]:
         return _one_of([*field["enum"], *([None] if "null" in field["type"] else [])])
     return " or ".join(_NAMES[kind] for kind in dict.fromkeys(field["type"])) or "nothing: remove the key"
 
 
-def _one_of(choices: list[Any]) -> str:
+def _one_of(choices: list[object]) -> str:
     *head, last = [show(choice) for choice in choices]
     return f"{', '.join(head)} or {last}" if head else last
 
 
-def _typed(value: Any, field: Field, parsed: str) -> Any:
+def _typed(value: object, field: Field, parsed: str) -> object:
     kinds = field["type"]
     if isinstance(value, float) and not math.isfinite(value):
         raise Misfit("is not finite", f"Write {expected(field)}.")
     if isinstance(value, float) and "float" not in kinds and "int" in kinds and value.is_integer():
         return int(value)
     if _kind(value) in kinds or (_kind(value) == "int" and "float" in kinds):
-        return [_typed(item, {"type": field["items"]}, parsed) for item in value] if _has_items(value, field) else value
+        if isinstance(value, list | tuple) and "items" in field:
+            return [_typed(item, {"type": field["items"]}, parsed) for item in value]
+        return value
     unchecked = "; DeepSpeed does not check it" if parsed == "legacy" else ""
     raise Misfit(f"is not {expected(field)}{unchecked}", f"Write {expected(field)}.")
 
 
-def _has_items(value: Any, field: Field) -> bool:
-    return isinstance(value, list | tuple) and "items" in field
-
-
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None:
         return "null"
     known = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "list"), (tuple, "list"))
     return next((name for kind, name in known if isinstance(value, kind)), "object")
 
 
-def _check_enum(value: Any, field: Field) -> None:
+def _check_enum(value: object, field: Field) -> None:
     choices = field.get("enum")
     if not choices or type(value) is not type(choices[0]):
         return
@@ -184,9 +196,20 @@ def _check_enum(value: Any, field: Field) -> None:
         raise Misfit(f"is not {_one_of(choices)}", f"Write {_one_of(choices)}.")
 
 
-def _check_bounds(value: Any, bounds: Field) -> None:
+def _check_bounds(value: object, bounds: Field) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     for name, (holds, words) in _RELATIONS.items():
         if name in bounds and not holds(value, bounds[name]):
             raise Misfit(f"is not {words} {show(bounds[name])}", f"Write a number {words} {show(bounds[name])}.")
+
+
+def show(value: object) -> str:
+    """Return a value as JSON, cut to fit into a message."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def named(keys: tuple[str | int, ...], value: object) -> str:
+    """Return `a.b = value` for a message."""
+    return f"{'.'.join(map(str, keys))} = {show(value)}"

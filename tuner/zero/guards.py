@@ -1,7 +1,7 @@
-"""What goes wrong with which DeepSpeed and which config, as one table, and the reader of it.
+"""Known bugs of DeepSpeed, as one table by version and config, and the functions that search it.
 
-A version is bad from `first` on, and good from `fixed` on. That was looked up in the thread, or in the release itself:
-what a row's `source` names. A new row needs an example in the test of this table.
+A version has a bug from `first` on, up to `fixed`. Each row's `source` names the thread or the release that says so. A
+new row needs an example in the test of this table.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Literal, NamedTuple
 
 from tuner.machine.libraries import numbers
 from tuner.recipes.merging import lookup
-from tuner.zero.rules import STEPPING, ZERO, Config, accumulates_in, computes_in, device, is_on, stage
+from tuner.zero.config import STEPPING, ZERO, Config, accumulates_in, computes_in, device, is_on, stage
 
 Effect = Literal["wrong", "fails", "slow"]
-"""`wrong`: trains without an error, to a wrong result. It is refused, as what fails is; what is slow is told."""
+"""`wrong` trains without an error, to a wrong result. `wrong` and `fails` are refused, `slow` is a warning."""
 
 
 class Guard(NamedTuple):
-    """One known error of DeepSpeed.
+    """One known bug of DeepSpeed.
 
     Args:
-        first: The first version that has it; "0" where nobody has looked.
-        fixed: The first version without it; None: none that is out.
-        keys: Where the config asks for it.
-        holds: Whether a final config meets it.
-        what: What becomes of the run; completes "DeepSpeed 0.19.5: ...".
-        instead: What to set where the version stays.
+        first: The first version that has it; "0" if that is unknown.
+        fixed: The first version without it; None if no release has fixed it.
+        keys: The key of the config that triggers it.
+        holds: Whether a final config triggers it.
+        problem: The effect on the run; completes "DeepSpeed 0.19.5: ...".
+        instead: What to change if the version stays.
         source: Its issues and pull requests.
-        on_gpus: It needs streams, or kernels, that a CPU has not.
+        on_gpus: It needs streams or kernels of GPUs.
     """
 
     first: str
@@ -36,7 +36,7 @@ class Guard(NamedTuple):
     effect: Effect
     keys: tuple[str, ...]
     holds: Callable[[Config], bool]
-    what: str
+    problem: str
     instead: str
     source: str
     on_gpus: bool = False
@@ -47,7 +47,7 @@ class Guard(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """Return what to do, as a sentence."""
+        """Return the fix, as a sentence."""
         newer = f"pip install 'deepspeed>={self.fixed}', or " if self.fixed else ""
         return f"{newer}{self.instead}."
 
@@ -196,10 +196,10 @@ GUARDS: tuple[Guard, ...] = (
 
 
 def of_version(version: str) -> Iterator[Guard]:
-    """Yield the errors that a version of DeepSpeed has, whatever the config."""
+    """Yield the bugs of a version of DeepSpeed, with any config."""
     yield from (guard for guard in GUARDS if guard.is_in(version))
 
 
 def met(config: Config, version: str, *, has_gpus: bool) -> Iterator[Guard]:
-    """Yield the errors that a final config meets with a version of DeepSpeed."""
+    """Yield the bugs that a final config triggers in a version of DeepSpeed."""
     yield from (guard for guard in of_version(version) if guard.holds(config) and (has_gpus or not guard.on_gpus))

@@ -1,6 +1,6 @@
-"""DeepSpeed JSON files as values that remember the line and column of every key.
+"""The reader of DeepSpeed JSON files, which remembers the line and column of every key.
 
-It knows JSON with comments and trailing commas, and nothing of what the keys mean: that is `lint`.
+It knows JSON with comments and trailing commas. `lint` knows what the keys mean.
 """
 
 from __future__ import annotations
@@ -8,25 +8,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn
 
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
-from tuner.machine.topology import LaunchFlags
-from tuner.recipes.merging import Kind, Origin, Place
-
-Keys = tuple[str | int, ...]
-BASE = "base"
-"""The key of a recipe's `deepspeed` that names the preset or the file below its other values; none of DeepSpeed's."""
+from tuner.zero.config import Config, Document, Keys
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 # No config has more than some hundred; a megabyte of `1,` would take a second.
 MAX_VALUES = 5_000
 _MAX_NUMBER_LENGTH = 100
-_MAX_SHOWN = 60
 _INT_LIMIT = 2**63
 
 # Possessive, so that no input makes the matcher go back: a file is scanned once.
@@ -40,64 +33,6 @@ _WORDS = {"true": True, "false": False, "null": None}
 _NEARLY = {"True": "true", "False": "false", "None": "null", "TRUE": "true", "FALSE": "false", "yes": "true"}
 _STRING_FIX = 'Strings need double quotes; write \\\\ for a backslash, \\" for a quote and \\n for a new line.'
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "+Infinity", "-NaN"}
-
-
-@dataclass(frozen=True)
-class Document:
-    """A DeepSpeed config and where each of its keys stands.
-
-    Attributes:
-        value: The config; numbers are as written, so 5e8 is a float.
-        name: The path as the user gave it, or what the value is called in messages.
-        positions: Line and column, both from 1, of each key of an object, by its full path.
-        sources: The origin of leaves that were not written in the file called so: mine.py's line 4, a flag.
-        preset: The preset's name, or 'none', where the package brings the value.
-        changes: What was laid over that preset.
-        launch: Where the file, an accelerate config, says that a run starts.
-        dtype: What it says to compute in; `mixed_precision` is its place.
-        notes: What was left out of the file when it was read.
-    """
-
-    value: dict[str, Any]
-    name: str
-    positions: dict[Keys, tuple[int, int]] = field(default_factory=dict)
-    sources: dict[Keys, Origin] = field(default_factory=dict)
-    preset: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    launch: LaunchFlags | None = None
-    dtype: str | None = None
-    notes: tuple[DeepSpeedConfigError, ...] = ()
-
-    @classmethod
-    def of(cls, value: dict[str, Any], name: str, sources: dict[Keys, Origin] | None = None) -> Self:
-        """Return a document for a value that comes from no file."""
-        return cls(value, name, sources=sources or {})
-
-    def place(self, keys: Keys = ()) -> Place:
-        """Return the line and column of the key or of the nearest key around it that has one."""
-        kind = Kind.PACKAGE if self.preset else Kind.FILE
-        while keys:
-            if keys in self.sources:
-                return self.sources[keys].place
-            if keys in self.positions:
-                return Place(kind, self.name, *self.positions[keys])
-            keys = keys[:-1]
-        return Place(kind, self.name)
-
-    def origin(self, keys: Keys) -> Origin:
-        """Return where the value came from, and what it was laid over."""
-        return self.sources.get(keys) or Origin(self.place(keys))
-
-    @property
-    def pinned(self) -> str | dict[str, Any]:
-        """What a recipe says to have this config again: a preset's name, changes to one, or all of its values."""
-        if self.preset is None:
-            return self.value
-        return {BASE: self.preset, **self.changes} if self.changes else self.preset
-
-    def where(self, keys: Keys = ()) -> str:
-        """Return that place for a message, as `name:line:column`."""
-        return str(self.place(keys))
 
 
 def read(path: Path) -> Document:
@@ -140,9 +75,9 @@ class _Parser:
     def position(self, offset: int) -> tuple[int, int]:
         return self.text.count("\n", 0, offset) + 1, offset - self.text.rfind("\n", 0, offset)
 
-    def fail(self, what: str, fix: str, at: int | None = None) -> NoReturn:
+    def fail(self, problem: str, fix: str, at: int | None = None) -> NoReturn:
         line, column = self.position(self.at if at is None else at)
-        raise DeepSpeedConfigError(what, where=f"{self.name}:{line}:{column}", fix=fix)
+        raise DeepSpeedConfigError(problem, where=f"{self.name}:{line}:{column}", fix=fix)
 
     def peek(self) -> str:
         """Return the next character that is neither space nor comment, or '' at the end."""
@@ -152,26 +87,26 @@ class _Parser:
             self.fail("a comment that starts with /* is never closed", "Close it with */.")
         return self.text[self.at : self.at + 1]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Config:
         first = self.peek()
         if not first:
             self.fail("the file is empty", "Write a JSON object: {...}.")
         if first != "{":
-            self.fail(f"the file holds {self.seen()}, not an object", "Write a JSON object: {...}.")
-        value = self.object((), 1)
+            self.fail(f"the file holds {self.next_word()}, not an object", "Write a JSON object: {...}.")
+        value = self.read_object((), 1)
         if self.peek():
-            self.fail(f"{self.seen()} follows the end of the object", "Remove what stands after the last }.")
+            self.fail(f"{self.next_word()} follows the end of the object", "Remove everything after the last }.")
         return value
 
-    def seen(self) -> str:
-        """Return what stands here in words that fit into a message."""
+    def next_word(self) -> str:
+        """Return the next word or character for a message."""
         character = self.text[self.at : self.at + 1]
         if not character:
             return "the end of the file"
         word = _WORD.match(self.text, self.at)
         return repr(word.group() if word else character)
 
-    def value(self, keys: Keys, depth: int) -> Any:
+    def value(self, keys: Keys, depth: int) -> object:
         character = self.peek()
         self.num_values += 1
         if self.num_values > MAX_VALUES:
@@ -179,28 +114,28 @@ class _Parser:
         if character in ("{", "["):
             if depth >= MAX_DEPTH:
                 self.fail(f"the file is nested deeper than {MAX_DEPTH}", "DeepSpeed configs are nested at most 8 deep.")
-            return self.object(keys, depth + 1) if character == "{" else self.array(keys, depth + 1)
+            return self.read_object(keys, depth + 1) if character == "{" else self.read_array(keys, depth + 1)
         if character == '"':
             return self.string()
         if character and character in "-0123456789" and (match := _NUMBER.match(self.text, self.at)):
             return self.number(match)
         return self.word()
 
-    def object(self, keys: Keys, depth: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def read_object(self, keys: Keys, depth: int) -> Config:
+        result: Config = {}
         start, self.at = self.at, self.at + 1
         while self.peek() != "}":
             key = self.key(keys, start)
             if self.peek() != ":":
-                self.fail(f"expected ':' after {key!r}, found {self.seen()}", 'Write "key": value.')
+                self.fail(f"expected ':' after {key!r}, found {self.next_word()}", 'Write "key": value.')
             self.at += 1
             result[key] = self.value((*keys, key), depth)
             self.separator("}", start)
         self.at += 1
         return result
 
-    def array(self, keys: Keys, depth: int) -> list[Any]:
-        result: list[Any] = []
+    def read_array(self, keys: Keys, depth: int) -> list[object]:
+        result: list[object] = []
         start, self.at = self.at, self.at + 1
         while self.peek() != "]":
             result.append(self.value((*keys, len(result)), depth))
@@ -212,7 +147,7 @@ class _Parser:
         if self.peek() != '"':
             if not self.peek():
                 self.truncated(start, "}")
-            self.fail(f"expected a key in double quotes, found {self.seen()}", 'Write "key": value.')
+            self.fail(f"expected a key in double quotes, found {self.next_word()}", 'Write "key": value.')
         at = self.at
         key = self.string()
         if (*keys, key) in self.offsets:
@@ -229,13 +164,13 @@ class _Parser:
         elif not character:
             self.truncated(start, closing)
         elif character != closing:
-            self.fail(f"expected ',' or '{closing}', found {self.seen()}", "A comma may be missing.")
+            self.fail(f"expected ',' or '{closing}', found {self.next_word()}", "A comma may be missing.")
 
     def truncated(self, start: int, closing: str) -> NoReturn:
         line, column = self.position(start)
         opening = self.text[start]
-        what = f"the file ends inside the {opening!r} opened at {self.name}:{line}:{column}"
-        self.fail(what, f"Close it with {closing}; the file may be truncated.")
+        problem = f"the file ends inside the {opening!r} opened at {self.name}:{line}:{column}"
+        self.fail(problem, f"Close it with {closing}; the file may be truncated.")
 
     def string(self) -> str:
         if cheap := _CHEAP_STRING.match(self.text, self.at):
@@ -262,7 +197,7 @@ class _Parser:
             self.fail(f"{literal} does not fit in 64 bits", "Write a smaller number.", start)
         return value
 
-    def word(self) -> Any:
+    def word(self) -> bool | None:
         match = _WORD.match(self.text, self.at)
         word = match.group() if match else ""
         if word in _WORDS:
@@ -273,15 +208,6 @@ class _Parser:
         if word in _NEARLY:
             self.fail(f"{word} is not JSON", f"Write {_NEARLY[word]}.")
         fix = f'Write "{word.strip(chr(39))}" if it is text.' if word[:1].isalpha() or word[:1] == "'" else ""
-        self.fail(f"expected a value, found {self.seen()}", fix or "Write a number, a string, true, false or null.")
-
-
-def show(value: Any) -> str:
-    """Return a value as JSON, cut to fit into a message."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def named(keys: Keys, value: Any) -> str:
-    """Return `a.b = value` for a message."""
-    return f"{'.'.join(map(str, keys))} = {show(value)}"
+        self.fail(
+            f"expected a value, found {self.next_word()}", fix or "Write a number, a string, true, false or null."
+        )

@@ -1,30 +1,40 @@
 """Preset or JSON + recipe + machine -> the final DeepSpeed config, each value with its origin and what it overrode.
 
-Every key has one owner (DESIGN.md section 3). A final config holds no "auto". It opens no file.
+Every key has one owner. A final config holds no "auto". This module opens no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, get_args
 
 from tuner.errors import DeepSpeedConfigError, MachineError
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer
-from tuner.zero import blocks
-from tuner.zero.blocks import Wish
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType
+from tuner.zero.config import (
+    AUTO,
+    NONE,
+    OWN_OPTIMIZER,
+    STEPPING,
+    ZERO,
+    Config,
+    Document,
+    FinalConfig,
+    device,
+    owned,
+    precision_source,
+    recipe_source,
+    short,
+    stage,
+)
 from tuner.zero.config_schema import schema
-from tuner.zero.conflicts import check_device
-from tuner.zero.final_config import FinalConfig
-from tuner.zero.jsonfile import Document
-from tuner.zero.lint import Checked, check
-from tuner.zero.precision import Precision
-from tuner.zero.rules import AUTO, NONE, STEPPING, ZERO, device, needs_cpu_adam, short, stage
-from tuner.zero.unrunnable import FINAL
+from tuner.zero.contradictions import FINAL, needs_cpu_adam
+from tuner.zero.lint import Checked, check, check_device
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -37,18 +47,16 @@ _UNKNOWN_HIDDEN_SIZE = {
 
 
 def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:
-    """Return the final config: the document's values, and over them those that the recipe and the machine own.
+    """Return the final config: the document's values, and over them those that the recipe and the machine decide.
 
     Raises:
-        DeepSpeedConfigError: the document does not hold, or asks for kernels of GPUs that are not there.
-        MachineError: it asks for a compiler, or the recipe for a GPU, that is not there.
+        DeepSpeedConfigError: the document is wrong, or needs kernels of GPUs that this machine lacks.
+        MachineError: it needs a compiler, or the recipe a GPU, that this machine lacks.
     """
     checked = check(document)
     check_device(checked.value, hardware.device, document.where, ranks=batch.ranks)
     merger = _Merger(recipe, document, checked)
-    merger.batch(batch)
-    merger.clipping()
-    merger.precision(precision)
+    merger.owned(batch, precision)
     merger.optimizer(hardware)
     merger.scheduler()
     merger.buckets()
@@ -69,8 +77,8 @@ class _Merger:
     def __post_init__(self) -> None:
         self.config, self.warnings = self.checked.value, list(self.checked.warnings)
 
-    def own(self, keys: Keys, value: Any, source: str, *, note: str = "") -> None:
-        """Write a value that the document does not own; a document's own number that differs is said aloud."""
+    def own(self, keys: Keys, value: object, source: str, note: str = "") -> None:
+        """Write a value that the document does not decide; warn if the document has another."""
         block = self.config
         for key in keys[:-1]:
             block = block.setdefault(key, {})
@@ -83,41 +91,19 @@ class _Merger:
         block[keys[-1]] = value
         self.origins[dotted] = Origin.derived(source, overridden)
 
-    def recipe_source(self, key: str) -> str:
-        origin = self.recipe.origins.get(key)
-        return f"recipe {key} ({origin.source})" if origin else f"recipe {key}"
-
-    def batch(self, batch: Batch) -> None:
-        micro, accumulation = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
-        self.own(("train_micro_batch_size_per_gpu",), batch.micro_batch, self.recipe_source(micro))
-        self.own(("gradient_accumulation_steps",), batch.accumulation, self.recipe_source(accumulation))
-        product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
-        self.own(("train_batch_size",), batch.global_batch, f"derived: {product}")
-
-    def clipping(self) -> None:
-        clip = self.recipe.config.optim_wrapper.clip_grad
-        stands = self.config.get("gradient_clipping", AUTO)
-        if clip is not None:
-            self.own(("gradient_clipping",), clip.max_norm, self.recipe_source("optim_wrapper.clip_grad.max_norm"))
-        elif stands == AUTO:
-            self.own(("gradient_clipping",), 0.0, self.recipe_source("optim_wrapper.clip_grad") + ": not clipped")
-
-    def precision(self, precision: Precision) -> None:
-        source = f"detected: {precision.reason}"
-        if precision.asked:
-            source = self.recipe_source("optim_wrapper.dtype")
-        note = " The machine and the recipe set the compute type (--set dtype=...)."
-        for block in ("bf16", "fp16"):
-            self.own((block, "enabled"), precision.dtype == block, source, note=note)
+    def owned(self, batch: Batch, precision: Precision) -> None:
+        document_clips = self.config.get("gradient_clipping", AUTO) != AUTO
+        for one in owned(self.recipe, batch, precision, document_clips=document_clips):
+            self.own(*one)
         named = (self.config.get("data_types") or {}).get("param_dtype")
         if named and short(named) != precision.dtype:
-            self.own(("data_types", "param_dtype"), precision.dtype, source, note=note)
+            self.own(("data_types", "param_dtype"), precision.dtype, *precision_source(self.recipe, precision))
 
     def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
         theirs = self.config.pop("optimizer", None)
         if theirs:
-            self._say_who_wins("optimizer", blocks.optimizer(theirs))
+            self._warn_of_other("optimizer", _wished_optimizer(theirs))
         if name := self._made_by_deepspeed(optimizer):
             self._check_kernels(optimizer.type, hardware)
             known = schema()["optimizers"][name.lower()]
@@ -126,14 +112,14 @@ class _Merger:
             if name == "Muon":
                 params["torch_adam"] = True  # its own would build a kernel for the few weights that are no matrices
             self.config["optimizer"] = {"type": name, "params": params}
-            source = self.recipe_source("optim_wrapper.optimizer.type")
+            source = recipe_source(self.recipe, "optim_wrapper.optimizer.type")
             self._stamp("optimizer", source)
             if name == "Muon" and stage(self.config) == 3:
                 # runtime/zero/stage3.py, __init__: Muon and reduce scatter cannot be used together
                 self.own((ZERO, "reduce_scatter"), False, source)
 
     def _made_by_deepspeed(self, optimizer: Optimizer) -> str | None:
-        """Return DeepSpeed's name of an optimizer that it makes itself, None of one that the trainer makes.
+        """Return DeepSpeed's name of an optimizer that it makes itself; None if the trainer makes it.
 
         accelerate 1.15 makes DeepSpeedCPUAdam of an AdamW with its moments in fp32, whatever the config says.
         """
@@ -141,15 +127,15 @@ class _Merger:
         if not lookup(self.config, keys) or device(self.config, "offload_optimizer") == NONE:
             return DEEPSPEED_OPTIMIZERS.get(optimizer.type)
         if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio:
-            what = f"{'.'.join(keys)} with offload_optimizer needs optimizer.type AdamW, and no LoRA+"
-            raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="Remove it, or use AdamW.")
+            problem = f"{'.'.join(keys)} with offload_optimizer needs optimizer.type AdamW, and no LoRA+"
+            raise DeepSpeedConfigError(problem, where=self.document.where(keys), fix="Remove it, or use AdamW.")
         return "AdamW"
 
     def _check_kernels(self, kind: str, hardware: Hardware) -> None:
-        """Refuse an optimizer whose kernels this machine has not, and no compiler for those that it could have."""
+        """Refuse an optimizer if this machine lacks its kernels, and the compiler for them."""
         if hardware.gpus:
             return
-        where = self.recipe_source("optim_wrapper.optimizer.type")
+        where = recipe_source(self.recipe, "optim_wrapper.optimizer.type")
         if kind in ("Lamb", "FusedAdam"):
             fix = "Use AdamW, which has a fused kernel on both, or a machine with a GPU."
             raise MachineError(f"DeepSpeed's {kind} needs a GPU", where=where, fix=fix)
@@ -162,9 +148,10 @@ class _Merger:
     def scheduler(self) -> None:
         theirs = self.config.pop("scheduler", None)
         if theirs:
-            self._say_who_wins("scheduler", blocks.scheduler(theirs))
+            self._warn_of_other("scheduler", _wished_scheduler(theirs))
 
-    def _say_who_wins(self, block: str, wish: Wish) -> None:
+    def _warn_of_other(self, block: str, wish: Wish) -> None:
+        """Warn that the recipe overrides a block, and return nothing if both say the same."""
         flags = wish.flags(self.recipe.values)
         if not flags and not wish.notes:
             return
@@ -222,28 +209,28 @@ class _Merger:
         for block in ("fp16", "bf16"):
             if needs_cpu_adam(self.config, block):
                 keys = (block, f"{block}_master_weights_and_grads")
-                what = f"{'.'.join(keys)} needs DeepSpeedCPUAdam, and there is no compiler for it"
+                problem = f"{'.'.join(keys)} needs DeepSpeedCPUAdam, and there is no compiler for it"
                 fix = f"Install {_TOOLS}, or set it to false."
-                raise MachineError(what, where=self.document.where(keys), fix=fix)
+                raise MachineError(problem, where=self.document.where(keys), fix=fix)
 
     def compile(self, hardware: Hardware) -> None:
         key = "train_cfg.torch_compile"
-        asked, source = self.recipe.config.train_cfg.torch_compile, self.recipe_source(key)
-        if asked and not hardware.has_compiler:
+        mode, source = self.recipe.config.train_cfg.torch_compile, recipe_source(self.recipe, key)
+        if mode and not hardware.has_compiler:
             raise MachineError(
                 f"torch.compile needs {_TOOLS}, which are not installed", where=source, fix="Install them."
             )
-        if asked == "deepcompile" or lookup(self.config, ("compile", "deepcompile")):
+        if mode == "deepcompile" or lookup(self.config, ("compile", "deepcompile")):
             note = f" To use it: --set {key}=deepcompile."
-            self.own(("compile", "deepcompile"), asked == "deepcompile", source, note=note)
-        if asked != "deepcompile":
+            self.own(("compile", "deepcompile"), mode == "deepcompile", source, note)
+        if mode != "deepcompile":
             return
         if not hardware.gpus:
             fix = f"--set {key}=True compiles without it."
             raise MachineError("DeepCompile needs NVIDIA GPUs", where=source, fix=fix)
         if stage(self.config) not in STEPPING:
-            what = f"DeepCompile works at ZeRO stage 1, 2 and 3, and this is stage {stage(self.config)}"
-            raise DeepSpeedConfigError(what, where=source, fix="Use --deepspeed zero1, zero2 or zero3.")
+            problem = f"DeepCompile works at ZeRO stage 1, 2 and 3, and this is stage {stage(self.config)}"
+            raise DeepSpeedConfigError(problem, where=source, fix="Use --deepspeed zero1, zero2 or zero3.")
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]
@@ -252,7 +239,7 @@ class _Merger:
         elif zero.get(_GATHER) == AUTO:
             del zero[_GATHER]
         if "optimizer" not in self.config:
-            self.own(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
+            self.own(*OWN_OPTIMIZER)
         for keys in list(_autos(self.config)):
             _delete(self.config, keys)
             where = self.document.where(keys)
@@ -264,7 +251,7 @@ class _Merger:
     def refuse(self) -> None:
         for rule in FINAL:
             if rule.holds(self.config):
-                raise DeepSpeedConfigError(rule.what, where=self.document.where(rule.keys), fix=rule.fix)
+                raise DeepSpeedConfigError(rule.problem, where=self.document.where(rule.keys), fix=rule.fix)
 
     def _stamp(self, key: str, source: str) -> None:
         for dotted, _ in leaves({key: self.config[key]}):
@@ -287,7 +274,7 @@ def _bucket(key: str, hidden: int) -> tuple[int, str]:
     }[key]
 
 
-def _autos(value: Any, prefix: Keys = ()) -> Iterator[Keys]:
+def _autos(value: object, prefix: Keys = ()) -> Iterator[Keys]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _autos(item, (*prefix, key))
@@ -295,7 +282,71 @@ def _autos(value: Any, prefix: Keys = ()) -> Iterator[Keys]:
         yield prefix
 
 
-def _delete(config: dict[str, Any], keys: Keys) -> None:
+def _delete(config: Config, keys: Keys) -> None:
     for key in keys[:-1]:
         config = config[key]
     del config[keys[-1]]
+
+
+# --- The optimizer and scheduler blocks of a config, as recipe values ---
+
+_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
+"""How an optimizer is computed. A recipe has no such keys."""
+
+
+class Wish(NamedTuple):
+    """Recipe values by dotted key, and one sentence for each setting that a recipe cannot express."""
+
+    values: Config
+    notes: tuple[str, ...]
+
+    def flags(self, recipe: Mapping[str, object]) -> str:
+        """Return the `--set` flags, quoted for a shell, that give `recipe` these values where it differs."""
+        differs = {key: value for key, value in self.values.items() if _recipe_value(recipe, key) != value}
+        return " ".join(f"--set {key}={shlex.quote(str(value))}" for key, value in differs.items())
+
+
+def _wished_optimizer(block: Config) -> Wish:
+    """Return the recipe values that an optimizer block means."""
+    params, prefix = _params(block), "optim_wrapper.optimizer."
+    kind = _optimizer_type(block["type"], params)
+    known: Config = {key: params[key] for key in ("lr", "betas", "eps", "weight_decay") if key in params}
+    notes = [f"a recipe has no {key}." for key in params if key not in (*known, *_MODES)]
+    if kind is None:
+        return Wish({}, (f"optim_wrapper.optimizer does not support {block['type']!r}.", *notes))
+    values: Config = {"type": kind, **known}
+    return Wish({f"{prefix}{key}": value for key, value in values.items()}, tuple(notes))
+
+
+def _wished_scheduler(block: Config) -> Wish:
+    """Return the recipe values that a scheduler block means; its steps become a share if it has their total."""
+    params, kind = _params(block), _SCHEDULES.get(block["type"])
+    if kind is None:
+        return Wish({}, (f"param_scheduler has no counterpart of {block['type']}.",))
+    values: Config = {"param_scheduler.type": kind}
+    warmup, total = params.get("warmup_num_steps"), params.get("total_num_steps")
+    notes = []
+    if warmup and total and warmup < total:
+        values["param_scheduler.warmup_ratio"] = warmup / total
+    elif warmup:
+        notes.append(f"its warmup is a share of all steps: param_scheduler.warmup_ratio = {warmup} / all steps.")
+    if isinstance(params.get("warmup_max_lr"), int | float):
+        values["optim_wrapper.optimizer.lr"] = params["warmup_max_lr"]
+    return Wish(values, tuple(notes))
+
+
+def _params(block: Config) -> Config:
+    return {key: value for key, value in (block.get("params") or {}).items() if value != AUTO}
+
+
+def _optimizer_type(name: str, params: Config) -> str | None:
+    # DeepSpeed reads its own names in any case, and its Adam is AdamW unless adam_w_mode is false.
+    if name.lower() == "adam" and params.get("adam_w_mode", True):
+        return "AdamW"
+    return next((known for known in get_args(OptimizerType) if known.lower() == name.lower()), None)
+
+
+def _recipe_value(recipe: Mapping[str, object], key: str) -> object:
+    value = lookup(recipe, tuple(key.split(".")))
+    return list(value) if isinstance(value, tuple) else value

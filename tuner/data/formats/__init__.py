@@ -13,7 +13,8 @@ from tuner.data.formats import media
 from tuner.data.formats.cells import Misfit, Row, names
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
 from tuner.data.formats.renaming import Columns, check_names, renamed
-from tuner.data.sample import KINDS, Chat, Sample
+from tuner.data.sample import Chat, Sample
+from tuner.data.sample_kinds import KINDS
 from tuner.errors import DataError, did_you_mean, nearest
 
 _NO_FORMAT = "no known format"

@@ -23,7 +23,8 @@ from tuner.launch.checks.host import existing
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware, libraries
 from tuner.machine.hardware import Hardware
-from tuner.zero import guards, measurements, needs
+from tuner.zero import guards
+from tuner.zero.config import measurement_folders, packages, swaps
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which cannot be checked from here"
@@ -36,7 +37,7 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
     """Find what the config needs and this machine lacks, and known errors of its DeepSpeed with this config."""
     final = run.final
 
-    def where(keys: needs.Keys) -> str:
+    def where(keys: tuple[str, ...]) -> str:
         dotted = ".".join(keys)  # of a value, or of a block
         sources = (origin.source for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
         return next(sources, final.name)
@@ -44,7 +45,7 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
     yield from lacks(final.config, run.hardware, run.environ, where)
     for guard in _met(final.config, run.hardware):
         if guard.effect == "slow":
-            yield f"deepspeed {_deepspeed()}: {guard.what} ({guard.source}). {guard.fix}"
+            yield f"deepspeed {_deepspeed()}: {guard.problem} ({guard.source}). {guard.fix}"
 
 
 def compiles(run: ResolvedRun) -> Iterator[Finding]:
@@ -62,7 +63,7 @@ def _met(config: JsonObject, here: Hardware) -> list[guards.Guard]:
 
 
 def lacks(
-    config: JsonObject, here: Hardware, environ: Mapping[str, str], where: Callable[[needs.Keys], str]
+    config: JsonObject, here: Hardware, environ: Mapping[str, str], where: Callable[[tuple[str, ...]], str]
 ) -> Iterator[MachineError | DiskError]:
     """Yield what a config needs and this machine lacks (apart from room on disks), and known errors of its DeepSpeed.
 
@@ -71,25 +72,25 @@ def lacks(
     """
     for guard in _met(config, here):
         if guard.effect != "slow":
-            message = f"with deepspeed {_deepspeed()} {guard.what} ({guard.source})"
+            message = f"with deepspeed {_deepspeed()} {guard.problem} ({guard.source})"
             yield MachineError(message, where=where(guard.keys), fix=guard.fix)
-    for keys, package in needs.packages(config):
+    for keys, package in packages(config):
         if importlib.util.find_spec(package) is None:
             message = f"{'.'.join(keys)} is true, and {package} is not installed"
             yield MachineError(message, where=where(keys), fix=f"Install it (pip install {package}) or switch it off.")
-    for keys, path in measurements.places(config):
+    for keys, path in measurement_folders(config):
         if problem := _unwritable(path, direct=False):
             yield _no_folder(keys, path, problem, where)
-    swaps = list(needs.swaps(config))
-    for swap in swaps:
+    disks_used = list(swaps(config))
+    for swap in disks_used:
         if problem := _unwritable(swap.path, direct=True):
             yield _no_folder(swap.path_keys, swap.path, problem, where)
-    if swaps and not _is_built() and (lack := _no_libaio(here, environ)):
+    if disks_used and not _is_built() and (lack := _no_libaio(here, environ)):
         message, fix = lack
-        yield MachineError(message, where=where(swaps[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
+        yield MachineError(message, where=where(disks_used[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
 
 
-def _no_folder(keys: needs.Keys, path: Path, problem: str, where: Callable[[needs.Keys], str]) -> DiskError:
+def _no_folder(keys: tuple[str, ...], path: Path, problem: str, where: Callable[[tuple[str, ...]], str]) -> DiskError:
     return DiskError(f"{'.'.join(keys)} = {str(path)!r}: {problem}", where=where(keys), fix="Use another folder.")
 
 
@@ -108,7 +109,7 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for what is swapped to it."""
     wanted: dict[int, float] = {}
     free: dict[int, tuple[Path, int]] = {}
-    for swap in needs.swaps(run.final.config):
+    for swap in swaps(run.final.config):
         place = existing(swap.path)
         if _unwritable(place, direct=True):
             continue
@@ -125,7 +126,7 @@ def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
     """Report how fast the disks for swapping are, which are in memory or on a network, and what cannot be resumed."""
     if run.state["nvme_weights_alone"]:
         yield "this run cannot be resumed: its weights are on NVMe and its optimizer is in memory."
-    for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
+    for path in sorted({swap.path for swap in swaps(run.final.config)}):
         place = existing(path)
         if _unwritable(place, direct=True):
             continue
@@ -140,11 +141,11 @@ def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
 
 def unknown(run: ResolvedRun) -> Iterator[Finding]:
     """Report what the machines of a run that starts elsewhere need; it cannot be checked from here."""
-    for keys, package in needs.packages(run.final.config):
+    for keys, package in packages(run.final.config):
         yield f"{'.'.join(keys)} needs {package} {_THERE}."
-    for keys, path in measurements.places(run.final.config):
+    for keys, path in measurement_folders(run.final.config):
         yield f"{'.'.join(keys)} = {str(path)!r} must be writable {_THERE}."
-    for swap in needs.swaps(run.final.config):
+    for swap in swaps(run.final.config):
         must = f"libaio with its header ({_LIBAIO}) and room in {str(swap.path)!r}"
         yield f"{swap.block}.device = 'nvme' needs {must} {_THERE}."
 

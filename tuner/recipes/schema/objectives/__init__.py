@@ -11,14 +11,20 @@ from pydantic import Field
 
 from tuner.recipes.schema.objectives.objective_block import Objective as Objective
 from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts as ObjectiveFacts
+from tuner.recipes.schema.objectives.objective_block import RowKind as RowKind
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
+_ROWS = get_args(RowKind)
 OBJECTIVES: dict[str, type[Objective]] = {
-    get_args(block.model_fields["type"].annotation)[0]: block for block in Objective.__subclasses__()
+    get_args(block.model_fields["type"].annotation)[0]: block
+    for block in sorted(Objective.__subclasses__(), key=lambda block: _ROWS.index(block.facts.rows))
 }
-"""The block of each objective by the name in `objective.type`."""
+"""The block of each objective by the name in `objective.type`: those with the same kind of rows follow each other.
+
+Lists of objectives have this order everywhere; `tuner new dataset` suggests the first that suits the rows.
+"""
 if TYPE_CHECKING:
     AnyObjective = Objective
 else:

@@ -1,19 +1,23 @@
-"""accelerate's config, as `accelerate config` writes it: the preset that its DeepSpeed keys mean, and what they change.
+"""DeepSpeed configs in other tools' YAML: accelerate's config file, and ROLL's presets and pipelines.
 
-The keys are those of accelerate 1.15: ClusterConfig and DeepSpeedPlugin. It opens no other file and judges no value of
-DeepSpeed's.
+accelerate's keys are those of 1.15: ClusterConfig and DeepSpeedPlugin. ROLL trained with DeepSpeed up to 0.2;
+`importers` reads the rest of a pipeline. `lint` checks the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, brief_repr, did_you_mean
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes.merging import Keys, Kind, Layer, Place, nested
+from tuner.recipes import document_file, yaml_text
+from tuner.recipes.merging import Keys, Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.yaml_text import Yaml
+from tuner.zero import config
+from tuner.zero.config import Config, Document
 
 MARKS = ("distributed_type", "deepspeed_config", "compute_environment")
 _DEEPSPEED = "deepspeed_config"
@@ -42,10 +46,10 @@ USED = (*MARKS, DTYPE, "num_processes", "num_machines", "machine_rank", "main_pr
 
 
 class LeftOut(NamedTuple):
-    """A key without counterpart: why, and the values that ask for nothing, besides false, null, 'no' and nothing."""
+    """A key without counterpart: the reason, and values without effect, besides false, null, 'no' and empty ones."""
 
-    why: str
-    harmless: tuple[Any, ...] = ()
+    reason: str
+    harmless: tuple[object, ...] = ()
 
 
 _BY_TORCHRUN = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
@@ -95,14 +99,14 @@ LEFT_OUT_OF_DEEPSPEED: Mapping[str, LeftOut] = {
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a config says.
+class AccelerateConfig:
+    """The content of an accelerate config.
 
     Attributes:
         base: The preset, or the DeepSpeed JSON that `deepspeed_config_file` names.
-        layers: What it says over it, where it is said.
+        layers: Its values over that base, with their places.
         launch: Where the run starts.
-        dtype: What it computes in; None: not said.
+        dtype: The compute type; None if the file has none.
         notes: What was left out.
     """
 
@@ -114,36 +118,36 @@ class Said:
     notes: tuple[DeepSpeedConfigError, ...]
 
 
-def read(found: Yaml, name: str) -> Said:
-    """Return what a config called `name` says.
+def read_accelerate(yaml: Yaml, name: str) -> AccelerateConfig:
+    """Return the content of an accelerate config called `name`.
 
     Raises:
-        DeepSpeedConfigError: it trains without DeepSpeed, or a key or a value that accelerate does not know.
+        DeepSpeedConfigError: it trains without DeepSpeed, or has a key or a value that accelerate does not know.
     """
-    config = _Config(found, name)
-    inner = config.deepspeed()
-    config.refuse_unknown(inner)
+    reader = _AccelerateReader(yaml, name)
+    inner = reader.deepspeed()
+    reader.refuse_unknown(inner)
     notes = (
-        *config.left_out(found.values, LEFT_OUT, ()),
-        *config.left_out(inner, LEFT_OUT_OF_DEEPSPEED, (_DEEPSPEED,)),
+        *reader.left_out(yaml.values, LEFT_OUT, ()),
+        *reader.left_out(inner, LEFT_OUT_OF_DEEPSPEED, (_DEEPSPEED,)),
     )
-    base, layers = config.base(inner)
-    dtype, about_dtype = config.dtype()
-    return Said(base, tuple(layers), config.launch(), dtype, config.place(DTYPE), (*notes, *about_dtype))
+    base, layers = reader.base(inner)
+    dtype, about_dtype = reader.dtype()
+    return AccelerateConfig(base, tuple(layers), reader.launch(), dtype, reader.place(DTYPE), (*notes, *about_dtype))
 
 
-class _Config:
-    def __init__(self, found: Yaml, name: str) -> None:
-        self.values, self.lines, self.name = found.values, found.lines, name
+class _AccelerateReader:
+    def __init__(self, yaml: Yaml, name: str) -> None:
+        self.values, self.lines, self.name = yaml.values, yaml.lines, name
 
     def place(self, *keys: str) -> Place:
         return Place(Kind.FILE, self.name, self.lines.get(keys))
 
-    def wrong(self, what: str, *keys: str, fix: str | None = None) -> DeepSpeedConfigError:
-        return DeepSpeedConfigError(what, where=self.place(*keys), fix=fix)
+    def wrong(self, problem: str, *keys: str, fix: str | None = None) -> DeepSpeedConfigError:
+        return DeepSpeedConfigError(problem, where=self.place(*keys), fix=fix)
 
-    def deepspeed(self) -> dict[str, Any]:
-        """Return the block about DeepSpeed; where ranks only share data, that of stage 0."""
+    def deepspeed(self) -> Config:
+        """Return the block about DeepSpeed; stage 0 if the ranks only share data."""
         if (where := self.values.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
             fix = "tuner submit starts a Slurm job; elsewhere, start tuner on each node."
             raise self.wrong(f"compute_environment = {where!r} would start its own job", "compute_environment", fix=fix)
@@ -158,62 +162,62 @@ class _Config:
             raise self.wrong(f"distributed_type = {kind}: tuner trains with DeepSpeed", "distributed_type", fix=fix)
         return inner
 
-    def refuse_unknown(self, inner: Mapping[str, Any]) -> None:
-        for keys, found, known in (
+    def refuse_unknown(self, inner: Mapping[str, object]) -> None:
+        for keys, block_keys, known in (
             ((), self.values, (*USED, *LEFT_OUT)),
             ((_DEEPSPEED,), inner, (*MAPPED, FILE, *LEFT_OUT_OF_DEEPSPEED)),
         ):
-            for key in found:
+            for key in block_keys:
                 if key not in known:
                     block = f" in {_DEEPSPEED}" if keys else ""
                     fix = did_you_mean(key, known) or "Remove it."
                     raise self.wrong(f"accelerate's config has no key {key!r}{block}", *keys, key, fix=fix)
 
     def left_out(
-        self, found: Mapping[str, Any], table: Mapping[str, LeftOut], block: Keys
+        self, values: Mapping[str, object], table: Mapping[str, LeftOut], block: Keys
     ) -> Iterator[DeepSpeedConfigError]:
-        for key, value in found.items():
-            of_nothing = not value or str(value).lower() in ("no", "false", "none")
-            if key in table and not of_nothing and value not in table[key].harmless:
-                what = f"{key} = {brief_repr(value)} has no counterpart and is ignored: {table[key].why}"
-                yield self.wrong(what, *block, key)
+        for key, value in values.items():
+            is_empty = not value or str(value).lower() in ("no", "false", "none")
+            if key in table and not is_empty and value not in table[key].harmless:
+                problem = f"{key} = {brief_repr(value)} has no counterpart and is ignored: {table[key].reason}"
+                yield self.wrong(problem, *block, key)
 
-    def base(self, inner: Mapping[str, Any]) -> tuple[str, list[Layer]]:
-        """Return the preset or the file that the block means, and what is laid over it."""
-        said = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
+    def base(self, inner: Mapping[str, object]) -> tuple[str, list[Layer]]:
+        """Return the preset or the file that the block means, and the values over it."""
+        named = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
         stage, base = self._stage(inner), inner.get(FILE)
         if base in (None, "none"):
-            said.pop("zero_stage", None)
-            base, offloads = self._preset(stage, said)
-            said |= offloads
-            if stage != 3:  # where it means nothing
-                said.pop("zero3_save_16bit_model", None)
-        layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in said.items()]
+            named.pop("zero_stage", None)
+            base, offloads = self._preset(stage, named)
+            named |= offloads
+            if stage != 3:  # without effect there
+                named.pop("zero3_save_16bit_model", None)
+        layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in named.items()]
         return str(base), layers
 
-    def _stage(self, inner: Mapping[str, Any]) -> int:
+    def _stage(self, inner: Mapping[str, object]) -> int:
         stage = inner.get("zero_stage", _DEFAULT_STAGE)
         if type(stage) is not int or stage not in range(4):
             raise self.wrong(f"zero_stage = {brief_repr(stage)} is not 0, 1, 2 or 3", _DEEPSPEED, "zero_stage")
         return stage
 
-    def _preset(self, stage: int, said: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the preset of a stage, and the devices that the file means where it names none."""
-        offloads = any(key.endswith("_device") for key in said)
+    def _preset(self, stage: int, named: Mapping[str, object]) -> tuple[str, Config]:
+        """Return the preset of a stage, and the devices that the file means without naming them."""
+        offloads = any(key.endswith("_device") for key in named)
         if stage == 0:
             return "none", {}
         if stage == 1 or not offloads:
             return f"deepspeed_zero{stage}", {}
         devices = ("offload_optimizer_device", "offload_param_device")[: stage - 1]
-        return f"deepspeed_zero{stage}_offload", {key: "none" for key in devices if key not in said}
+        return f"deepspeed_zero{stage}_offload", {key: "none" for key in devices if key not in named}
 
     def dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
-        said = self.values.get(DTYPE)
-        if said is None:
+        written = self.values.get(DTYPE)
+        if written is None:
             return None, ()
-        word = str(said or "no").lower()  # YAML reads `no` without quotes as false
+        word = str(written or "no").lower()  # YAML reads `no` without quotes as false
         if word not in _DTYPES:
-            raise self.wrong(f"{DTYPE} = {brief_repr(said)} is not no, bf16, fp16 or fp8", DTYPE)
+            raise self.wrong(f"{DTYPE} = {brief_repr(written)} is not no, bf16, fp16 or fp8", DTYPE)
         if _DTYPES[word] is None:
             return None, (self.wrong(f"{DTYPE} = {word} has no counterpart and is ignored: {_NO_FP8}", DTYPE),)
         return _DTYPES[word], ()
@@ -222,11 +226,11 @@ class _Config:
         machines = self._count("num_machines", 1) or 1
         processes = self._count("num_processes", 1)
         if processes is not None and processes % machines:
-            what = (
+            problem = (
                 f"num_processes = {processes} cannot be divided by num_machines = {machines}: "
                 "it is the number on all machines"
             )
-            raise self.wrong(what, "num_processes")
+            raise self.wrong(problem, "num_processes")
         ip = self.values.get("main_process_ip")
         return LaunchFlags(
             nproc_per_node=processes // machines if processes is not None else None,
@@ -239,7 +243,7 @@ class _Config:
 
     def _count(self, key: str, least: int) -> int | None:
         value = self.values.get(key)
-        if value is None or value == "" or value == -1:  # accelerate's own word for "not said"
+        if value is None or value == "" or value == -1:  # which accelerate takes for a missing value
             return None
         if isinstance(value, str) and value.isdecimal():
             value = int(value)
@@ -247,3 +251,64 @@ class _Config:
             fix = f"Use a whole number, {least} or more."
             raise self.wrong(f"{key} = {brief_repr(value)} is not a valid number", key, fix=fix)
         return value
+
+
+# --- ROLL ---
+
+_ROLES = ("sft_train", "student", "actor_train")
+_STRATEGY, _CONFIG = "strategy_args", "strategy_config"
+
+
+def read_roll(yaml: Yaml, path: Path, name: str) -> Document:
+    """Return the config in a file called `name`: the one of the role that trains, or the only preset.
+
+    Raises:
+        DeepSpeedConfigError: it holds no such config, or several; or `defaults` or `${...}` are wrong.
+    """
+    merged = yaml_text.with_defaults(yaml, path.parent, name, DeepSpeedConfigError)
+    at = _role(merged) or _only_preset(merged, name)
+
+    def wrong(problem: str, keys: Keys, fix: str) -> DeepSpeedConfigError:
+        return DeepSpeedConfigError(problem, where=merged.place_of(keys), fix=fix)
+
+    value, _ = yaml_text.with_references(merged.values, wrong, at=at)
+    if not isinstance(value, dict):
+        raise DeepSpeedConfigError(f"{'.'.join(at)} is not a DeepSpeed config", where=merged.place_of(at), fix=_FIX)
+    named = lookup(merged.values, at)
+    written = tuple(named[2:-1].split(".")) if isinstance(named, str) else at
+    sources: dict[config.Keys, Origin] = {}
+    for key, _ in leaves(value):
+        keys = tuple(key.split("."))
+        for inner in (keys[:end] for end in range(1, len(keys) + 1)):
+            sources[inner] = Origin(merged.place_of((*written, *inner)))
+    return Document(value, name, sources=sources)
+
+
+_FIX = "Use a preset (zero3), a DeepSpeed JSON, an accelerate config, or a ROLL preset."
+
+
+def _role(merged: Merged) -> Keys | None:
+    for role in _ROLES:
+        block = lookup(merged.values, (role, _STRATEGY))
+        if isinstance(block, dict):
+            strategy, at = block.get("strategy_name"), (role, _STRATEGY, _CONFIG)
+            if strategy == "deepspeed_train":
+                return at
+            problem = f"{role} is trained by {strategy}, so there is no DeepSpeed config"
+            raise DeepSpeedConfigError(problem, where=merged.place_of(at[:-1]), fix=_FIX)
+    return None
+
+
+def _only_preset(merged: Merged, name: str) -> Keys:
+    presets = [key for key, value in merged.values.items() if _is_config(value)]
+    if len(presets) == 1:
+        return (presets[0],)
+    if presets:
+        problem = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
+        raise DeepSpeedConfigError(problem, where=name, fix="Give the file of one of them.")
+    fix = f"It is a training config: tuner train {name}." if document_file.says_what_to_train(Path(name)) else _FIX
+    raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
+
+
+def _is_config(value: object) -> bool:
+    return isinstance(value, dict) and "zero_optimization" in value

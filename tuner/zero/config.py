@@ -1,0 +1,354 @@
+"""A DeepSpeed config as data: as a user chose it (`Document`), as training uses it (`FinalConfig`), and its needs.
+
+This is the one module of this room that a run at ZeRO stage 0 with no config of its own loads. It opens no file and
+looks at no machine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from tuner.recipes.merging import Kind, Origin, Place, lookup
+
+if TYPE_CHECKING:
+    from tuner.errors import DeepSpeedConfigError
+    from tuner.machine.hardware import Precision
+    from tuner.machine.topology import Batch, LaunchFlags
+    from tuner.recipes.recipe import Recipe
+
+Config = dict[str, Any]
+"""JSON values. Nothing has checked the config of a `Document`; `lint` has checked the one of a `FinalConfig`."""
+Keys = tuple[str | int, ...]
+"""The path of a value: keys of objects, and indices of lists."""
+BASE = "base"
+"""The key in a recipe's `deepspeed` for the preset or file that its other values change. DeepSpeed has no such key."""
+AUTO = "auto"
+"""A value that tuner works out."""
+NONE = "none"
+"""Chosen in place of a preset: DeepSpeed at stage 0, which is plain data parallelism."""
+ZERO = "zero_optimization"
+STEPPING = (1, 2, 3)
+"""The stages in which ZeRO's optimizer makes the step."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A DeepSpeed config, and the place of each of its keys.
+
+    Attributes:
+        value: The config; numbers are as written, so 5e8 is a float.
+        name: The path as the user typed it, or the name of the value in messages.
+        positions: Line and column, both from 1, of each key of an object, by its full path.
+        sources: The origin of leaves that are not written in the file `name`, such as line 4 of mine.py, or a flag.
+        preset: The preset's name, or 'none', if the package brings the value.
+        changes: The values laid over that preset.
+        launch: Where an accelerate config says that a run starts.
+        dtype: The compute type of an accelerate config; `mixed_precision` is its place.
+        notes: What was left out of the file when it was read.
+    """
+
+    value: Config
+    name: str
+    positions: dict[Keys, tuple[int, int]] = field(default_factory=dict)
+    sources: dict[Keys, Origin] = field(default_factory=dict)
+    preset: str | None = None
+    changes: Config = field(default_factory=dict)
+    launch: LaunchFlags | None = None
+    dtype: str | None = None
+    notes: tuple[DeepSpeedConfigError, ...] = ()
+
+    @classmethod
+    def of(cls, value: Config, name: str, sources: dict[Keys, Origin] | None = None) -> Self:
+        """Return a document for a value that comes from no file."""
+        return cls(value, name, sources=sources or {})
+
+    def place(self, keys: Keys = ()) -> Place:
+        """Return the line and column of the key or of the nearest key around it that has one."""
+        kind = Kind.PACKAGE if self.preset else Kind.FILE
+        while keys:
+            if keys in self.sources:
+                return self.sources[keys].place
+            if keys in self.positions:
+                return Place(kind, self.name, *self.positions[keys])
+            keys = keys[:-1]
+        return Place(kind, self.name)
+
+    def origin(self, keys: Keys) -> Origin:
+        """Return where the value came from, and what it was laid over."""
+        return self.sources.get(keys) or Origin(self.place(keys))
+
+    @property
+    def pinned(self) -> str | Config:
+        """The recipe's `deepspeed` that means this config again: a preset's name, changes to one, or all values."""
+        if self.preset is None:
+            return self.value
+        return {BASE: self.preset, **self.changes} if self.changes else self.preset
+
+    def where(self, keys: Keys = ()) -> str:
+        """Return that place for a message, as `name:line:column`."""
+        return str(self.place(keys))
+
+
+def chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
+    """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
+    if flag is not None:
+        return flag, "--deepspeed"
+    return recipe.config.deepspeed, f"deepspeed ({next(iter(sources_of(recipe).values()))})"
+
+
+def is_auto(recipe: Recipe, flag: str | None) -> bool:
+    """Return whether the plan chooses the level."""
+    return chosen(recipe, flag)[0] == AUTO
+
+
+def sources_of(recipe: Recipe) -> dict[Keys, Place]:
+    """Return the place of each key in the recipe's `deepspeed`, by its path in the config."""
+    paths: dict[Keys, Place] = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
+    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
+
+
+def stage_0() -> Document:
+    """Return the config that 'none' means."""
+    value = {"zero_allow_untested_optimizer": True, ZERO: {"stage": 0}}
+    return Document(value, NONE, preset=NONE)
+
+
+class FinalConfig(NamedTuple):
+    """The config that training uses: strict JSON values, the origin of each leaf (dotted), and what was overridden."""
+
+    name: str
+    config: Config
+    origins: dict[str, Origin]
+    warnings: tuple[str, ...]
+    from_catalog: bool
+    """The values come from a preset or 'none', not from a user's JSON."""
+    config_warnings: tuple[str, ...]
+    """The part of the warnings that the config causes by itself, with any recipe and on any machine."""
+
+
+class Owned(NamedTuple):
+    """A value that the recipe or the machine decides, never the document."""
+
+    keys: tuple[str, ...]
+    value: bool | int | float
+    source: str
+    note: str = ""
+    """Added to the warning if the document has another value."""
+
+
+def owned(recipe: Recipe, batch: Batch, precision: Precision, *, document_clips: bool = False) -> Iterator[Owned]:
+    """Yield the values that recipe and machine decide in every config: batch sizes, clipping, compute type.
+
+    Args:
+        document_clips: The document has a gradient_clipping, which stays if the recipe has none.
+    """
+    micro, accumulation = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+    yield Owned(("train_micro_batch_size_per_gpu",), batch.micro_batch, recipe_source(recipe, micro))
+    yield Owned(("gradient_accumulation_steps",), batch.accumulation, recipe_source(recipe, accumulation))
+    product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
+    yield Owned(("train_batch_size",), batch.global_batch, f"derived: {product}")
+    if clip := recipe.config.optim_wrapper.clip_grad:
+        source = recipe_source(recipe, "optim_wrapper.clip_grad.max_norm")
+        yield Owned(("gradient_clipping",), clip.max_norm, source)
+    elif not document_clips:
+        source = recipe_source(recipe, "optim_wrapper.clip_grad") + ": not clipped"
+        yield Owned(("gradient_clipping",), 0.0, source)
+    for dtype in ("bf16", "fp16"):
+        source, note = precision_source(recipe, precision)
+        yield Owned((dtype, "enabled"), precision.dtype == dtype, source, note)
+
+
+def precision_source(recipe: Recipe, precision: Precision) -> tuple[str, str]:
+    """Return the source of the compute type, and a note for a config that names another."""
+    key = "optim_wrapper.dtype"
+    source = recipe_source(recipe, key) if precision.by_recipe else f"detected: {precision.reason}"
+    return source, " The machine and the recipe set the compute type (--set dtype=...)."
+
+
+def recipe_source(recipe: Recipe, key: str) -> str:
+    """Return the recipe's key and its place, for messages."""
+    origin = recipe.origins.get(key)
+    return f"recipe {key} ({origin.source})" if origin else f"recipe {key}"
+
+
+OWN_OPTIMIZER = Owned(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
+
+
+def final_stage_0(recipe: Recipe, batch: Batch, precision: Precision) -> FinalConfig:
+    """Return the same as `merge` for `stage_0()`; the recipe has torch's own optimizer and compiles nothing."""
+    document = stage_0()
+    config: Config = document.value
+    origins: dict[str, Origin] = {}
+    for one in (*owned(recipe, batch, precision), OWN_OPTIMIZER):
+        block = config
+        for key in one.keys[:-1]:
+            block = block.setdefault(key, {})
+        block[one.keys[-1]] = one.value
+        origins[".".join(one.keys)] = Origin.derived(one.source)
+    origins[f"{ZERO}.stage"] = document.origin((ZERO, "stage"))
+    return FinalConfig(NONE, config, origins, (), True, ())
+
+
+# --- Single settings of a config ---
+
+
+def stage(config: Config) -> int:
+    """Return the ZeRO stage as DeepSpeed will see it."""
+    value = lookup(config, (ZERO, "stage"), 0)
+    return value if isinstance(value, int) else 0
+
+
+def is_on(config: Config, *keys: str) -> bool:
+    """Return whether a switch is true."""
+    return lookup(config, keys) is True
+
+
+def device(config: Config, block: str) -> str:
+    """Return where a block (offload_optimizer, offload_param) moves its tensors: 'cpu', 'nvme' or 'none'."""
+    return str(lookup(config, (ZERO, block, "device"), "none"))
+
+
+def has_zenflow(config: Config) -> bool:
+    """Return whether the config has a zenflow block."""
+    return isinstance(lookup(config, (ZERO, "zenflow")), dict)
+
+
+_SHORT = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32"}
+
+
+def short(dtype: object) -> str:
+    """Return "fp16", "bf16" or "fp32" for any of DeepSpeed's names of it."""
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)
+
+
+def computes_in(config: Config) -> str:
+    """Return the compute type of a final config."""
+    return next((dtype for dtype in ("bf16", "fp16") if is_on(config, dtype, "enabled")), "fp32")
+
+
+def accumulates_in(config: Config) -> str:
+    """Return the type in which gradients are added up."""
+    named = lookup(config, ("data_types", "grad_accum_dtype"))
+    return short(named) if named else computes_in(config)
+
+
+def autocasts_to(config: Config) -> str | None:
+    """Return the type of torch_autocast; None if it is off."""
+    on = is_on(config, "torch_autocast", "enabled")
+    return short(lookup(config, ("torch_autocast", "dtype"))) if on else None
+
+
+# --- What a final config needs of a machine besides ranks and GPUs: packages, compiled ops, folders ---
+
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+"""Blocks that need a package when they are enabled. Source: deepspeed/monitor/*.py."""
+OPS = {
+    "cpu_adam": "CPU Adam",
+    "cpu_adagrad": "CPU Adagrad",
+    "cpu_lion": "CPU Lion",
+    "fused_adam": "fused Adam",
+    "fused_lamb": "fused Lamb",
+    "fused_lion": "fused Lion",
+    "quantizer": "quantized communication",
+    "pin_memory": "pinned memory",
+    "async_io": "disk access",
+    "gds": "GPUDirect storage",
+}
+"""The ops that DeepSpeed compiles at their first use, by DeepSpeed's names, each with a name for people."""
+_OF_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "lion": "lion", "adagrad": "adagrad", "lamb": "lamb"}
+_ON_CPU = {"adam": "cpu_adam", "lion": "cpu_lion", "adagrad": "cpu_adagrad"}
+_ON_GPU = {"adam": "fused_adam", "lion": "fused_lion", "lamb": "fused_lamb"}
+_QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+_MEASUREMENTS = (
+    ("flops_profiler", "output_file", "flops_profiler.txt"),
+    ("csv_monitor", "output_path", "csv"),
+    ("tensorboard", "output_path", "tensorboard"),
+)
+"""Blocks that write measurements, the key that says where, and our name for it; only the first names a file.
+
+DeepSpeed's own defaults are standard output and the current folder."""
+
+
+class Swap(NamedTuple):
+    """A folder on NVMe for the tensors of a block: offload_optimizer or offload_param."""
+
+    block: str
+    path: Path
+
+    @property
+    def path_keys(self) -> tuple[str, ...]:
+        """The key that names the folder."""
+        return ZERO, self.block, "nvme_path"
+
+    @property
+    def device_keys(self) -> tuple[str, ...]:
+        """The key that chooses NVMe."""
+        return ZERO, self.block, "device"
+
+
+def ops(config: Config, optimizer: str) -> tuple[str, ...]:
+    """Return the ops that DeepSpeed compiles for a final config, in the order in which it needs them.
+
+    Args:
+        optimizer: The recipe's, which accelerate replaces by DeepSpeed's own if it is offloaded.
+
+    Source: accelerate/utils/deepspeed.py, map_pytorch_optim_to_deepspeed; deepspeed/runtime/engine.py,
+    _configure_basic_optimizer; deepspeed/runtime/swap_tensor; deepspeed/runtime/comm/coalesced_collectives.py.
+    """
+    offloaded = device(config, "offload_optimizer") != "none"
+    own = lookup(config, ("optimizer", "type"))
+    kind = _OF_OPTIMIZERS.get(str(own or optimizer).lower(), "adam")
+    names = []
+    if lookup(config, ("optimizer", "params", "torch_adam")) is True:
+        pass  # torch's own, offloaded too, and the half of Muon that is Adam
+    elif offloaded and (own or config.get("zero_force_ds_cpu_optimizer", True)):
+        names.append(_ON_CPU.get(kind, "cpu_adam"))
+    elif own and kind in _ON_GPU:
+        names.append(_ON_GPU[kind])
+    if any(lookup(config, (ZERO, key)) is True for key in _QUANTIZED):
+        names.append("quantizer")
+    if any(swaps(config)):
+        names += ["pin_memory", "gds" if lookup(config, ("aio", "use_gds")) is True else "async_io"]
+    return tuple(names)
+
+
+def packages(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each key that needs a package, with the package."""
+    for block, package in _PACKAGES.items():
+        if lookup(config, (block, "enabled")) is True:
+            yield (block, "enabled"), package
+
+
+def swap_paths(config: Config) -> list[str]:
+    """Return the folders on NVMe disks, each once."""
+    return sorted({str(swap.path) for swap in swaps(config)})
+
+
+def swaps(config: Config) -> Iterator[Swap]:
+    """Yield the folders on NVMe disks; below stage 3 DeepSpeed keeps in memory what should go there."""
+    for block in ("offload_optimizer", "offload_param"):
+        if stage(config) == 3 and device(config, block) == "nvme":
+            yield Swap(block, Path(str(lookup(config, (ZERO, block, "nvme_path")))))
+
+
+def measurement_folders(config: Config) -> Iterator[tuple[tuple[str, str], Path]]:
+    """Yield each key of an enabled block that names a place for measurements, with the folder that is written to."""
+    for block, key, name in _MEASUREMENTS:
+        named = lookup(config, (block, key))
+        if is_on(config, block, "enabled") and named:
+            yield (block, key), Path(named).parent if Path(name).suffix else Path(named)
+
+
+def with_measurement_folders(final: FinalConfig, folder: Path) -> FinalConfig:
+    """Return the config in which every enabled block writes its measurements to a place, by default to `folder`."""
+    config, origins = copy.deepcopy(final.config), dict(final.origins)
+    for block, key, name in _MEASUREMENTS:
+        if is_on(config, block, "enabled") and not config[block].get(key):
+            config[block][key] = str(folder / name)
+            origins[f"{block}.{key}"] = Origin(Place(Kind.DERIVED, "derived: in the run directory"))
+    return final._replace(config=config, origins=origins)

@@ -1,0 +1,337 @@
+"""Keys of a DeepSpeed config that contradict each other, stop a run, or have no effect: tables without actions.
+
+`lint` reports what these tables find in a document, `merge` what they find in a final config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from tuner.recipes.merging import lookup
+from tuner.zero.config import (
+    STEPPING,
+    ZERO,
+    Config,
+    accumulates_in,
+    autocasts_to,
+    computes_in,
+    device,
+    has_zenflow,
+    is_on,
+    stage,
+)
+
+
+class Rule(NamedTuple):
+    """A contradiction: the key to report, the condition, the problem, and the fix.
+
+    `source` is the file of DeepSpeed 0.19.8 that shows it.
+    """
+
+    keys: tuple[str, ...]
+    holds: Callable[[Config], bool]
+    problem: str
+    fix: str
+    source: str = ""
+
+
+def _no_path(config: Config, block: str) -> bool:
+    return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
+
+
+def _masters_without_zero(config: Config, block: str) -> bool:
+    return is_on(config, block, f"{block}_master_weights_and_grads") and stage(config) not in STEPPING
+
+
+def needs_cpu_adam(config: Config, block: str) -> bool:
+    """Return whether the config wants master weights in 16 bits without the one optimizer that supports them."""
+    wanted = is_on(config, block, f"{block}_master_weights_and_grads") and stage(config) in STEPPING
+    has_it = device(config, "offload_optimizer") != "none" and config.get("zero_force_ds_cpu_optimizer", True)
+    return wanted and not has_it and not (block == "bf16" and is_on(config, "bf16", "bf16_optimizer_states"))
+
+
+_AFTERWARDS = {"prescale_gradients": False, "gradient_predivide_factor": 1.0}
+
+
+def _scales_before(config: Config, key: str) -> bool:
+    """Return whether the config scales gradients before a reduction that does not support it."""
+    scatters = stage(config) in (2, 3) and lookup(config, (ZERO, "reduce_scatter"), True)
+    return bool(scatters) and not _sums(config) and config.get(key, _AFTERWARDS[key]) != _AFTERWARDS[key]
+
+
+def _sums(config: Config) -> bool:
+    return str(config.get("gradient_allreduce_op")).lower() == "sum"
+
+
+def _made_by_deepspeed(config: Config) -> str:
+    return str(lookup(config, ("optimizer", "type"))).lower()
+
+
+# Contradictions inside of any config.
+RULES: tuple[Rule, ...] = (
+    Rule(
+        ("bf16", "enabled"),
+        lambda config: is_on(config, "fp16", "enabled") and is_on(config, "bf16", "enabled"),
+        "fp16.enabled and bf16.enabled are both true",
+        "Keep one of the two.",
+    ),
+    *(
+        Rule(
+            (ZERO, block, "device"),
+            partial(_no_path, block=block),
+            f'{block}.device is "nvme" without nvme_path',
+            "Add nvme_path, a folder on the NVMe disk.",
+        )
+        for block in ("offload_optimizer", "offload_param")
+    ),
+    Rule(
+        (ZERO, "offload_optimizer", "ratio"),
+        lambda config: stage(config) != 3 and lookup(config, (ZERO, "offload_optimizer", "ratio"), 1) < 1,
+        "offload_optimizer.ratio below 1 needs ZeRO stage 3",
+        "Remove ratio or set stage to 3.",
+    ),
+    Rule(
+        (ZERO, "offload_optimizer", "super_offload"),
+        lambda config: stage(config) != 3 and is_on(config, ZERO, "offload_optimizer", "super_offload"),
+        "offload_optimizer.super_offload needs ZeRO stage 3",
+        "Remove super_offload or set stage to 3.",
+    ),
+    Rule(
+        (ZERO, "compute_grad_norm"),
+        lambda config: lookup(config, (ZERO, "compute_grad_norm")) is False and stage(config) not in (1, 2),
+        "compute_grad_norm = false needs ZeRO stage 1 or 2",
+        "Remove compute_grad_norm.",
+    ),
+    Rule(
+        ("gradient_allreduce_op",),
+        lambda config: _sums(config) and stage(config) == 3,
+        'gradient_allreduce_op = "sum" does not work with ZeRO stage 3',
+        'Write "mean".',
+    ),
+    Rule(
+        ("gradient_allreduce_op",),
+        lambda config: _sums(config) and (has_zenflow(config) or is_on(config, "compile", "deepcompile")),
+        'gradient_allreduce_op = "sum" does not work with zenflow or compile.deepcompile',
+        'Write "mean".',
+    ),
+    *(
+        Rule(
+            (block, f"{block}_master_weights_and_grads"),
+            partial(_masters_without_zero, block=block),
+            f"{block}.{block}_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
+            "Set zero_optimization.stage.",
+        )
+        for block in ("fp16", "bf16")
+    ),
+    *(
+        Rule(
+            (block, f"{block}_master_weights_and_grads"),
+            partial(needs_cpu_adam, block=block),
+            f"{block}.{block}_master_weights_and_grads needs the optimizer on the CPU, with DeepSpeed's own CPU Adam",
+            'Add "offload_optimizer": {"device": "cpu"} and "zero_force_ds_cpu_optimizer": true'
+            + (", or set bf16.bf16_optimizer_states." if block == "bf16" else "."),
+            "runtime/zero/stage_1_and_2.py, _enforce_cpu_offload; stage3.py, _enforce_optimizer_offload",
+        )
+        for block in ("fp16", "bf16")
+    ),
+    Rule(
+        ("bf16", "bf16_optimizer_states"),
+        lambda config: (
+            is_on(config, "bf16", "bf16_optimizer_states")
+            and not (is_on(config, "bf16", "bf16_master_weights_and_grads") and stage(config) in STEPPING)
+        ),
+        "bf16.bf16_optimizer_states needs bf16.bf16_master_weights_and_grads and ZeRO stage 1, 2 or 3",
+        "Set both, or remove bf16_optimizer_states.",
+    ),
+    Rule(
+        ("checkpoint", "writer"),
+        lambda config: lookup(config, ("checkpoint", "writer")) is not None,
+        "checkpoint.writer works only under the deepspeed launcher: it crashes at the first checkpoint here",
+        "Remove it.",
+    ),
+    Rule(
+        ("torch_autocast", "dtype"),
+        lambda config: autocasts_to(config) == "int8",
+        "torch_autocast.dtype = int8 would send gradients between ranks as whole numbers",
+        'Write "bfloat16".',
+        "runtime/torch_autocast.py, get_comm_dtype",
+    ),
+    Rule(
+        ("torch_autocast", "lower_precision_safe_modules"),
+        lambda config: any(
+            "." not in str(name) for name in lookup(config, ("torch_autocast", "lower_precision_safe_modules")) or ()
+        ),
+        "torch_autocast.lower_precision_safe_modules names a class without its module",
+        'Write the whole path, such as "torch.nn.Linear".',
+        "runtime/torch_autocast.py, init_autocast_params",
+    ),
+    Rule(
+        ("data_types", "grad_accum_dtype"),
+        lambda config: accumulates_in(config) == "int8",
+        "data_types.grad_accum_dtype = int8 would add gradients up as whole numbers",
+        'Write "fp32" or "bf16".',
+        "runtime/zero/stage_1_and_2.py, gradient_accumulation_dtype",
+    ),
+    Rule(
+        ("torch_autocast", "enabled"),
+        lambda config: autocasts_to(config) is not None and is_on(config, ZERO, "zero_quantized_weights"),
+        "torch_autocast does not work with zero_quantized_weights",
+        "Keep one of the two.",
+        "runtime/torch_autocast.py, _validate_auto_cast_settings",
+    ),
+    *(
+        Rule(
+            (key,),
+            partial(_scales_before, key=key),
+            f"{key} does not work with reduce_scatter at ZeRO stage 2 and 3, where it is on by default",
+            "Remove it, or set zero_optimization.reduce_scatter to false.",
+            "runtime/zero/stage_1_and_2.py and stage3.py, __init__",
+        )
+        for key in _AFTERWARDS
+    ),
+    Rule(
+        (ZERO, "legacy_stage1"),
+        lambda config: is_on(config, ZERO, "legacy_stage1") and stage(config) in STEPPING,
+        "zero_optimization.legacy_stage1 was removed from DeepSpeed, which fails at start",
+        "Remove it.",
+        "runtime/engine.py, _configure_zero_optimizer",
+    ),
+    Rule(
+        ("checkpoint", "load_universal"),
+        lambda config: is_on(config, "checkpoint", "load_universal"),
+        "checkpoint.load_universal reads only universal checkpoints, and runs save ordinary ones: no run could resume",
+        "Remove it.",
+    ),
+)
+
+# DeepSpeed has these features; a run of tuner would end in the middle, or in weights that nothing loads. Each was run.
+UNRUNNABLE: tuple[Rule, ...] = (
+    Rule(
+        ("tensor_parallel", "autotp_size"),
+        lambda config: lookup(config, ("tensor_parallel", "autotp_size"), 0) > 1,
+        "tensor_parallel.autotp_size above 1 trains, but each rank then saves its own part of the weights, and "
+        "nothing can load them",
+        "Remove it; ZeRO stage 3 shards the weights too.",
+    ),
+    Rule(
+        ("sequence_parallel_size",),
+        lambda config: config.get("sequence_parallel_size", 1) > 1,
+        "sequence_parallel_size above 1 needs a model that splits its sequences",
+        "Remove it; the recipe splits them: --set train_cfg.sequence_parallel_size=2.",
+    ),
+    Rule(
+        ("autotuning", "enabled"),
+        lambda config: is_on(config, "autotuning", "enabled"),
+        "autotuning ends the process after its measurement",
+        "Remove it; tuner plan compares the levels.",
+    ),
+    Rule(
+        ("torch_autocast", "dtype"),
+        lambda config: autocasts_to(config) == "fp16" and stage(config) in STEPPING,
+        "torch_autocast.dtype = fp16 clips gradients with the loss scale still in them at ZeRO stage 1, 2 and 3, which "
+        "trains wrong without an error",
+        'Write "bfloat16", or take fp16 for all: --set dtype=fp16.',
+        "runtime/zero/stage_1_and_2.py and stage3.py, unscale_and_clip_grads",
+    ),
+    Rule(
+        ("managed_gradient_accumulation",),
+        lambda config: config.get("managed_gradient_accumulation") is False,
+        "managed_gradient_accumulation = false does not work with Hugging Face's accelerate, which tells DeepSpeed",
+        "Remove it; the recipe's optim_wrapper.accumulative_counts accumulates.",
+        "runtime/engine.py, set_gradient_accumulation_boundary",
+    ),
+    Rule(
+        ("expert_parallel", "enabled"),
+        lambda config: is_on(config, "expert_parallel", "enabled"),
+        "expert_parallel.enabled (AutoEP of DeepSpeed 0.19.8) fails on the output recorders of transformers 5.23, and "
+        "would leave each rank with its own experts to save",
+        "Remove it; ZeRO stage 3 shards the experts too.",
+        "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
+    ),
+    # 0.19.8 ends in ZenFlowSelectiveAdamW(**None) without an optimizer block, which the recipe owns. With one it takes
+    # update_interval for the accumulation and updates the heaviest columns after each micro-batch: on the tiny model,
+    # two ranks of two micro-batches, the first step's loss is 7.355 and not 7.513, the fourth's 6.15 and not 5.66.
+    Rule(
+        (ZERO, "zenflow"),
+        has_zenflow,
+        "zero_optimization.zenflow builds its own AdamW and decides by itself which micro-batches update the weights, "
+        "and here the recipe decides both",
+        'Remove it; offload_optimizer {"device": "cpu"} works without it.',
+        "runtime/zenflow/engine.py, configure_zenflow and is_zenflow_update_boundary",
+    ),
+    Rule(
+        ("datastates_ckpt",),
+        # Any value but false switches it on, null too.
+        lambda config: config.get("datastates_ckpt", False) is not False,
+        "datastates_ckpt writes with a package that no registry has, after a run has taken its checkpoint for whole",
+        "Remove it.",
+        "datastates/config.py, DeepSpeedDataStatesConfig; runtime/checkpoint_engine/datastates_checkpoint_engine.py",
+    ),
+)
+
+
+# Contradictions with what a recipe and the machine decide, in a final config.
+FINAL: tuple[Rule, ...] = (
+    Rule(
+        ("gradient_clipping",),
+        # 0.19.8, two ranks, loss of the fourth step: 4.494 at stages 0 to 3 without clipping; with 1.0 it is 4.494 at
+        # stage 0, where the gradient is clipped, and 4.536 at the others, where Muon's update is.
+        lambda config: _made_by_deepspeed(config) == "muon" and config.get("gradient_clipping", 0) > 0,
+        "gradient_clipping clips Muon's update, not the gradient, at ZeRO stage 1, 2 and 3: it trains otherwise there",
+        "Muon's updates are of one size by themselves: --set clip_grad=None, and no gradient_clipping in a JSON.",
+        "runtime/zero/stage_1_and_2.py and stage3.py, step",
+    ),
+    Rule(
+        (ZERO, "stage"),
+        lambda config: _made_by_deepspeed(config) == "lamb" and stage(config) in STEPPING,
+        "Lamb scales a layer's update by the layer's norm, and ZeRO stage 1, 2 and 3 cut layers into parts: DeepSpeed "
+        "ends at its start",
+        "Take --deepspeed none, or --set optimizer.type=AdamW.",
+        "runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS",
+    ),
+    Rule(
+        (ZERO, "compute_grad_norm"),
+        lambda config: lookup(config, (ZERO, "compute_grad_norm")) is False and config.get("gradient_clipping", 0) > 0,
+        "zero_optimization.compute_grad_norm = false leaves nothing to clip gradients by",
+        "Remove it, or --set clip_grad=None.",
+        "runtime/zero/stage_1_and_2.py, __init__",
+    ),
+    Rule(
+        ("data_types", "grad_accum_dtype"),
+        lambda config: stage(config) not in STEPPING and accumulates_in(config) != computes_in(config),
+        "data_types.grad_accum_dtype needs ZeRO stage 1, 2 or 3, or to be what the run computes in",
+        "Remove it, or set zero_optimization.stage.",
+        "runtime/engine.py, _do_optimizer_sanity_check",
+    ),
+    Rule(
+        (ZERO, "compute_grad_norm"),
+        lambda config: (
+            lookup(config, (ZERO, "compute_grad_norm")) is False
+            and (stage(config), computes_in(config), accumulates_in(config)) == (1, "bf16", "fp32")
+        ),
+        "zero_optimization.compute_grad_norm = false does not work at stage 1 in bf16 with sums in fp32",
+        "Remove it, or data_types.grad_accum_dtype.",
+        "runtime/engine.py, _do_optimizer_sanity_check",
+    ),
+)
+
+# Read by parts of DeepSpeed that a run does not use: the reason, and the fix.
+INERT: dict[tuple[str, ...], tuple[str, str]] = {
+    ("activation_checkpointing",): (
+        "models of transformers checkpoint by themselves",
+        "The recipe's train_cfg.gradient_checkpointing decides.",
+    ),
+    ("dump_state",): ("the run directory's deepspeed.json holds what it prints", "Remove it."),
+    ("dataloader_drop_last",): ("samples are drawn by Hugging Face's loader", "Remove it."),
+    ("pipeline",): ("no model is cut into stages", "Remove it."),
+}
+
+# As INERT, but DeepSpeed fails on them, or writes into them unasked; so they are dropped.
+DROPPED: dict[tuple[str, ...], tuple[str, str]] = {
+    ("data_efficiency",): (
+        "samples are drawn by Hugging Face's loader, and random-LTD needs layers that a model's own code makes",
+        "Remove it.",
+    ),
+}
