@@ -113,7 +113,7 @@ Answer = tuple[str, str]
 """'ok', 'warning' or 'failed', and the result as text."""
 
 _NF4_ERROR = 0.15
-"""Limit of the relative error of a 4-bit round trip: 0.09 for nf4 on normal numbers, measured on bitsandbytes 0.50.2."""
+"""Limit of the relative error of a 4-bit round trip: 0.09 for nf4 on normal numbers, in bitsandbytes 0.50.2."""
 _OPS = ("cpu_adam", "fused_adam", "async_io")
 
 

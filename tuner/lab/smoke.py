@@ -50,6 +50,9 @@ class Stage:
     summary: str
     exit_code: int = 0
 
+    def to_json(self) -> JsonObject:
+        return {"name": self.name, "seconds": self.seconds, "told": self.summary, "exit_code": self.exit_code}
+
 
 @dataclass(frozen=True)
 class Verdict:
