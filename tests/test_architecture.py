@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -58,6 +59,7 @@ FLOORS = {
     "__init__": 0,
 }
 LONGEST_CHAIN = 13
+MOST_LINES_TO_READ = 3_500
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
 CHANGES = (
@@ -239,6 +241,17 @@ def test_a_rank_loads_no_module_of_a_launcher(tmp_path: Path) -> None:
     assert list(filter(is_for_launchers, loaded)) == []
 
 
+def test_a_plain_name_loads_only_what_it_needs_of_the_recipes(tmp_path: Path) -> None:
+    code = "import sys, tuner.recipes.loading as loading; loading.load('tiny_full_sample_e1'); print(*sys.modules)"
+    argv, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    loaded = {name.removeprefix("tuner.recipes.") for name in done.stdout.split() if name.startswith("tuner.recipes.")}
+    assert "catalog" in loaded
+    assert loaded.isdisjoint({"mistaken", "document_file", "yaml_text", "xtuner_names", "python_calls", "new_part"})
+
+
 WRAPPER = """
 import json, sys
 from tuner.cli import main
@@ -344,3 +357,17 @@ def test_the_defaults_hold_every_key_of_the_schema_and_no_other() -> None:
 
     assert base == {key for key in schema if key in absent or key.split(".")[0] not in absent}
     assert list(read_file(catalog.BASE).values) == list(RecipeConfig.model_fields)
+
+
+def test_the_files_to_read_are_few_and_as_the_map_says() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    stations = re.findall(r"^\| [^|]+ \| `(tuner/[^`]+)` \| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+
+    assert len(stations) >= 10
+    texts = {file: (ROOT.parent / file).read_text(encoding="utf-8") for file, _, _ in stations}
+    assert [
+        file for file, function, _ in stations if not re.search(rf"(?m)^(def|class) {function}\b", texts[file])
+    ] == []
+    lines = {file: len(text.splitlines()) for file, text in texts.items()}
+    assert [(file, lines[file]) for file, _, number in stations if not 0.8 < lines[file] / int(number) < 1.25] == []
+    assert sum(lines.values()) <= MOST_LINES_TO_READ

@@ -23,7 +23,7 @@ from tests.fit.recipes import lightest
 from tuner import assets
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
-from tuner.fit.trainable import count
+from tuner.fit.parameters import count
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.worker.trainer_setup import evaluator, use_whole_logits

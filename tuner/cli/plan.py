@@ -16,8 +16,7 @@ from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.fit.levels import Fit, Machines
-    from tuner.fit.max_context import Longest
-    from tuner.fit.summary import Report, Step
+    from tuner.fit.summary import Longest, Report, Step
     from tuner.launch.planning import Plan
     from tuner.recipes.recipe import Recipe
 
@@ -114,14 +113,14 @@ def command(
 def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: bool) -> None:
     """Print the longest rows that fit: as the recipe is, and with tiled MLPs and offloaded activations."""
     from tuner.files import dump_json
-    from tuner.fit import max_context, summary
+    from tuner.fit import summary
 
     architecture = summary.known_architecture(loaded.config)
-    flags = " ".join(f"--set {name}=True" for name in max_context.SETTINGS)
-    whole = max_context.with_everything(loaded.config)
-    found = {"as_it_is": max_context.longest(loaded.config, architecture, machines)}
+    flags = " ".join(f"--set {name}=True" for name in summary.SETTINGS)
+    whole = summary.with_everything(loaded.config)
+    found = {"as_it_is": summary.longest(loaded.config, architecture, machines)}
     if whole != loaded.config:
-        found["with_everything"] = max_context.longest(whole, architecture, machines)
+        found["with_everything"] = summary.longest(whole, architecture, machines)
     if as_json:
         values = {name: [vars(one) for one in rows] for name, rows in found.items()}
         click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)

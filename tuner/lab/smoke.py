@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors, write_text
 from tuner.lab import stand_ins
-from tuner.launch import preflight, ranks, render
+from tuner.launch import preflight, render, supervise
 from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
@@ -212,7 +212,7 @@ class _Smoke:
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""
         run = directory.create(plan.run_path, render.files(plan), resume=False)
-        if code := ranks.run(plan, run, shows_rank_0=False):
+        if code := supervise.run_ranks(plan, run, shows_rank_0=False):
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)
 

@@ -1,7 +1,7 @@
 """Measures a few fast variants of a recipe with real ranks for some steps each, and keeps the fastest.
 
 Micro-batch, recomputation, loss and level are varied one after the other. The global batch stays, so that every
-candidate trains the same. It prints nothing; estimates without measuring are in `fit.split`.
+candidate trains the same. It prints nothing; estimates without measuring are in `fit.step_time`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tuner.files import JsonObject, disk_errors, write_text
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
-from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import final_config, preflight, ranks, render
+from tuner.fit.shares import possible, samples_of_rank
+from tuner.launch import final_config, preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines
 from tuner.launch.resolve import load, resolve_recipe, resolve_run
@@ -251,7 +251,8 @@ class _Bench:
         if self.num_runs == 1:
             preflight.check(run)
         files = directory.create(run.run_path, render.files(run), resume=False)
-        code = ranks.run(run, files, shows_rank_0=False, tells_failure=False)  # its row shows the failure
+        # The row of the candidate has the failure.
+        code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
         status = files.read_json(files.status)
         if "signal" in status:
             raise _Interrupted

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
-from tuner.fit.split import samples_of_rank
+from tuner.fit.shares import samples_of_rank
 from tuner.launch.resolved_run import Start, batch_settings, is_already_started
 from tuner.machine.topology import Topology
 from tuner.recipes import loading

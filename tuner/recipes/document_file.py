@@ -13,10 +13,9 @@ from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable
 from tuner.recipes.merging import Keys, Kind, leaves
-from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, RecipeFile
+from tuner.recipes.recipe_file import DOCUMENTS, MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
-YAML = (".yaml", ".yml")
 _MAX_BYTES = 64_000
 _ACCELERATE = "accelerate"
 _MARKS = {
@@ -103,7 +102,6 @@ def beginning(path: Path) -> str:
         return ""
 
 
-SUFFIXES = (*YAML, ".json")
 _BASE = "_base_"
 _SHARED = "deepspeed"
 """A key of recipes and of several tools, with the same meaning."""
@@ -113,7 +111,7 @@ _FIX = "Give a recipe's name, or a file of recipe keys."
 
 def is_recipe(path: Path) -> bool:
     """Return whether a YAML or JSON file is a recipe, perhaps with a mistake in it, and not another tool's config."""
-    if path.suffix not in SUFFIXES or not paths.is_file(path):
+    if path.suffix not in DOCUMENTS or not paths.is_file(path):
         return False
     from tuner.recipes import yaml_text  # PyYAML, for files of these names alone
 

@@ -27,7 +27,7 @@ from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, lea
 from tuner.recipes.overrides import layer_of
 from tuner.recipes.overrides import layers as override_layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
-from tuner.recipes.recipe_file import SUFFIXES, RecipeFile, read_file, read_part
+from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
 from tuner.recipes.schema.objectives import objectives_with
 
@@ -336,7 +336,7 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data; if that fails and code is allowed, run it."""
-    if source.path.suffix in SUFFIXES and source.path.suffix != ".py":
+    if source.path.suffix in DOCUMENTS:
         from tuner.recipes import document_file  # PyYAML, which a recipe in Python does without
 
         return document_file.read_document(source.path, source.shown, source.kind)

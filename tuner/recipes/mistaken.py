@@ -13,6 +13,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog, document_file
+from tuner.recipes.recipe_file import DOCUMENTS, YAML
 
 DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
 """The suffixes of data files; a .json file may also be a recipe or a DeepSpeed config."""
@@ -33,7 +34,7 @@ def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
     """
     if name.endswith(DATA):
         return _of_data(name)
-    if name.endswith(document_file.SUFFIXES):
+    if name.endswith(DOCUMENTS):
         path = paths.expanded(name)
         return _document(name, path) if paths.exists(path) else missing(name)
     if "/" in name or name.endswith(".py"):
@@ -55,7 +56,7 @@ def _document(name: str, path: Path) -> RecipeError | None:
     """Return an error if a YAML or JSON file is not a recipe; None if reading it as one reports its mistakes."""
     if document_file.is_recipe(path):
         return None
-    if name.endswith(document_file.YAML):
+    if name.endswith(YAML):
         return document_file.refusal_of_tool(name)
     if holds_rows(path):
         return _of_data(name)

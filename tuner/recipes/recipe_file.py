@@ -19,8 +19,10 @@ from tuner.files import JsonObject, is_writable, read_named_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Place
 
-SUFFIXES = (".py", ".yaml", ".yml", ".json")
-"""How the names of recipe files end."""
+YAML = (".yaml", ".yml")
+DOCUMENTS = (*YAML, ".json")
+SUFFIXES = (".py", *DOCUMENTS)
+"""The suffixes of recipe files; `document_file` reads those in YAML and JSON."""
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
 _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,

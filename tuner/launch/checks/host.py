@@ -19,9 +19,8 @@ from tuner import paths
 from tuner.errors import DiskError, MachineError, TunerError
 from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
 from tuner.fit.levels import Level
-from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries, slurm, variables
