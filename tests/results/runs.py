@@ -30,9 +30,9 @@ def make_run(path: Path, name: str, base: Path | str, *pairs: tuple[str, str]) -
     run = RunDirectory(path)
     run.checkpoints.mkdir(parents=True)
     recipe = load(name, Overrides(model=str(base), pairs=pairs))
-    as_run = anchored(recipe, "deepspeed_zero2")
-    run.recipe.write_text(as_run.standalone())
-    run.resolved_recipe.write_text(dump_json(resolved_document(as_run.config)))
+    recipe = anchored(recipe, "deepspeed_zero2")
+    run.recipe.write_text(recipe.standalone())
+    run.resolved_recipe.write_text(dump_json(resolved_document(recipe.config)))
     run.run.write_text(json.dumps(FACTS))
     run.write_status("running")
     for step in (1, 2, 3):
