@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tuner.recipes.merging import Kind, Origin, Place, lookup
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
 
 if TYPE_CHECKING:
     from tuner.errors import DeepSpeedConfigError
@@ -176,6 +177,12 @@ def recipe_source(recipe: Recipe, key: str) -> str:
 
 
 OWN_OPTIMIZER = Owned(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
+
+
+def is_stage_0(recipe: Recipe, document: Document) -> bool:
+    """Return whether DeepSpeed only averages gradients: stage 0 with torch's optimizer, without a config of its own."""
+    is_torchs = recipe.config.optim_wrapper.optimizer.type not in DEEPSPEED_OPTIMIZERS
+    return is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0()
 
 
 def final_stage_0(recipe: Recipe, batch: Batch, precision: Precision) -> FinalConfig:
