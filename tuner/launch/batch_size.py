@@ -194,7 +194,7 @@ def choose_split(
         return _settled(loaded, options[0], "derived: the model's size is unknown")
     level = Level.of_config(merged(lightest(loaded, ranks), Batch(*options[0][:2], ranks)).config)
     name = f"deepspeed_zero{level.stage}" if level.stage else "none"
-    from tuner.fit.step_time import MARGIN, fastest  # only a split that is open needs it
+    from tuner.fit.advice import MARGIN, fastest  # only a split that is open needs it
 
     chosen = fastest(config, architecture, here, level, name, cluster(hardware, topology))
     leaves = f"leaves {MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"

@@ -1,6 +1,6 @@
 """The DeepSpeed config of a run: opened as it was chosen, and merged with the recipe and the machine.
 
-This is the one place that loads the room `zero`. A run at stage 0 without a config of its own needs only `zero.config`.
+This is the one place that loads the room `zero`. A run at stage 0 without a config of its own needs two modules.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tuner.recipes.recipe_file import YAML
-from tuner.zero.config import BASE, NONE, Document, FinalConfig, chosen, final_stage_0, is_stage_0, stage_0
+from tuner.zero.config import BASE, NONE, Document, FinalConfig, stage_0
+from tuner.zero.recipe_values import chosen, final_stage_0, is_stage_0
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware, Precision

@@ -12,7 +12,7 @@ from tuner.launch import fitting
 from tuner.launch.checks import Finding, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import too_few
-from tuner.zero.config import is_stage_0
+from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
 
