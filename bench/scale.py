@@ -24,8 +24,8 @@ from bench.jobs import ACCUMULATION, SMALL, TINY, Setting, llama, make_job, make
 from bench.steps import measured
 from bench.table import Table, Unmeasured, arguments, in_turns, median
 from tuner.fit import step_time
+from tuner.fit.advice import step_flops
 from tuner.fit.parameters import num_parameters
-from tuner.fit.step_time import step_flops
 
 BASE = Setting(1, "bf16", "full", micro_batch=2, row_tokens=256)
 ALL_REDUCE_BYTES = 100_000_000

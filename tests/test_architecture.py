@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 
 import tuner
 from tests.each import each
+from tuner import hooks
 from tuner.recipes import catalog
 from tuner.recipes.loading import with_xtuner
 from tuner.recipes.merging import Merged, leaves
@@ -190,6 +192,25 @@ def test_a_room_imports_only_from_floors_below(path: Path) -> None:
     ]
 
     assert above == []
+
+
+STRAIGHT_WAY = {"recipes", "machine", "zero", "fit", "launch", "runs", "worker", "data", "models", "hooks"}
+SIDE_ROOMS = {"report", "importers", "results", "lab"}
+
+
+@each(path for path in MODULES if path.relative_to(ROOT).parts[0].removesuffix(".py") in STRAIGHT_WAY)
+def test_the_straight_way_imports_no_side_room(path: Path) -> None:
+    rooms = {room_of(module) for module in imports(path) if module.split(".")[0] == "tuner"}
+
+    assert rooms & SIDE_ROOMS == set()
+
+
+def test_the_hooks_name_functions_of_side_rooms() -> None:
+    paths = [value for name, value in vars(hooks).items() if name.isupper() and isinstance(value, str)]
+
+    assert len(paths) == 3
+    assert {path.split(".")[1] for path in paths} <= SIDE_ROOMS
+    assert all(callable(pkgutil.resolve_name(path)) for path in paths)
 
 
 def test_modules_import_each_other_in_no_circle() -> None:

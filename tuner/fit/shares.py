@@ -1,7 +1,7 @@
 """How the ranks of a run share a global batch, and samples (`train_cfg.sequence_parallel_size`).
 
-It takes a recipe and a number of ranks. `worker.long_rows` computes with shared samples; `fit.step_time` knows which
-split is fast.
+It takes a recipe and a number of ranks. `worker.long_rows` computes with shared samples; `fit.advice` knows which split
+is fast.
 
 Jacobs et al., DeepSpeed Ulysses, 2023 (arXiv:2309.14509): between the projections and the attention an all-to-all
 turns a part of the tokens with all heads into all tokens with a part of the heads, so the size divides the heads.

@@ -1,4 +1,4 @@
-"""How long a step takes on paper: a catalog of GPUs, bytes that ranks send at every ZeRO level, the fastest split.
+"""How long a step takes on paper: a catalog of GPUs, bytes that ranks send at every ZeRO level, seconds.
 
 It looks at no machine; `machine.hardware` does. GPUs are described as in the makers' data sheets.
 
@@ -14,13 +14,6 @@ import re
 from typing import NamedTuple
 
 from tuner.errors import UsageError, did_you_mean
-from tuner.fit.estimate import frozen_bytes, peak_on
-from tuner.fit.levels import Fit, Level, Machines
-from tuner.fit.parameters import active_parameters, count, num_parameters
-from tuner.fit.shares import data_parallel_ranks, possible
-from tuner.recipes.schema import RecipeConfig, Split
-from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import tokens_per_sample
 
 MIB = 1024**2
 
@@ -244,67 +237,3 @@ def step_time(level: str, volume: Traffic, flops: float, cluster: Cluster) -> St
     compute_s, communication_s = flops / cluster.flops_s, seconds(volume, cluster)
     hidden_s = compute_s if level in SHARDED else 0.0  # overlap_comm is on in our presets at stage 3 alone
     return StepTime(compute_s, communication_s, max(0.0, communication_s - hidden_s))
-
-
-# --- The split of a recipe ---
-
-MARGIN = 0.1
-"""The part of each GPU that a split of our choice leaves free: fragmentation and contexts are known to a few per cent,
-and a step that runs out of memory after an hour costs more than the last tenth would bring (docs/plan.md)."""
-
-
-def fastest(
-    recipe: RecipeConfig,
-    architecture: Architecture,
-    machines: Machines,
-    level: Level,
-    name: str,
-    cluster: Cluster | None,
-) -> Split | None:
-    """Return the split that takes the least time by the plan's model among those that leave `MARGIN` free, or None.
-
-    Of equally fast ones the largest micro-batch: kernels start less often.
-
-    Args:
-        level: What of the DeepSpeed config costs memory.
-        name: The level of `fit.levels.LEVELS` that sends what it sends.
-        cluster: What a step's seconds are worked out with; None: its arithmetic alone decides.
-    """
-
-    def room(split: Split) -> float:
-        config = recipe.with_split(split)
-        needs = peak_on(config, architecture, level, machines)
-        return Fit(name, needs, machines).room
-
-    def cost(split: Split) -> tuple[float, int]:
-        config = recipe.with_split(split)
-        flops = step_flops(config, architecture)
-        volume = traffic(config, architecture, machines, name)
-        time_s = step_time(name, volume, flops, cluster).total_s if cluster else flops
-        return time_s, -split.micro_batch
-
-    options = possible(recipe, data_parallel_ranks(recipe, machines.world_size))
-    return min((one for one in options if room(one) >= MARGIN), key=cost, default=None)
-
-
-def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
-    """Return the FLOPs of one rank's share of an optimizer step, if every row is one sample of the full length.
-
-    A token attends to half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values.
-    """
-    width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
-    return flops_of_step(
-        active_parameters(architecture),
-        min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
-        recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
-        recompute=recipe.split.recompute,
-        attention=2.0 * width * recipe.train_dataloader.dataset.max_length,
-    )
-
-
-def traffic(recipe: RecipeConfig, architecture: Architecture, machines: Machines, name: str) -> Traffic:
-    """Return what a rank sends for one step of the recipe."""
-    parameters, ranks = count(recipe, architecture), machines.world_size
-    trained = machines.weight_bytes * parameters.trainable
-    frozen = frozen_bytes(parameters, machines.weight_bytes)
-    return zero_traffic(name, trained, frozen, ranks, recipe.split.accumulation, machines.gpus_per_node)

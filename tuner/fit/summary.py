@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from tuner import paths
 from tuner.errors import ModelError
 from tuner.fit import advice, step_time
-from tuner.fit.advice import Change, changes, levels, recommended
+from tuner.fit.advice import Change, changes, fastest, levels, recommended, step_flops, traffic
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
 from tuner.fit.shares import data_parallel_ranks, possible, sizes
-from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic, fastest, step_flops, traffic
+from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture

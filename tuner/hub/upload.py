@@ -89,8 +89,8 @@ class Upload:
     @property
     def address(self) -> str | None:
         """Where it is, of an upload that succeeded."""
-        found = _ADDRESS.search(self._printed())
-        return found[1] if found and self.has_ended and self.problem is None else None
+        match = _ADDRESS.search(self._printed())
+        return match[1] if match and self.has_ended and self.problem is None else None
 
     @property
     def problem(self) -> str | None:
@@ -120,7 +120,7 @@ class Upload:
         self.stop(f"it took more than {limit_s / 60:g} min.")
 
     def stop(self, reason: str) -> None:
-        """Stop it where it still runs."""
+        """Stop it if it still runs."""
         if self._process is None or self.has_ended:
             return
         self._failure = reason

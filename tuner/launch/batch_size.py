@@ -77,7 +77,7 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
     """Return a global batch of packed rows, and their length if it is shorter than max_length.
 
     Args:
-        tokens: Of an epoch; None if they are not counted.
+        tokens: The tokens of an epoch; None if they are not counted.
         batch: The global batch, if the recipe has one.
         unit: The smallest global batch.
     """
@@ -109,7 +109,7 @@ def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int
 
 
 def _power_of_2(number: float) -> int:
-    """Return the largest power of 2 that is not above the number; 1 for what is below 1."""
+    """Return the largest power of 2 that is not above the number; 1 for a number below 1."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 
@@ -194,7 +194,7 @@ def choose_split(
         return _settled(loaded, options[0], "derived: the model's size is unknown")
     level = Level.of_config(merged(lightest(loaded, ranks), Batch(*options[0][:2], ranks)).config)
     name = f"deepspeed_zero{level.stage}" if level.stage else "none"
-    from tuner.fit.step_time import MARGIN, fastest  # only a split that is open needs it
+    from tuner.fit.advice import MARGIN, fastest  # only a split that is open needs it
 
     chosen = fastest(config, architecture, here, level, name, cluster(hardware, topology))
     leaves = f"leaves {MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"

@@ -30,7 +30,8 @@ from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero.config import FinalConfig, is_auto, stage, with_measurement_folders
+from tuner.zero.config import FinalConfig, stage, with_measurement_folders
+from tuner.zero.recipe_values import is_auto
 
 _LOGITS_OF_HOST = 0.25
 """The part of the host's memory that whole logits may take if the ranks compute on the CPU."""

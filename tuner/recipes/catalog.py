@@ -277,7 +277,7 @@ class Parts(NamedTuple):
     def kinds(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each part in the order of merging, later wins.
 
-        The objective comes after the method: a preference model bears one small learning rate, adapter or not.
+        The objective comes after the method, so that its learning rate replaces the method's.
         """
         yield "models", self.model
         yield "methods", self.method

@@ -222,7 +222,7 @@ def settle_validation(merged: Merged) -> None:
 
 
 def _refuse_no_prompts(merged: Merged) -> None:
-    """Check that there are validation rows where a flag asks for answers to some of them."""
+    """Check that there are validation rows if a flag asks for answers to some of them."""
     count, place = merged.get(_SAMPLES), merged.place_of(_SAMPLES)
     if merged.get((_VAL,)) is None and place.kind is Kind.FLAG and isinstance(count, int) and count > 0:
         message = f"log.num_samples = {count} asks for answers to validation rows, and there are none"
