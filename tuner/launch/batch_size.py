@@ -76,7 +76,7 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
     """Return a global batch of packed rows, and their length if it is shorter than max_length.
 
     Args:
-        tokens: Of an epoch; None if they are not counted.
+        tokens: The tokens of an epoch; None if they are not counted.
         batch: The global batch, if the recipe has one.
         unit: The smallest global batch.
     """
@@ -108,7 +108,7 @@ def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int
 
 
 def _power_of_2(number: float) -> int:
-    """Return the largest power of 2 that is not above the number; 1 for what is below 1."""
+    """Return the largest power of 2 that is not above the number; 1 for a number below 1."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 

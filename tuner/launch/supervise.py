@@ -316,7 +316,7 @@ class _Watch:
         return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
-        """Kill what is left of the ranks and their descendants; a psutil.Process never means a reused pid."""
+        """Kill the remaining ranks and their descendants; a psutil.Process never means a reused pid."""
         for process in self.ranks:
             _kill(process)
         deadline = time.monotonic() + _REAP_S
