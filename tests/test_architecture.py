@@ -29,6 +29,7 @@ from tuner.recipes.merging import Merged, leaves
 from tuner.recipes.overrides import layer_of
 from tuner.recipes.recipe_file import read_file, read_part
 from tuner.recipes.schema import RecipeConfig, schema_keys
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 ROOT = Path(tuner.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "configs")
@@ -328,6 +329,20 @@ def test_only_the_rooms_made_for_an_effect_have_it_or_say_why(kind: str) -> None
 
     assert any(found.values()), "the rule sees one"
     assert outside == []
+
+
+def test_an_objective_is_named_in_its_own_files_alone() -> None:
+    """Other code asks `config.objective.facts`. Importers translate other tools' names; the default has two owners."""
+    own = ("recipes/schema/objectives", "worker/objectives", "importers")
+    named = {
+        f"{name_of(path)}: {node.value}"
+        for path in MODULES
+        if not name_of(path).startswith(own)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and node.value in OBJECTIVES
+    }
+
+    assert named == {"recipes/catalog.py: sft", "data/prepare.py: sft"}
 
 
 @each(MODULES)

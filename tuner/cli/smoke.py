@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -47,7 +46,7 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
         value = {
             "recipe": verdict.name,
             "exit_code": verdict.exit_code,
-            "stages": [asdict(stage) for stage in verdict.stages],
+            "stages": [stage.to_json() for stage in verdict.stages],
             "kept": str(verdict.kept) if verdict.kept else None,
             "not_tried": UNKNOWN,
         }

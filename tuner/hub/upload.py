@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.machine import leftovers
+from tuner.machine.variables import without_leftovers
 from tuner.runs.directory import RunDirectory
 
 LIMIT_S = 3600.0
@@ -170,6 +170,6 @@ def _say(line: str) -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment without what makes a process a rank, or gives it a GPU."""
-    environ = leftovers.without(os.environ)  # effect: the process needs the user's token
+    environ = without_leftovers(os.environ)  # effect: the process needs the user's token
     environ = {name: value for name, value in environ.items() if not _OF_RANKS.fullmatch(name)}
     return environ | {"CUDA_VISIBLE_DEVICES": ""}

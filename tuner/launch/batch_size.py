@@ -16,9 +16,8 @@ from tuner.fit.parameters import has_formula
 from tuner.fit.shares import data_parallel_ranks, samples_of_rank
 from tuner.launch import data_rows, steps
 from tuner.launch.machine_facts import cluster, fit_machines
-from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware, Precision
-from tuner.machine.topology import Batch, Topology
+from tuner.machine.topology import ENOUGH, Batch, Topology
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
@@ -77,7 +76,7 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
     """Return a global batch of packed rows, and their length if it is shorter than max_length.
 
     Args:
-        tokens: Of an epoch; None if they are not counted.
+        tokens: The tokens of an epoch; None if they are not counted.
         batch: The global batch, if the recipe has one.
         unit: The smallest global batch.
     """
@@ -109,7 +108,7 @@ def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int
 
 
 def _power_of_2(number: float) -> int:
-    """Return the largest power of 2 that is not above the number; 1 for what is below 1."""
+    """Return the largest power of 2 that is not above the number; 1 for a number below 1."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tuner.recipes.recipe_file import YAML
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
 from tuner.zero.config import BASE, NONE, Document, FinalConfig, stage_0
-from tuner.zero.recipe_values import chosen, final_stage_0
+from tuner.zero.recipe_values import chosen, final_stage_0, is_stage_0
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware, Precision
@@ -47,12 +46,6 @@ def open_document(recipe: Recipe, flag: str | None) -> Document:
     from tuner.zero import choice  # with what it imports 2,000 lines, which stage 0 does not need
 
     return choice.open_chosen(recipe, flag)
-
-
-def is_stage_0(recipe: Recipe, document: Document) -> bool:
-    """Return whether DeepSpeed only averages gradients: stage 0 with torch's optimizer, without a config of its own."""
-    is_torchs = recipe.config.optim_wrapper.optimizer.type not in DEEPSPEED_OPTIMIZERS
-    return is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0()
 
 
 def merged(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:

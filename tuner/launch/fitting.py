@@ -78,9 +78,9 @@ def judge(
 def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:
     """Return the FLOPs of training on one token and the peak FLOP/s of the slowest GPU, to compute a GPU's utilisation.
 
-    The quotient of what is done and the peak is the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
-    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; what is computed again counts
-    for nothing. Attention scores and a frozen reference model are left out, so the true use is somewhat higher.
+    The FLOPs of training divided by the peak are the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
+    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; recomputation
+    is not counted. Attention scores and a frozen reference model are left out, so the true use is somewhat higher.
 
     Returns:
         None without GPUs, in fp32, or where the GPU or the model is not known.

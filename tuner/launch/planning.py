@@ -131,7 +131,7 @@ class Plan(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Machines as `fit` calculates with them, one node of them, their GPU where it is a product, and their name."""
+    """Machines as numbers for `fit`, one node of them, their GPU if it is a known product, and their name."""
 
     machines: Machines
     node: Hardware
@@ -146,7 +146,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
 
     Raises:
-        TunerError: what is asked for contradicts itself, or there is no formula for the model's architecture.
+        TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
     place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
     ranks = data_parallel_ranks(recipe.config, place.machines.world_size)

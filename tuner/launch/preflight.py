@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tuner.errors import TunerError, together
-from tuner.launch import final_config, fitting
+from tuner.launch import fitting
 from tuner.launch.checks import Finding, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import too_few
+from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
 
@@ -33,7 +34,7 @@ def _deepspeed(name: str) -> Check:
     """Return a check of the DeepSpeed config; a run at stage 0 needs it only in bf16, of which DeepSpeed had errors."""
 
     def check(run: ResolvedRun) -> Iterator[Finding]:
-        if final_config.is_stage_0(run.recipe, run.document) and run.precision.dtype != "bf16":
+        if is_stage_0(run.recipe, run.document) and run.precision.dtype != "bf16":
             return
         from tuner.launch.checks import deepspeed_config  # 700 lines with what it imports
 

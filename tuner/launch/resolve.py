@@ -18,10 +18,10 @@ from tuner.fit.shares import data_parallel_ranks, refuse_tiles
 from tuner.launch import batch_size, data_rows, final_config, fitting
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
-from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware, Precision, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
+from tuner.machine.variables import leftovers_warning
 from tuner.recipes import loading, path_checks
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
@@ -84,7 +84,7 @@ def resolve_run(
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
     measured = with_measurement_folders(resolved.final, RunDirectory(start.run_path).measurements)
     resolved = replace(resolved, final=measured)
-    if warning := leftovers.warning(environ, request.flags.launcher):
+    if warning := leftovers_warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     as_run = loading.anchored(resolved.recipe, resolved.document.pinned)
     if checkpoint:

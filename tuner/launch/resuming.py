@@ -1,6 +1,6 @@
 """Where a run starts or goes on: the run directory, the checkpoint of --resume, and what the recipe may change.
 
-It looks at checkpoints and changes none. `runs.resume_point` knows how a checkpoint's state moves to other ranks.
+It reads checkpoints and does not change them. `runs.resume_point` knows how a checkpoint's state moves to other ranks.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
 from tuner.files import JsonObject, write_json
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import leftovers
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
+from tuner.machine.variables import without_leftovers
 from tuner.runs import beats, checkpoints, swapped
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
@@ -98,7 +98,7 @@ def become_rank(resolved: ResolvedRun, directory: RunDirectory) -> NoReturn:
 
 
 def _environment(resolved: ResolvedRun) -> dict[str, str]:
-    return leftovers.without(resolved.environ) | render.environment(resolved)
+    return without_leftovers(resolved.environ) | render.environment(resolved)
 
 
 def _compile(resolved: ResolvedRun, env: dict[str, str], directory: RunDirectory) -> None:
@@ -316,7 +316,7 @@ class _Watch:
         return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
-        """Kill what is left of the ranks and their descendants; a psutil.Process never means a reused pid."""
+        """Kill the remaining ranks and their descendants; a psutil.Process never means a reused pid."""
         for process in self.ranks:
             _kill(process)
         deadline = time.monotonic() + _REAP_S

@@ -235,3 +235,67 @@ def speaks(environ: Mapping[str, str]) -> bool:
         if names[0] in environ:
             return environ[names[0]] == "0"
     return "TORCHELASTIC_RUN_ID" not in environ or environ.get("LOCAL_RANK", "0") == "0"
+
+
+# --- Variables that other launchers left behind, and that would change a run in silence: kept from the ranks ---
+
+_OF_ACCELERATE = "accelerate would shard the model differently"
+_OF_DEEPSPEED = "DeepSpeed's launcher set it for its own ranks"
+_OF_MPI_LAUNCHER = "accelerate and DeepSpeed would use it as the rank's number"
+_LEFT_PREFIXES = {
+    "PET_": "torchrun would use it as one of its flags",
+    "TORCHELASTIC_": "torch would take this process for a rank of another torchrun",
+    "ACCELERATE_": "accelerate would train differently",
+    "FSDP_": _OF_ACCELERATE,
+    "MEGATRON_LM_": _OF_ACCELERATE,
+    "PARALLELISM_CONFIG_": _OF_ACCELERATE,
+    "DEEPSPEED_": _OF_DEEPSPEED,
+    "OMPI_COMM_WORLD_": _OF_MPI_LAUNCHER,
+    "MV2_COMM_WORLD_": _OF_MPI_LAUNCHER,
+}
+_LEFT_NAMES = {
+    "PYTHON_EXEC": "torchrun would start the ranks with that Python",
+    "LOCAL_SIZE": _OF_DEEPSPEED,
+    "CROSS_RANK": _OF_DEEPSPEED,
+    "CROSS_SIZE": _OF_DEEPSPEED,
+    **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), _OF_MPI_LAUNCHER),
+}
+"""Read by torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8 in a rank or on the way to it:
+ACCELERATE_DYNAMO_BACKEND compiles the model and so changes its weights, PET_NNODES makes torchrun wait for ever."""
+_HARMLESS = {
+    *("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY"),
+    *("ACCELERATE_ENABLE_RICH", "ACCELERATE_DISABLE_RICH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+}
+"""They only print more, or bind cores."""
+_EXPECTED = {
+    "mpi": ("OMPI_", "MV2_", "PMI_", "MPI_"),
+    "env": ("PET_", "TORCHELASTIC_"),
+    "slurm": ("PMI_",),  # of srun's own, on clusters whose MPI asks for it
+}
+"""Expected with that launcher: the ranks do not get them, and no warning is needed."""
+
+
+def leftovers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ranks must not see, sorted by name, each with the reason."""
+    reasons = {name: _reason(name) for name in sorted(environ) if name not in _HARMLESS}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _reason(name: str) -> str | None:
+    return _LEFT_NAMES.get(name) or next((why for start, why in _LEFT_PREFIXES.items() if name.startswith(start)), None)
+
+
+def without_leftovers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the leftovers; the caller starts ranks with this copy."""
+    left = leftovers(environ)
+    return {name: value for name, value in environ.items() if name not in left}
+
+
+def leftovers_warning(environ: Mapping[str, str], launcher: str) -> str | None:
+    """Return one line with the leftovers and the reasons why the ranks do not get them; None without leftovers."""
+    expected = _EXPECTED.get(launcher, ())
+    left = {name: reason for name, reason in leftovers(environ).items() if not name.startswith(expected)}
+    if not left:
+        return None
+    reasons = "; ".join(dict.fromkeys(left.values()))
+    return f"ignored for the ranks: {', '.join(left)} in the environment, set by another launcher: {reasons}."

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tuner.recipes.merging import Origin, Place
-from tuner.zero.config import AUTO, NONE, ZERO, Config, FinalConfig, Keys, stage_0
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
+from tuner.zero.config import AUTO, NONE, ZERO, Config, Document, FinalConfig, Keys, stage_0
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Precision
@@ -81,6 +82,12 @@ def recipe_source(recipe: Recipe, key: str) -> str:
 
 
 OWN_OPTIMIZER = Owned(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
+
+
+def is_stage_0(recipe: Recipe, document: Document) -> bool:
+    """Return whether DeepSpeed only averages gradients: stage 0 with torch's optimizer, without a config of its own."""
+    is_torchs = recipe.config.optim_wrapper.optimizer.type not in DEEPSPEED_OPTIMIZERS
+    return is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0()
 
 
 def final_stage_0(recipe: Recipe, batch: Batch, precision: Precision) -> FinalConfig:

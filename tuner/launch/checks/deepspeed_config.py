@@ -105,7 +105,7 @@ def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | 
 
 
 def swap_space(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a disk without room for what is swapped to it."""
+    """Find a disk with too little room for swapping."""
     wanted: dict[int, float] = {}
     free: dict[int, tuple[Path, int]] = {}
     for swap in swaps(run.final.config):
