@@ -54,23 +54,23 @@ def recommended(fits: list[Fit]) -> Fit | None:
 def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
     """Return the changes that make some level fit, the cheapest first; those that cost nothing go into all others."""
     free, flags = recipe, ""
-    for what, step in _FREE:
+    for description, step in _FREE:
         changed = step(free)
         if changed is None:
             continue
         free, flags = changed[0], f"{flags} {changed[1]}".strip()
         if best := _best(free, architecture, machines):
-            return [Change(what, flags, best.level, machines)]
+            return [Change(description, flags, best.level, machines)]
     return list(_costly(free, architecture, machines, flags))
 
 
 def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
     if on_disk := _on_disk(recipe, architecture, machines, flags):
         yield on_disk
-    for what, step in _COSTLY:
+    for description, step in _COSTLY:
         changed = step(recipe)
         if changed and (best := _best(changed[0], architecture, machines)):
-            yield Change(what, f"{flags} {changed[1]}".strip(), best.level, machines)
+            yield Change(description, f"{flags} {changed[1]}".strip(), best.level, machines)
     for change in (_shorter(recipe, architecture, machines, flags), _more_gpus(recipe, architecture, machines, flags)):
         if change:
             yield change
@@ -87,8 +87,8 @@ def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machine
         for block in ("offload_optimizer", "offload_param")
         for key, value in (("device", "nvme"), ("nvme_path", machines.nvme_path))
     ]
-    what = "states and weights on the disk: several times slower, and cannot be resumed"
-    return Change(what, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
+    description = "states and weights on the disk: several times slower, and cannot be resumed"
+    return Change(description, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:

@@ -91,8 +91,8 @@ def _nearest_multiple(num_ranks: int, size: int) -> int:
 
 def _take(architecture: Architecture | None, num_ranks: int) -> str:
     every = range(1, num_ranks + 1)
-    found = sizes(architecture, num_ranks) if architecture else [one for one in every if num_ranks % one == 0]
-    return f"set it to one of {', '.join(map(str, found))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
+    choices = sizes(architecture, num_ranks) if architecture else [one for one in every if num_ranks % one == 0]
+    return f"set it to one of {', '.join(map(str, choices))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
 
 
 def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:

@@ -186,8 +186,8 @@ def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
         if isinstance(one, _Unreadable):
             others = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
             without = f"Train without it: CUDA_VISIBLE_DEVICES={others}; " if others else ""
-            what = f"GPU {one.number} cannot be read: {one.call} fails with {one.error!r}"
-            raise MachineError(what, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
+            problem = f"GPU {one.number} cannot be read: {one.call} fails with {one.error!r}"
+            raise MachineError(problem, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
     gpus = tuple(one for one in visible if isinstance(one, Gpu))
     # CUDA shows a process one instance, whatever the variable names (NVIDIA, MIG User Guide, "Device Enumeration").
     return gpus[:1] if gpus and gpus[0].uuid.startswith("MIG-") else gpus
@@ -208,9 +208,9 @@ def _read_gpus() -> list[Gpu | _Unreadable]:
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             return []
-        what = f"NVIDIA's driver is here and does not answer: nvmlInit fails with {str(error)!r}"
+        problem = f"NVIDIA's driver is here and does not answer: nvmlInit fails with {str(error)!r}"
         fix = f"nvidia-smi shows more; after an update of the driver, restart the machine. {_ON_CPU}"
-        raise MachineError(what, where="NVIDIA's driver", fix=fix) from error
+        raise MachineError(problem, where="NVIDIA's driver", fix=fix) from error
     try:
         return _nvml_gpus(pynvml)
     finally:
@@ -395,12 +395,12 @@ def _has_instances(nvml: Any, handle: Any) -> bool:
 
 
 def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
-    found = {}
+    uses = {}
     for handle in _handles(nvml):
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         used = tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in processes)
-        found[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
-    return found
+        uses[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
+    return uses
 
 
 def _nvml_cuda_version(nvml: Any) -> tuple[int, int]:
@@ -413,12 +413,12 @@ def _visible(gpus: list[Seen], wanted: str | None) -> tuple[Seen, ...]:
         return tuple(gpus)
     chosen: list[Seen] = []
     for item in (part.strip() for part in wanted.split(",")):
-        found = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
-        if not found:
+        matches = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
+        if not matches:
             break  # CUDA ignores everything after the first entry that it does not know
-        if found[0] in chosen:
+        if matches[0] in chosen:
             return ()  # and shows no GPU at all when one is named twice
-        chosen.append(found[0])
+        chosen.append(matches[0])
     return tuple(chosen)
 
 

@@ -105,13 +105,13 @@ def count(said: Said, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT)
     Raises:
         UsageError: as `text`, or it is no count in these limits.
     """
-    found = text(said, name)
-    if found is None:
+    value = text(said, name)
+    if value is None:
         return None
-    if not COUNT.fullmatch(found) or not minimum <= int(found) <= maximum:
+    if not COUNT.fullmatch(value) or not minimum <= int(value) <= maximum:
         fix = f"Use a whole number from {minimum} to {maximum}."
-        raise UsageError(f"{found!r} is not a valid number", where=where(name, *said[name]), fix=fix)
-    return int(found)
+        raise UsageError(f"{value!r} is not a valid number", where=where(name, *said[name]), fix=fix)
+    return int(value)
 
 
 def where(name: str, *others: str) -> str:
@@ -168,8 +168,8 @@ def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
-        what = f"the environment has {there}, but not {', '.join(missing)}"
-        raise UsageError(what, where="--launcher", fix="Set all of them, or none.")
+        problem = f"the environment has {there}, but not {', '.join(missing)}"
+        raise UsageError(problem, where="--launcher", fix="Set all of them, or none.")
 
 
 def nodes(environ: Mapping[str, str]) -> Said:
@@ -189,9 +189,9 @@ def nodes(environ: Mapping[str, str]) -> Said:
         said |= _of_pods(environ) or _of_volcano(environ)
     _refuse_elastic(environ)
     if said and "--nnodes" not in said:
-        found = ", ".join(name for names in said.values() for name in names)
+        names_set = ", ".join(name for names in said.values() for name in names)
         fix = "Set PET_NNODES and PET_NODE_RANK, or use --nnodes and --node-rank without --launcher env."
-        raise UsageError(f"{found} are set, but no number of nodes", where="the environment", fix=fix)
+        raise UsageError(f"{names_set} are set, but no number of nodes", where="the environment", fix=fix)
     return said
 
 
@@ -208,9 +208,9 @@ def _of_volcano(environ: Mapping[str, str]) -> Said:
     if index is None or not lists:
         return {}
     if len(lists) > 1:
-        what = f"{', '.join(lists)}: several groups of pods, and VC_TASK_INDEX counts within one"
+        problem = f"{', '.join(lists)}: several groups of pods, and VC_TASK_INDEX counts within one"
         fix = "Add Volcano's pytorch plugin to the job, which numbers all pods (RANK, WORLD_SIZE)."
-        raise UsageError(what, where="the environment", fix=fix)
+        raise UsageError(problem, where="the environment", fix=fix)
     hosts = environ[lists[0]].split(",")
     return {
         "--nnodes": {f"the hosts of {lists[0]}": str(len(hosts))},
@@ -222,9 +222,9 @@ def _of_volcano(environ: Mapping[str, str]) -> Said:
 def _refuse_elastic(environ: Mapping[str, str]) -> None:
     if ":" in environ.get("PET_NNODES", "") or (environ.get("PET_RDZV_ENDPOINT") and not environ.get("PET_NODE_RANK")):
         names = [name for name in ("PET_NNODES", "PET_RDZV_ENDPOINT") if environ.get(name)]
-        what = f"{', '.join(f'{name}={environ[name]}' for name in names)}: elastic nodes have no fixed rank"
+        problem = f"{', '.join(f'{name}={environ[name]}' for name in names)}: elastic nodes have no fixed rank"
         fix = "Remove the elastic policy: a run has a fixed number of nodes (PET_NNODES, PET_NODE_RANK)."
-        raise UsageError(what, where="the environment", fix=fix)
+        raise UsageError(problem, where="the environment", fix=fix)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
