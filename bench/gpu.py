@@ -109,13 +109,12 @@ def speed(size: str, method: str, tool: str, folder: Path) -> dict[str, Any]:
 
 
 def flops_per_token(config: Any) -> float:
-    from tuner.fit.communication import step_flops
-    from tuner.fit.parameters import active_parameters, num_parameters
-    from tuner.fit.trainable import count
+    from tuner.fit.parameters import active_parameters, count, num_parameters
+    from tuner.fit.step_time import flops_of_step
 
     facts = config.architecture
     share = min(1.0, count(config, facts).trainable / num_parameters(facts))
-    return step_flops(active_parameters(facts), share, 1, recompute=False)
+    return flops_of_step(active_parameters(facts), share, 1, recompute=False)
 
 
 def planned_bytes(made: Any) -> float:

@@ -23,9 +23,9 @@ from pathlib import Path
 from bench.jobs import ACCUMULATION, SMALL, TINY, Setting, llama, make_job, make_model, preset, resolved
 from bench.steps import measured
 from bench.table import Table, Unmeasured, arguments, in_turns, median
-from tuner.fit import communication
+from tuner.fit import step_time
+from tuner.fit.advice import step_flops
 from tuner.fit.parameters import num_parameters
-from tuner.fit.split import step_flops
 
 BASE = Setting(1, "bf16", "full", micro_batch=2, row_tokens=256)
 ALL_REDUCE_BYTES = 100_000_000
@@ -78,7 +78,7 @@ def _rank() -> None:
         began = time.perf_counter()
         dist.all_reduce(values)
         took.append(time.perf_counter() - began)
-    volume = communication.traffic("none", ALL_REDUCE_BYTES, 0, dist.get_world_size(), 1).total_bytes
+    volume = step_time.zero_traffic("none", ALL_REDUCE_BYTES, 0, dist.get_world_size(), 1).total_bytes
     if dist.get_rank() == 0:
         print(volume / sorted(took[1:])[2])
     dist.destroy_process_group()
@@ -97,7 +97,7 @@ class Work:
         config = resolved(recipe, case.setting, scratch / "never").recipe.config
         assert config.architecture is not None
         weights, ranks = num_parameters(config.architecture), case.setting.ranks
-        volume = communication.traffic(preset(case.setting), 2 * weights, 0, ranks, ACCUMULATION)
+        volume = step_time.zero_traffic(preset(case.setting), 2 * weights, 0, ranks, ACCUMULATION)
         return cls(step_flops(config, config.architecture), weights / ranks, volume.total_bytes)
 
 

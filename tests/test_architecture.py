@@ -6,6 +6,8 @@ import ast
 import itertools
 import json
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,12 +22,14 @@ import pytest
 
 import tuner
 from tests.each import each
+from tuner import hooks
 from tuner.recipes import catalog
 from tuner.recipes.loading import with_xtuner
 from tuner.recipes.merging import Merged, leaves
 from tuner.recipes.overrides import layer_of
 from tuner.recipes.recipe_file import read_file, read_part
 from tuner.recipes.schema import RecipeConfig, schema_keys
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 ROOT = Path(tuner.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "configs")
@@ -58,6 +62,7 @@ FLOORS = {
     "__init__": 0,
 }
 LONGEST_CHAIN = 13
+MOST_LINES_TO_READ = 3_500
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
 CHANGES = (
@@ -189,6 +194,25 @@ def test_a_room_imports_only_from_floors_below(path: Path) -> None:
     assert above == []
 
 
+STRAIGHT_WAY = {"recipes", "machine", "zero", "fit", "launch", "runs", "worker", "data", "models", "hooks"}
+SIDE_ROOMS = {"report", "importers", "results", "lab"}
+
+
+@each(path for path in MODULES if path.relative_to(ROOT).parts[0].removesuffix(".py") in STRAIGHT_WAY)
+def test_the_straight_way_imports_no_side_room(path: Path) -> None:
+    rooms = {room_of(module) for module in imports(path) if module.split(".")[0] == "tuner"}
+
+    assert rooms & SIDE_ROOMS == set()
+
+
+def test_the_hooks_name_functions_of_side_rooms() -> None:
+    paths = [value for name, value in vars(hooks).items() if name.isupper() and isinstance(value, str)]
+
+    assert len(paths) == 3
+    assert {path.split(".")[1] for path in paths} <= SIDE_ROOMS
+    assert all(callable(pkgutil.resolve_name(path)) for path in paths)
+
+
 def test_modules_import_each_other_in_no_circle() -> None:
     graph = {dotted(path): {module for module in imports(path) if module.startswith("tuner.")} for path in MODULES}
 
@@ -237,6 +261,17 @@ def test_a_rank_loads_no_module_of_a_launcher(tmp_path: Path) -> None:
     loaded = done.stdout.splitlines()[-1].split()
     assert "tuner.recipes.schema" in loaded
     assert list(filter(is_for_launchers, loaded)) == []
+
+
+def test_a_plain_name_loads_only_what_it_needs_of_the_recipes(tmp_path: Path) -> None:
+    code = "import sys, tuner.recipes.loading as loading; loading.load('tiny_full_sample_e1'); print(*sys.modules)"
+    argv, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    loaded = {name.removeprefix("tuner.recipes.") for name in done.stdout.split() if name.startswith("tuner.recipes.")}
+    assert "catalog" in loaded
+    assert loaded.isdisjoint({"mistaken", "document_file", "yaml_text", "xtuner_names", "python_calls", "new_part"})
 
 
 WRAPPER = """
@@ -296,6 +331,20 @@ def test_only_the_rooms_made_for_an_effect_have_it_or_say_why(kind: str) -> None
     assert outside == []
 
 
+def test_an_objective_is_named_in_its_own_files_alone() -> None:
+    """Other code asks `config.objective.facts`. Importers translate other tools' names; the default has two owners."""
+    own = ("recipes/schema/objectives", "worker/objectives", "importers")
+    named = {
+        f"{name_of(path)}: {node.value}"
+        for path in MODULES
+        if not name_of(path).startswith(own)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and node.value in OBJECTIVES
+    }
+
+    assert named == {"recipes/catalog.py: sft", "data/prepare.py: sft"}
+
+
 @each(MODULES)
 def test_a_module_says_what_it_owns(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
@@ -344,3 +393,17 @@ def test_the_defaults_hold_every_key_of_the_schema_and_no_other() -> None:
 
     assert base == {key for key in schema if key in absent or key.split(".")[0] not in absent}
     assert list(read_file(catalog.BASE).values) == list(RecipeConfig.model_fields)
+
+
+def test_the_files_to_read_are_few_and_as_the_map_says() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    stations = re.findall(r"^\| [^|]+ \| `(tuner/[^`]+)` \| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+
+    assert len(stations) >= 10
+    texts = {file: (ROOT.parent / file).read_text(encoding="utf-8") for file, _, _ in stations}
+    assert [
+        file for file, function, _ in stations if not re.search(rf"(?m)^(def|class) {function}\b", texts[file])
+    ] == []
+    lines = {file: len(text.splitlines()) for file, text in texts.items()}
+    assert [(file, lines[file]) for file, _, number in stations if not 0.8 < lines[file] / int(number) < 1.25] == []
+    assert sum(lines.values()) <= MOST_LINES_TO_READ

@@ -41,24 +41,24 @@ def visible(text: str) -> str:
 
 
 class TunerError(Exception):
-    """Training failed for a reason that can be told in one message.
+    """Training failed, and one message says why.
 
     Args:
-        what: What is wrong, with the value that is wrong; no full stop at the end.
+        problem: What is wrong, with the wrong value; no full stop at the end. The attribute `what` holds it.
         where: `file:line`, a flag or a variable.
         fix: What to do; an imperative sentence.
 
     Attributes:
-        others: What is wrong besides, where one error tells of all that was found.
+        others: The other errors, if several were found and this one reports all of them.
     """
 
     code = "training-failed"
     exit_code = 1
 
-    def __init__(self, what: str, *, where: object = None, fix: str | None = None) -> None:
-        self.what, self.where, self.fix = what, None if where is None else str(where), fix
+    def __init__(self, problem: str, *, where: object = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = problem, None if where is None else str(where), fix
         self.others: tuple[TunerError, ...] = ()
-        super().__init__(what, self.where, fix)
+        super().__init__(problem, self.where, fix)
 
     def __str__(self) -> str:
         return "\n".join(f"{error.code}: {error.message}" for error in self.each())
@@ -72,21 +72,21 @@ class TunerError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def each(self) -> Iterator[TunerError]:
-        """Yield this error, and every other one that it tells of."""
+        """Yield this error and every other one that it reports."""
         yield self
         for other in self.others:
             yield from other.each()
 
     def to_json(self) -> dict[str, object]:
-        """Return the parts of the message, those of what is wrong besides too."""
+        """Return the parts of the message, and those of the other errors."""
         parts = {"code": self.code, "exit_code": self.exit_code, "what": self.what, "where": self.where}
         return {**parts, "fix": self.fix, "others": [other.to_json() for other in self.others]}
 
     @property
     def message(self) -> str:
         """Where, what is wrong, and what to do: `my.py:14: lr = nan is not a number. Write 2e-4.`, safe to print."""
-        what, where, fix = (shortened(part or "") for part in (self.what, self.where, self.fix))
-        text = f"{where}: {what}." if where else f"{what}."
+        problem, where, fix = (shortened(part or "") for part in (self.what, self.where, self.fix))
+        text = f"{where}: {problem}." if where else f"{problem}."
         if fix:
             ends_in_command = ": " in fix.rpartition(". ")[2]  # See: tuner list
             text += f" {fix}" if fix.endswith((".", "?")) or ends_in_command else f" {fix}."
@@ -105,7 +105,7 @@ def brief_repr(value: object) -> str:
 
 
 def together(errors: Sequence[Error]) -> Error:
-    """Return the first error, which tells of all, with the lowest exit code: a wrong recipe before a wrong machine."""
+    """Return the first error, which now reports all; its exit code is the lowest: wrong recipe before wrong machine."""
     first, *others = errors
     first.others = (*first.others, *others)
     first.exit_code = min(error.exit_code for error in errors)
@@ -149,8 +149,8 @@ class DataError(TunerError):
     code = "bad-data"
     exit_code = 2
 
-    def __init__(self, what: str, *, where: object = None, fix: str | None = None, of_row: bool = False) -> None:
-        super().__init__(what, where=where, fix=fix)
+    def __init__(self, problem: str, *, where: object = None, fix: str | None = None, of_row: bool = False) -> None:
+        super().__init__(problem, where=where, fix=fix)
         self.of_row = of_row
 
 
@@ -205,8 +205,8 @@ class NotANumber(TunerError):
 
     code = "not-a-number"
 
-    def __init__(self, what: str, *, rank: int, where: object = None, fix: str | None = None) -> None:
-        super().__init__(what, where=where, fix=fix)
+    def __init__(self, problem: str, *, rank: int, where: object = None, fix: str | None = None) -> None:
+        super().__init__(problem, where=where, fix=fix)
         self.rank = rank
 
 

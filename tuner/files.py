@@ -11,15 +11,18 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tuner.errors import DiskError, TunerError
 
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are used."""
+
+ReadOnlyJson = Mapping[str, Any]
+"""A JSON object that the function does not change."""
 
 _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
@@ -62,8 +65,8 @@ def make_folder(path: Path) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            what = f"cannot make the folder {path}: a file or a broken link is at {error.filename}"
-            raise DiskError(what, fix="Remove it, or name another folder.") from error
+            problem = f"cannot make the folder {path}: a file or a broken link is at {error.filename}"
+            raise DiskError(problem, fix="Remove it, or name another folder.") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -117,17 +120,17 @@ def write_new_text(path: Path, text: str) -> None:
 def _opened(path: Path) -> TextIO:
     try:
         return path.open("x", encoding="utf-8", newline="\n")
-    except FileNotFoundError as error:  # /proc and its like are folders in which nobody makes a file
+    except FileNotFoundError as error:  # /proc and its like are folders in which no file can be made
         fix = "Choose another folder."
         raise DiskError(f"cannot write {path}: its folder does not take new files", fix=fix) from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write `value` as indented strict JSON (no NaN, no Infinity), atomically."""
     write_text(path, dump_json(value))
 
 
-def dump_json(value: Any) -> str:
+def dump_json(value: object) -> str:
     """Return `value` as the text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -136,7 +139,7 @@ def load_json(text: str | bytes) -> Any:
     """Return the value of strict JSON, as `dump_json` writes it.
 
     Raises:
-        ValueError: it is none: NaN, infinity, a whole number beyond 64 bits, or nested deeper than Python reads.
+        ValueError: not strict JSON: NaN, infinity, a whole number beyond 64 bits, or nested deeper than Python reads.
     """
     try:
         return json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
@@ -151,7 +154,7 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
         path: The file; a pipe might never end, and a device neither.
         error: The class of what is raised.
         max_bytes: How large it may be.
-        fix: What to do where it is no such file.
+        fix: What to do if the file cannot be used.
         name: What messages call it.
 
     Raises:
@@ -167,8 +170,8 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
     except FileNotFoundError:
         raise error(f"there is no file {name!r}", fix=fix) from None
     except (OSError, ValueError) as reason:  # ValueError: a NUL in the path
-        what = f"{name!r} cannot be read: {getattr(reason, 'strerror', None) or reason}"
-        raise error(what, fix=fix) from reason
+        problem = f"{name!r} cannot be read: {getattr(reason, 'strerror', None) or reason}"
+        raise error(problem, fix=fix) from reason
     if len(content) > max_bytes:
         raise error(f"the file is larger than {max_bytes:,} bytes", where=name, fix=fix)
     try:
@@ -176,21 +179,21 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
     except UnicodeDecodeError as reason:
         line, column = content.count(b"\n", 0, reason.start) + 1, reason.start - content.rfind(b"\n", 0, reason.start)
         is_wide = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        seen = "UTF-16" if is_wide else f"byte 0x{content[reason.start]:02x}"
+        content_start = "UTF-16" if is_wide else f"byte 0x{content[reason.start]:02x}"
         where = f"{name}:{line}:{column}"
-        raise error(f"the file is not UTF-8 ({seen})", where=where, fix="Save it as UTF-8.") from None
+        raise error(f"the file is not UTF-8 ({content_start})", where=where, fix="Save it as UTF-8.") from None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file that another program wrote; empty where there is none, or none readable."""
+def read_json_object(path: Path) -> JsonObject:
+    """Return the object in a JSON file of another program; an empty one if the file is missing or not readable."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def _refuse(text: str) -> Any:
+def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text[:40]} is no number of JSON")
 
 

@@ -43,7 +43,7 @@ def is_hub_id(path: str) -> bool:
 
 
 def expanded(path: str) -> Path:
-    """Return the path with `~` as the home folder; `~name` of nobody here is a folder of that name."""
+    """Return the path with `~` as the home folder; `~name` stays if this machine has no user of that name."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -78,17 +78,17 @@ def home() -> Path:
     try:
         return Path.home()
     except RuntimeError as error:
-        what = f"there is no home folder: HOME is not set, and user {os.geteuid()} is not in /etc/passwd"
-        raise MachineError(what, where="HOME", fix="Set HOME to a writable folder.") from error
+        problem = f"there is no home folder: HOME is not set, and user {os.geteuid()} is not in /etc/passwd"
+        raise MachineError(problem, where="HOME", fix="Set HOME to a writable folder.") from error
 
 
 def cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder that tuner keeps what it made in: imported recipes, small models, rows of Python's callers."""
+    """Return the folder of files that tuner makes: imported recipes, small models, rows of Python's callers."""
     return Path(environ.get("TUNER_CACHE") or home() / ".cache" / "tuner")
 
 
 def exists(path: Path) -> bool:
-    """Say whether something is at `path`; what cannot be asked for (a name too long, a closed folder) is not there."""
+    """Return whether something is at `path`; False if it cannot be looked up (a name too long, a closed folder)."""
     try:
         return path.exists()
     except OSError:
@@ -96,7 +96,7 @@ def exists(path: Path) -> bool:
 
 
 def forbidden(path: Path) -> str | None:
-    """Return which right of this user's is missing to read what is at `path`, or None where none is."""
+    """Return which permission this user lacks to read what is at `path`, or None."""
     whole = path.absolute()
     for folder in reversed(whole.parents):
         if is_folder(folder) and not os.access(folder, os.X_OK, effective_ids=True):
@@ -123,12 +123,12 @@ def refuse_forbidden(path: Path, error: type[TunerError], where: str) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Say whether a file is at `path`; what cannot be asked for is none."""
+    """Return whether a file is at `path`; a path that cannot be looked up is not a file."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: Path) -> bool:
-    """Say whether a folder is at `path`; what cannot be asked for is none."""
+    """Return whether a folder is at `path`; a path that cannot be looked up is not a folder."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
@@ -142,7 +142,7 @@ def matching(path: Path) -> list[Path]:
 
 
 def recipe_name(file: Path) -> str:
-    """Return what a recipe file is called: its stem; of a run directory's recipe.py the run's recipe, or the folder."""
+    """Return the name of a recipe file: its stem; for RUN/recipe.py the name of the run's recipe, or of the folder."""
     if file.stem != "recipe":
         return file.stem
     named = read_json_object(file.parent / "run.json").get("name", file.absolute().parent.name)

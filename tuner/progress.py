@@ -120,22 +120,22 @@ def tqdm_class() -> type[Any]:
     from tqdm import tqdm  # libraries that draw with it have it
 
     class Reporter(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
-        def __init__(self, *values: Any, **options: Any) -> None:
+        def __init__(self, *values: object, **options: object) -> None:
             options.pop("name", None)
             super().__init__(*values, **(options | {"disable": False, "leave": False, "delay": 0}))
 
-        def display(self, *_: Any, **__: Any) -> None:
+        def display(self, *_: object, **__: object) -> None:
             if _active is not None:
                 _active.title = f"downloading {self.desc}" if self.unit == "B" else str(self.desc).rstrip(": ").lower()
                 _active.unit = "parts" if self.unit == "it" else self.unit
                 _active.done, _active.total = self.n, self.total
 
-        def clear(self, *_: Any, **__: Any) -> None:
+        def clear(self, *_: object, **__: object) -> None:
             """Nothing was drawn."""
 
     return Reporter
 
 
-def tqdm_hook(factory: Callable[..., Any], values: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def tqdm_hook(factory: Callable[..., object], values: Sequence[object], options: Mapping[str, object]) -> object:
     """Return the bar that `transformers.utils.logging.set_tqdm_hook` asks for."""
     return factory(*values, **options) if _active is None else tqdm_class()(*values, **options)

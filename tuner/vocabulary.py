@@ -1,16 +1,16 @@
-"""Whether a model's embedding has a row for every token that its tokenizer can give: both numbers, and what to do.
+"""Whether a model's embedding has a row for each token of its tokenizer; the errors name both numbers and the fix.
 
-It reads a folder's small files, without the tokenizer itself, and asks no hub.
+It reads the small files of a folder. It loads no tokenizer and does not ask the hub.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tuner.errors import ModelError
-from tuner.files import read_json_object
+from tuner.files import JsonObject, read_json_object
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _KEY = "model.resize_embeddings"
@@ -35,23 +35,23 @@ class Vocabulary(NamedTuple):
 
 def idle(specials: Mapping[str, int], named: object, chat_template: str) -> frozenset[str]:
     """Return the special tokens that neither the tokenizer's own names nor its chat template mention."""
-    told = f"{named}{chat_template}"
-    return frozenset(token for token in specials if token not in told)
+    mentions = f"{named}{chat_template}"
+    return frozenset(token for token in specials if token not in mentions)
 
 
 def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
-    """Return the vocabulary in a folder, or None where it has no tokenizer.json, or one that is not readable.
+    """Return the vocabulary in a folder, or None if its tokenizer.json is missing or not readable.
 
     Args:
-        folder: Of the model.
-        chat_template: The text of the recipe's, where it names one.
+        folder: The model's folder.
+        chat_template: The recipe's chat template, if it names one.
     """
     try:
-        made = read_json_object(folder / "tokenizer.json")
-        words = made["model"]["vocab"]
+        tokenizer = read_json_object(folder / "tokenizer.json")
+        words = tokenizer["model"]["vocab"]
         ids = dict(words) if isinstance(words, dict) else {token: id_ for id_, (token, _) in enumerate(words)}
-        added = {one["content"]: int(one["id"]) for one in made.get("added_tokens") or ()}
-        special = {one["content"]: int(one["id"]) for one in made.get("added_tokens") or () if one.get("special")}
+        added = {one["content"]: int(one["id"]) for one in tokenizer.get("added_tokens") or ()}
+        special = {one["content"]: int(one["id"]) for one in tokenizer.get("added_tokens") or () if one.get("special")}
         settings = read_json_object(folder / "tokenizer_config.json")
         for id_, one in (settings.get("added_tokens_decoder") or {}).items():
             added[one["content"]] = int(id_)
@@ -63,25 +63,25 @@ def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
     return Vocabulary({**ids, **added}, idle(special, named, _template(folder, settings, chat_template)))
 
 
-def _template(folder: Path, settings: Mapping[str, Any], asked: str | None) -> str:
+def _template(folder: Path, settings: JsonObject, override: str | None) -> str:
     file = folder / "chat_template.jinja"
-    if asked is not None:
-        return asked
+    if override is not None:
+        return override
     return file.read_text(encoding="utf-8") if file.is_file() else str(settings.get("chat_template"))
 
 
 def too_few_rows(token: str, id_: int, num_rows: int, where: str) -> ModelError:
-    """Return the refusal of a model whose embedding has no row for a token."""
-    what = f"the tokenizer of {where!r} has ids up to {id_} ({token!r}), and the embedding has {num_rows} rows"
+    """Return the error for a model without an embedding row for a token."""
+    problem = f"the tokenizer of {where!r} has ids up to {id_} ({token!r}), and the embedding has {num_rows} rows"
     fix = f"Use the tokenizer that belongs to the model, or add rows for the new tokens: --set {_KEY}=true."
-    return ModelError(what, where="model.path", fix=fix)
+    return ModelError(problem, where="model.path", fix=fix)
 
 
 def untrained_rows(lacking: tuple[str, ...], *, adapter: bool) -> ModelError:
-    """Return the refusal of new rows in modules that the recipe leaves as they are."""
-    what = f"the new rows of {' and '.join(lacking)} would not be trained"
+    """Return the error for new rows in modules that the recipe does not train."""
+    problem = f"the new rows of {' and '.join(lacking)} would not be trained"
     if adapter:
-        return ModelError(what, where=_KEY, fix=f"Add to adapter.modules_to_save: {', '.join(lacking)}.")
+        return ModelError(problem, where=_KEY, fix=f"Add to adapter.modules_to_save: {', '.join(lacking)}.")
     return ModelError(
-        what, where=_KEY, fix="Use a method that trains the whole model: train_cfg.trainable_layers=None."
+        problem, where=_KEY, fix="Use a method that trains the whole model: train_cfg.trainable_layers=None."
     )

@@ -9,10 +9,11 @@ import pytest
 
 from tests.configs.rows_of_parts import ROWS
 from tests.each import each
+from tuner import paths
 from tuner.data import formats
 from tuner.data.sample import Feedback, Pair, lacks
 from tuner.data.sample_kinds import for_objective
-from tuner.recipes import catalog, loading, paths
+from tuner.recipes import catalog, loading
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 
 # Their rows are the package's own files, or the user's, of any shape.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.fit.split import possible
+from tuner.fit.shares import possible
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig

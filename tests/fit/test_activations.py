@@ -16,8 +16,7 @@ from tests.fit.built import on_meta
 from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of
 from tuner.fit import activations
-from tuner.fit.activations import layer_bytes, of_recipe, of_validation
-from tuner.fit.attention import WITHOUT_SDPA, of_transformers
+from tuner.fit.activations import WITHOUT_SDPA, default_attention, layer_bytes, of_recipe, of_validation
 from tuner.fit.parameters import built
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
@@ -172,7 +171,7 @@ def test_eager_attention_saves_the_scores_of_all_pairs_of_tokens(model_type: str
 
 
 def test_the_attention_of_a_model_that_names_none_is_the_one_that_transformers_takes() -> None:
-    planned = {name_of(facts): of_transformers(facts) for facts in SMALL}
+    planned = {name_of(facts): default_attention(facts) for facts in SMALL}
 
     assert planned == {name_of(facts): on_meta(facts).config.get_text_config()._attn_implementation for facts in SMALL}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.fit.communication import HIERARCHICAL, Cluster, Traffic, seconds, step_flops, step_time, traffic
+from tuner.fit.step_time import HIERARCHICAL, Cluster, Traffic, flops_of_step, seconds, step_time, zero_traffic
 
 PARAMETERS = 1_000_000_000
 BYTES = 2.0 * PARAMETERS
@@ -37,7 +37,7 @@ def test_traffic_is_what_simulated_rings_carry(num_ranks: int, gpus_per_node: in
     }
     for level, count in passes.items():
         sent, network = ring(num_ranks, gpus_per_node, BYTES, count)
-        volume = traffic(level, BYTES, 0.0, num_ranks, accumulation)
+        volume = zero_traffic(level, BYTES, 0.0, num_ranks, accumulation)
 
         assert volume.total_bytes == pytest.approx(sent), level
         if num_ranks > gpus_per_node:
@@ -46,28 +46,28 @@ def test_traffic_is_what_simulated_rings_carry(num_ranks: int, gpus_per_node: in
 
 def test_zero3_carries_half_again_as_much_as_plain_data_parallelism() -> None:
     """ZeRO, 2020, section 7.2.2: 3 against 2 times the parameters, at one micro-batch a step."""
-    plain, sharded = (traffic(level, BYTES, 0.0, 64, 1).total_bytes for level in ("none", "deepspeed_zero3"))
+    plain, sharded = (zero_traffic(level, BYTES, 0.0, 64, 1).total_bytes for level in ("none", "deepspeed_zero3"))
 
     assert sharded / plain == pytest.approx(1.5)
 
 
 def test_by_hand_seven_billion_on_eight_gpus() -> None:
-    volume = traffic("deepspeed_zero3", 14e9, 0.0, 8, 1)
+    volume = zero_traffic("deepspeed_zero3", 14e9, 0.0, 8, 1)
 
     assert volume.gather_bytes == pytest.approx(2 * 14e9 * 7 / 8)
     assert volume.reduce_bytes == pytest.approx(14e9 * 7 / 8)
 
 
 def test_frozen_weights_are_gathered_at_stage_3_alone_and_never_reduced() -> None:
-    assert traffic("deepspeed_zero2", 1e6, 14e9, 8, 4).total_bytes == pytest.approx(5 * 1e6 * 7 / 8)
+    assert zero_traffic("deepspeed_zero2", 1e6, 14e9, 8, 4).total_bytes == pytest.approx(5 * 1e6 * 7 / 8)
 
-    sharded = traffic("deepspeed_zero3", 1e6, 14e9, 8, 4)
+    sharded = zero_traffic("deepspeed_zero3", 1e6, 14e9, 8, 4)
     assert sharded.gather_bytes == pytest.approx(4 * 2 * (14e9 + 1e6) * 7 / 8)
     assert sharded.reduce_bytes == pytest.approx(4 * 1e6 * 7 / 8)
 
 
 def test_hierarchical_partitioning_keeps_the_backward_gather_inside_the_node() -> None:
-    flat, inside = (traffic(level, BYTES, 0.0, 16, 1, 8) for level in ("deepspeed_zero3", HIERARCHICAL))
+    flat, inside = (zero_traffic(level, BYTES, 0.0, 16, 1, 8) for level in ("deepspeed_zero3", HIERARCHICAL))
 
     assert inside.between_bytes == pytest.approx(flat.between_bytes - BYTES * 15 / 16)
     assert inside.inside_bytes == pytest.approx(BYTES * 7 / 8)
@@ -75,14 +75,15 @@ def test_hierarchical_partitioning_keeps_the_backward_gather_inside_the_node() -
 
 def test_one_rank_sends_nothing() -> None:
     assert all(
-        traffic(level, BYTES, 0.0, 1, 4).total_bytes == 0 for level in ("none", "deepspeed_zero1", "deepspeed_zero3")
+        zero_traffic(level, BYTES, 0.0, 1, 4).total_bytes == 0
+        for level in ("none", "deepspeed_zero1", "deepspeed_zero3")
     )
 
 
 def test_flops_are_six_a_parameter_and_token_eight_with_recomputing_and_four_when_frozen() -> None:
-    assert step_flops(7e9, 1.0, 1e6, recompute=False) == pytest.approx(6 * 7e9 * 1e6)
-    assert step_flops(7e9, 1.0, 1e6, recompute=True) == pytest.approx(8 * 7e9 * 1e6)
-    assert step_flops(7e9, 0.0, 1e6, recompute=False) == pytest.approx(4 * 7e9 * 1e6)
+    assert flops_of_step(7e9, 1.0, 1e6, recompute=False) == pytest.approx(6 * 7e9 * 1e6)
+    assert flops_of_step(7e9, 1.0, 1e6, recompute=True) == pytest.approx(8 * 7e9 * 1e6)
+    assert flops_of_step(7e9, 0.0, 1e6, recompute=False) == pytest.approx(4 * 7e9 * 1e6)
 
 
 def test_a_collective_is_as_slow_as_its_slowest_link() -> None:
@@ -108,7 +109,7 @@ def test_across_slow_nodes_zero3_stops_paying_and_hierarchical_partitioning_star
     """By hand: 7B in 16 bits on 8 nodes of 8 GPUs, 50 GB/s a node, 2,048 tokens a micro-batch at 400 TFLOPs."""
     cluster, flops = Cluster(8, 400e12, 450e9, 50e9), 8 * 7e9 * 2048
     flat, inner = (
-        step_time(level, traffic(level, 14e9, 0.0, 64, 1, 8), flops, cluster)
+        step_time(level, zero_traffic(level, 14e9, 0.0, 64, 1, 8), flops, cluster)
         for level in ("deepspeed_zero3", HIERARCHICAL)
     )
 

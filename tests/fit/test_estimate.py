@@ -8,8 +8,7 @@ from tests.fit.published import model_state_bytes
 from tests.fit.recipes import lightest
 from tuner.fit.estimate import frozen_bytes, model_states, peak
 from tuner.fit.levels import LEVELS, Level
-from tuner.fit.parameters import num_parameters
-from tuner.fit.trainable import Parameters, count
+from tuner.fit.parameters import Parameters, count, num_parameters
 from tuner.recipes import catalog
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture

@@ -24,7 +24,7 @@ from tuner import assets
 from tuner.data.text_encoder import TextEncoder
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
-from tuner.fit.trainable import count
+from tuner.fit.parameters import count
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.worker.trainer_setup import evaluator, use_whole_logits

@@ -6,11 +6,11 @@ import pytest
 
 from tests.fit.recipes import lightest
 from tuner.errors import ModelError, TunerError
-from tuner.fit import max_context
+from tuner.fit import summary
 from tuner.fit.activations import of_recipe
 from tuner.fit.advice import fit
 from tuner.fit.levels import LEVELS, Machines
-from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles, sizes
+from tuner.fit.shares import data_parallel_ranks, refuse_tiles, sizes
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import forgets_window
 
@@ -106,12 +106,12 @@ def test_offloaded_activations_are_the_hosts() -> None:
 
 def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> None:
     """Jacobs et al., ALST, 2025 (arXiv:2506.13996): 500 thousand on one H100, 3.7 million on 8."""
-    config = max_context.with_everything(recipe(name="llama3_1_8b_full_alpaca_e3"))
+    config = summary.with_everything(recipe(name="llama3_1_8b_full_alpaca_e3"))
     facts = config.architecture
     assert facts
 
-    one = max_context.longest(config, facts, H100._replace(gpus_per_node=1))
-    eight = max_context.longest(config, facts, H100)
+    one = summary.longest(config, facts, H100._replace(gpus_per_node=1))
+    eight = summary.longest(config, facts, H100)
 
     assert max(found.tokens for found in one) == pytest.approx(500_000, rel=0.25)
     assert max(found.tokens for found in eight) == pytest.approx(3_700_000, rel=0.25)
@@ -124,12 +124,12 @@ def test_a_longer_row_than_the_longest_does_not_fit() -> None:
     facts = config.architecture
     assert facts
 
-    every = max_context.longest(config, facts, H100)
+    every = summary.longest(config, facts, H100)
     found = {one.level: one.tokens for one in every if one.sequence_parallel_size == 1 and one.level != "none"}
 
     for level, tokens in found.items():
         longest, longer = (
             recipe("attn_implementation=flash_attention_2", "loss=chunked", f"max_length={length}")
-            for length in (tokens, tokens + max_context.UNIT)
+            for length in (tokens, tokens + summary.UNIT)
         )
         assert fit(longest, facts, H100, level).fits and not fit(longer, facts, H100, level).fits, level

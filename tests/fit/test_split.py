@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import RecipeError
-from tuner.fit.communication import Cluster
+from tuner.fit.advice import MARGIN, fastest
 from tuner.fit.estimate import peak
-from tuner.fit.gpu_catalog import GPUS
 from tuner.fit.levels import Fit, Level, Machines
-from tuner.fit.split import MARGIN, fastest, possible
+from tuner.fit.shares import possible
+from tuner.fit.step_time import GPUS, Cluster
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Split

@@ -16,8 +16,7 @@ from tests.each import each
 from tests.fit.built import on_meta
 from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
-from tuner.fit.parameters import num_parameters
-from tuner.fit.trainable import Parameters, count
+from tuner.fit.parameters import Parameters, count, num_parameters
 from tuner.lab.shrink import config_of
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture

@@ -65,9 +65,9 @@ def test_the_result_of_a_run_arrives_as_export_would_push_it_and_the_run_says_wh
 
 def test_a_run_that_failed_or_names_no_repository_asks_the_hub_nothing(hub: Hub, run: RunDirectory) -> None:
     end.follow_up(run, 1)()
-    text = run.recipe.read_text()
-    run.recipe.write_text(text.replace(f'repository="{NAME}"', "repository=None"))
-    assert run.recipe.read_text() != text
+    text = run.resolved_recipe.read_text()
+    run.resolved_recipe.write_text(text.replace(f'"repository": "{NAME}"', '"repository": null'))
+    assert run.resolved_recipe.read_text() != text
     end.follow_up(run, 0)()
 
     assert hub.asked == []

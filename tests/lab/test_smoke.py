@@ -204,3 +204,7 @@ def test_a_model_without_known_architecture_is_refused_before_anything_is_made(s
         tried(TINY, model=str(model))
 
     assert [path.name for path in scratch.iterdir()] == ["model"]
+
+
+def test_a_stage_in_json_has_the_keys_that_programs_read() -> None:
+    assert Stage("data", 1.5, "2 rows").to_json() == {"name": "data", "seconds": 1.5, "told": "2 rows", "exit_code": 0}

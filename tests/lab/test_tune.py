@@ -135,7 +135,7 @@ def test_no_candidate_writes_the_model_that_it_trained(monkeypatch: pytest.Monke
         assert run.read_json(run.run)["saves_result"] is False
         return 1
 
-    monkeypatch.setattr(tune.ranks, "run", ran)
+    monkeypatch.setattr(tune.supervise, "run_ranks", ran)
 
     tuned = tune.tune(_asked(), PATH, lambda _: None, steps=3, minutes=0.0)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.runs import QUICK, environment
 from tests.launch.plans import checkpoint, written_run
-from tuner.launch.events import Events
+from tuner.launch.execute import Events
 
 
 def _told(reader: int) -> list[dict[str, Any]]:

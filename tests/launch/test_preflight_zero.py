@@ -14,7 +14,7 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
-from tuner.launch import preflight, ranks
+from tuner.launch import preflight, supervise
 from tuner.launch.checks import Finding, deepspeed_config
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware
@@ -161,10 +161,10 @@ def test_every_start_of_ranks_removes_what_they_swapped(
     planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "swap" / "zero_stage_3"
-    monkeypatch.setattr(ranks.builds, "build", lambda *_: None)
-    monkeypatch.setattr(ranks.supervise, "run", lambda *_, **__: 7 if folder.is_dir() else 0)
+    monkeypatch.setattr(supervise.builds, "build", lambda *_: None)
+    monkeypatch.setattr(supervise, "run", lambda *_, **__: 7 if folder.is_dir() else 0)
 
-    assert ranks.run(planned(_nvme(tmp_path / "swap", *BOTH)), RunDirectory(tmp_path / "run")) == 7
+    assert supervise.run_ranks(planned(_nvme(tmp_path / "swap", *BOTH)), RunDirectory(tmp_path / "run")) == 7
     assert not folder.exists()
 
 

@@ -10,7 +10,7 @@ from tests.launch.plans import made
 from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
 from tuner.fit.levels import LEVELS
-from tuner.fit.split import possible
+from tuner.fit.shares import possible
 from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter
 from tuner.machine.topology import Topology, local

@@ -37,7 +37,9 @@ def _run(
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
     monkeypatch.setattr(render, "of_ranks", lambda topology: [])
     monkeypatch.setattr(preflight, "check", lambda resolved: None)
-    monkeypatch.setattr(execute.ranks.builds, "build", lambda *_: None)  # CPU Adam of the offloaded levels: a minute
+    monkeypatch.setattr(
+        execute.supervise.builds, "build", lambda *_: None
+    )  # CPU Adam of the offloaded levels: a minute
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
     asked = {"on_oom": "retry", "deepspeed": "zero2", "command": ("tuner", "train", "mine.py"), **request}
     return execute.execute(made(*batch, *sets, work_dir=path, hardware=hardware, environ=os.environ, **asked))
@@ -110,7 +112,7 @@ def test_after_the_smallest_batch_come_the_levels_and_then_the_end(
 
 def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    real = execute.ranks.supervise.run
+    real = execute.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
@@ -119,14 +121,14 @@ def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: 
             checkpoint(run, 4, world_size=2, valid=False)
         return code
 
-    monkeypatch.setattr(execute.ranks.supervise, "run", saved)
+    monkeypatch.setattr(execute.supervise, "run", saved)
 
     assert _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2") == 0
     assert _json(run / "run.json")["resume"] == str(run / "checkpoints" / "checkpoint-2")
 
 
 def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> None:
-    real = execute.ranks.supervise.run
+    real = execute.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
@@ -134,7 +136,7 @@ def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> No
             checkpoint(run, 2, world_size=2, valid=valid)
         return code
 
-    monkeypatch.setattr(execute.ranks.supervise, "run", saved)
+    monkeypatch.setattr(execute.supervise, "run", saved)
 
 
 def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
@@ -229,7 +231,7 @@ KILLED = "RuntimeError: CUDA error: an illegal memory access was encountered"
 def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message: str = KILLED, **request: Any) -> int:
     """Start a run whose every attempt saves the next of some steps, if there is one, and dies; the last one lives."""
     steps, code = iter(saves), request.pop("code", 1)
-    real = execute.ranks.supervise.run
+    real = execute.supervise.run
 
     def attempt(*arguments: Any, **options: Any) -> int:
         step = next(steps, None)
@@ -237,7 +239,7 @@ def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message
             checkpoint(path, step, world_size=2)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(execute.ranks.supervise, "run", attempt)
+    monkeypatch.setattr(execute.supervise, "run", attempt)
     last = f"len(facts['attempts']) == {len(saves)} or {DIES.format(code=code, message=message)}"
     return _run(monkeypatch, path, last, **{"on_oom": "stop", **request})
 

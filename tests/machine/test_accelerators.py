@@ -14,9 +14,9 @@ from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from tests.machine.gpus import GIB
-from tuner.fit.gpu_catalog import like
+from tuner.fit.step_time import like
 from tuner.launch import fitting
-from tuner.machine import accelerators, hardware, libraries
+from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, decide_precision, detect
 from tuner.recipes import loading
 from tuner.worker import consensus, step_log, train
@@ -35,8 +35,8 @@ def _files(root: Path, *names: str) -> None:
 
 
 def _found_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = accelerators.found
-    monkeypatch.setattr(accelerators, "found", lambda: looked(root))
+    looked = hardware.other_accelerators
+    monkeypatch.setattr(hardware, "other_accelerators", lambda: looked(root))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.machine import leftovers
+from tuner.machine import variables
 
 LEFT = {
     "PET_NNODES": "2",
@@ -28,15 +28,15 @@ THE_USERS = {
 
 
 def test_what_other_launchers_left_is_taken_out_and_all_else_stays() -> None:
-    assert leftovers.without({**LEFT, **THE_USERS}) == THE_USERS
+    assert variables.without_leftovers({**LEFT, **THE_USERS}) == THE_USERS
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_each_is_named_with_the_reason(name: str) -> None:
-    told = leftovers.warning({name: LEFT[name], **THE_USERS}, "torchrun")
+    told = variables.leftovers_warning({name: LEFT[name], **THE_USERS}, "torchrun")
 
     assert told and told.startswith(f"ignored for the ranks: {name} in the environment, set by another launcher: ")
 
 
 def test_an_environment_of_the_users_own_is_worth_no_word() -> None:
-    assert leftovers.warning(THE_USERS, "torchrun") is None
+    assert variables.leftovers_warning(THE_USERS, "torchrun") is None

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.cli.made_runs import make_run
 from tests.machine.gpus import CPU
 from tuner import assets
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
 from tuner.models.integrity import num_rows_of
 from tuner.models.load import CACHE, load_model, load_reference
@@ -45,7 +46,9 @@ def larger() -> Any:
 def made(recipe: str, *pairs: str, tokenizer: Any = None, reference: bool = False) -> Any:
     config = load(recipe, Overrides(pairs=[("--set", pair) for pair in pairs])).config
     how = load_reference if reference else load_model
-    return how(config, tiny(), torch.float32, "cpu", shards=False, tokenizer=tokenizer or larger())
+    return how(
+        config, tiny(), torch.float32, "cpu", shards=False, vocabulary=TextEncoder(tokenizer or larger()).vocabulary
+    )
 
 
 def test_tokens_without_a_row_are_refused_with_both_numbers() -> None:

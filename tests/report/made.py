@@ -62,7 +62,7 @@ def failed(path: Path) -> RunDirectory:
     """Write a run that was started again once and then ran out of memory."""
     run = written_run(path)
     run.write_status("stopped", exit_code=75, message="stopped: at step 4 on request; its checkpoint is saved.")
-    files = {name: (path / name).read_text() for name in ("recipe.py", "deepspeed.json", "run.json")}
+    files = {name: (path / name).read_text() for name in ("recipe.py", "recipe.json", "deepspeed.json", "run.json")}
     facts = {
         **json.loads(files["run.json"]),
         "resume_step": 4,

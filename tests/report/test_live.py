@@ -102,12 +102,12 @@ def test_what_is_new_is_sent_alone_and_a_run_may_come_go_and_begin_again(tmp_pat
     version, lines, parts = news(watched, 0)
     assert lines == {} and "damaged" in parts["runs_table"], "it is not there yet"
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.py").write_text("model = di")  # half written
+    (tmp_path / "run" / "recipe.json").write_text('{"recipe": {')  # half written
     version, *_ = news(watched, version)
 
     run = made.trained(tmp_path / "other", num_steps=30)
     run.write_status("running")
-    run.path.rename(tmp_path / "new") and (tmp_path / "run" / "recipe.py").unlink()
+    run.path.rename(tmp_path / "new") and (tmp_path / "run" / "recipe.json").unlink()
     (tmp_path / "run").rmdir()
     run = type(run)((tmp_path / "new").rename(tmp_path / "run"))
     version, lines, _ = news(watched, version)

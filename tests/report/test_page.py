@@ -17,7 +17,7 @@ from tuner.report.gathered import gather, recipe_differences
 from tuner.runs.directory import RunDirectory
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
-FILES = ("run.json", "status.json", "data.json", "metrics.jsonl", "samples.jsonl", "recipe.py", "deepspeed.json")
+FILES = ("run.json", "status.json", "data.json", "metrics.jsonl", "samples.jsonl", "recipe.json", "deepspeed.json")
 
 
 class Reader(HTMLParser):

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tuner.files import dump_json
 from tuner.recipes.loading import anchored, load
 from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import resolved_document
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 
@@ -28,7 +30,9 @@ def make_run(path: Path, name: str, base: Path | str, *pairs: tuple[str, str]) -
     run = RunDirectory(path)
     run.checkpoints.mkdir(parents=True)
     recipe = load(name, Overrides(model=str(base), pairs=pairs))
-    run.recipe.write_text(anchored(recipe, "deepspeed_zero2").standalone())
+    recipe = anchored(recipe, "deepspeed_zero2")
+    run.recipe.write_text(recipe.standalone())
+    run.resolved_recipe.write_text(dump_json(resolved_document(recipe.config)))
     run.run.write_text(json.dumps(FACTS))
     run.write_status("running")
     for step in (1, 2, 3):

@@ -128,7 +128,7 @@ def test_the_kernels_counter_tells_a_kill_for_memory_from_another(kills: int, ca
     found = _found(launcher=_torchrun(1, -9), num_oom_kills=kills, last_step=6)
 
     assert (found.cause, found.rank, found.step, found.exit_code) == (cause, 1, 6, 137)
-    assert "rank 1" in found.what
+    assert "rank 1" in found.problem
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_torchruns_own_error_is_told_where_no_rank_began() -> None:
 def test_a_killed_torchrun_is_called_that() -> None:
     found = _found(child_code=-9)
 
-    assert (found.cause, found.what, found.exit_code) == (
+    assert (found.cause, found.problem, found.exit_code) == (
         "killed",
         "torchrun was killed by SIGKILL (out of memory?)",
         137,
@@ -201,7 +201,7 @@ def test_the_only_rank_that_did_not_wait_lagged() -> None:
     found = _found(_report(0, WAITED), world=3, logs={1: 'File "/v/my/data.py", line 3 in read\n', 2: stack})
 
     assert (found.cause, found.rank, found.exit_code) == ("collective-timeout", 1, 124)
-    assert "(rank 1 lagged)" in found.what
+    assert "(rank 1 lagged)" in found.problem
     assert found.next_command.endswith("/1.log'")
 
 
@@ -218,14 +218,14 @@ def test_the_rank_that_a_barrier_names_lagged() -> None:
     found = _found(_report(0, "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 3000 ms"), world=4)
 
     assert found.rank == 2
-    assert "(ranks 2, 3 lagged)" in found.what
+    assert "(ranks 2, 3 lagged)" in found.problem
 
 
 def test_where_all_waited_nobody_is_blamed() -> None:
     found = _found(_report(0, WAITED), _report(1, WAITED))
 
     assert found.rank == 0
-    assert "(the lagging rank is unknown)" in found.what
+    assert "(the lagging rank is unknown)" in found.problem
 
 
 # What the rank itself knew
@@ -293,7 +293,7 @@ def test_a_hang_names_the_rank_that_the_others_waited_for(evidence: dict[str, An
     found = _found(_report(0, HANG, 124, cause="hang", step=3), world=3, **evidence)
 
     assert (found.cause, found.rank, found.exit_code) == ("hang", rank, 124)
-    assert found.what.endswith(f"({how})")
+    assert found.problem.endswith(f"({how})")
     assert found.next_command == f"tail -n 50 '/runs/my run/ranks/{rank}.log'"
 
 
@@ -307,7 +307,7 @@ def test_ranks_that_had_to_be_killed_are_a_cause_where_nobody_failed() -> None:
     found = _found(overdue=[0, 1], overdue_s=300.4, logs={0: WAITS}, counts={0: 7, 1: 7}, last_step=6)
 
     assert (found.cause, found.rank, found.exit_code) == ("did-not-stop", 1, 137)
-    assert found.what == "2 ranks did not stop within 300 s of SIGTERM: killed by SIGKILL (rank 1 lagged)"
+    assert found.problem == "2 ranks did not stop within 300 s of SIGTERM: killed by SIGKILL (rank 1 lagged)"
 
 
 # What is gathered

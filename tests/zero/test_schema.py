@@ -10,7 +10,8 @@ from deepspeed.runtime import config as deepspeed_config
 
 from tests.zero import deepspeed_schema
 from tuner.zero.config_schema import AUTO, BOUNDS, schema
-from tuner.zero.lint import OBSOLETE, is_off
+from tuner.zero.contradictions import OBSOLETE
+from tuner.zero.lint import is_off
 
 
 def _paths(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

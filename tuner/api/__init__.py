@@ -1,7 +1,7 @@
 """The Python API: the functions behind the commands, for scripts and notebooks. Its names are those of `tuner` itself.
 
-It decides nothing: a call becomes the request that the command line makes too, and both go the same way from there.
-Neither the environment, the working directory nor the random numbers of the caller change.
+It decides nothing: a call becomes the same request that the command line makes, and both continue the same way.
+The environment, the working directory and the random state of the caller do not change.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args
 
 from tuner import paths
 from tuner.api.run import Run, RunFailed, require_done
 from tuner.errors import TunerError, UsageError, brief_repr, visible
+from tuner.files import JsonObject
 from tuner.hooks import recipe_of_other_tool
 from tuner.recipes import loading, python_calls
 from tuner.recipes.recipe import Asked, Overrides, Recipe
 
-# What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
+# What trains, plans or exports is imported in the function that needs it; `tuner.load_recipe` does not.
 if TYPE_CHECKING:
     from tuner.launch.checking import Report as CheckReport
     from tuner.launch.planning import Plan
@@ -57,9 +58,9 @@ Format = Literal["published", "llama", "gguf"]
 Bits = Literal[4, 8, 16]
 Engine = Literal["transformers", "vllm"]
 Source = PathLike | Recipe | None
-"""What a recipe is named by: its name or file, a model in its place, a `Recipe`; None: the overrides name a model."""
+"""A recipe's name or file, a model, or a `Recipe`. None: the overrides name a model."""
 Data = PathLike | Sized
-"""Rows: a path or an id on the hub, several of them, or the rows: a list of dicts, a Dataset, a DataFrame."""
+"""One or several paths or hub ids, or the rows themselves: a list of dicts, a Dataset, a DataFrame."""
 _FIRST_ROWS = 1_000
 
 Arguments = ParamSpec("Arguments")
@@ -67,7 +68,7 @@ Result = TypeVar("Result")
 
 
 def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function, with its errors naming arguments (`data=`) where the command line has flags."""
+    """Return the function with errors that name Python arguments (`data=`), not options of the command line."""
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -81,7 +82,7 @@ def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Argument
 
 
 @_in_python_words
-def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides: Any) -> Recipe:
+def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides: object) -> Recipe:
     """Return a recipe, merged and checked; nothing is started.
 
     Args:
@@ -105,7 +106,7 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
 def plan(
     recipe: Source = None,
     *,
-    deepspeed: PathLike | Mapping[str, Any] | None = None,
+    deepspeed: PathLike | Mapping[str, object] | None = None,
     gpus: int | None = None,
     gpu: str | None = None,
     gpu_memory: str | None = None,
@@ -115,21 +116,21 @@ def plan(
     interconnect: str | None = None,
     utilisation: float = 0.4,
     allow_code: bool = False,
-    **overrides: Any,
+    **overrides: object,
 ) -> Plan:
     """Return what a recipe needs on each GPU and host at every ZeRO level, as `tuner plan` prints it.
 
     Args:
         recipe: As for `load_recipe`, and so are the overrides.
         deepspeed: As for `train`: `chosen` is then what that config needs, beside the levels.
-        gpus: GPUs of each node; where nothing is said of them, those of this machine, or eight A100.
-        gpu: Their product, such as "a100-80g".
-        gpu_memory: Their memory, such as "80GB", in place of the product.
-        nodes: Nodes of that kind.
+        gpus: GPUs of each node; without any, those of this machine, or eight A100.
+        gpu: GPU model, such as "a100-80g".
+        gpu_memory: Memory of a GPU, such as "80GB", instead of its model.
+        nodes: Number of nodes.
         host_memory: Memory of each node, such as "512GB".
-        nvme: A folder on each node's own disk, to swap to where nothing else fits.
-        interconnect: Network of each node, such as "8x400Gb/s": adds seconds a step.
-        utilisation: Part of the GPU's peak that is reached.
+        nvme: A folder on each node's local disk, for offloading if nothing else fits.
+        interconnect: Network of each node, such as "8x400Gb/s": adds the seconds per step.
+        utilisation: Assumed MFU (fraction of the GPU's peak FLOPs).
         allow_code: As for `load_recipe`.
         overrides: As for `load_recipe`.
 
@@ -151,21 +152,21 @@ def plan(
 def check(
     recipe: Source = None,
     *,
-    deepspeed: PathLike | Mapping[str, Any] | None = None,
+    deepspeed: PathLike | Mapping[str, object] | None = None,
     gpus: int | None = None,
     gpu: str | None = None,
     nodes: int = 1,
     allow_code: bool = False,
-    **overrides: Any,
+    **overrides: object,
 ) -> CheckReport:
-    """Return all that is wrong with a recipe and its DeepSpeed config, with such a config alone, or with a run.
+    """Return every problem of a recipe and its DeepSpeed config, of such a config alone, or of a run.
 
     Args:
         recipe: As for `load_recipe`; or a DeepSpeed preset or JSON, or a run directory.
         deepspeed: As for `train`.
-        gpus: GPUs of each node; where nothing is said of them, it is checked for this machine.
-        gpu: Their product, such as "a100-80g".
-        nodes: Nodes of that kind.
+        gpus: GPUs of each node; without any, the check is for this machine.
+        gpu: GPU model, such as "a100-80g".
+        nodes: Number of nodes.
         allow_code: As for `load_recipe`.
         overrides: As for `load_recipe`.
 
@@ -173,8 +174,8 @@ def check(
         `ok`, and `findings`: each with `severity`, `what`, `where`, `fix` and `code`.
 
     Raises:
-        RunDirectoryError: `recipe` is a folder that is no run.
-        RecipeError: an override is no plain value.
+        RunDirectoryError: `recipe` is a folder, but not a run directory.
+        RecipeError: an override is not a plain value.
     """
     from tuner.launch import checking
     from tuner.launch.resolved_run import Request
@@ -199,11 +200,11 @@ def check(
 def train(
     recipe: Source = None,
     *,
-    model: PathLike | Mapping[str, Any] | None = None,
+    model: PathLike | Mapping[str, object] | None = None,
     data: Data | None = None,
     val: Data | None = None,
     callbacks: Sequence[Callback] = (),
-    deepspeed: PathLike | Mapping[str, Any] | None = None,
+    deepspeed: PathLike | Mapping[str, object] | None = None,
     work_dir: PathLike | None = None,
     resume: PathLike | None = None,
     resume_weights: bool = False,
@@ -213,11 +214,11 @@ def train(
     grace_s: float = 300.0,
     ignore_fit: bool = False,
     allow_code: bool = False,
-    **overrides: Any,
+    **overrides: object,
 ) -> Run:
-    """Train a recipe as `tuner train` does, in processes of its own, and return when the run is done.
+    """Train a recipe as `tuner train` does, in separate processes, and return when the run is done.
 
-    What rank 0 prints appears on `sys.stdout`. Ctrl-C, or a notebook's stop button, saves a checkpoint and raises
+    The output of rank 0 appears on `sys.stdout`. Ctrl-C, or a notebook's stop button, saves a checkpoint and raises
     KeyboardInterrupt; a second one ends the run at once. Both only work in the main thread.
 
     Args:
@@ -228,21 +229,21 @@ def train(
         val: Rows to validate on, of the same kinds.
         callbacks: Functions that get each event of the run as a dict, in a thread of this process: `event` is
             "started", "step", "validation", "checkpoint" or "ended". Or import paths, "my_module:MyCallback", of
-            classes of transformers' `TrainerCallback`, which every rank makes for itself.
+            classes of transformers' `TrainerCallback`; every rank creates its own.
         deepspeed: A preset, a DeepSpeed JSON, an accelerate config, "auto" or "none"; or a config as a dict.
         work_dir: The run directory. None: work_dirs/RECIPE/TIME.
-        resume: A checkpoint or run to go on from; "auto": the newest.
-        resume_weights: Where the optimizer's states cannot move, the weights move alone.
-        nproc_per_node: Processes on this machine. None: one a GPU.
+        resume: A checkpoint or run to resume from; "auto": the newest.
+        resume_weights: Resume with the weights only, if the optimizer's states cannot be used.
+        nproc_per_node: Processes on this machine. None: one per GPU.
         on_oom: Out of memory: "stop", or "retry" with a smaller micro-batch, then at a higher level.
-        max_restarts: How often a rank that was killed, crashed or hung may go on from the last checkpoint.
-        grace_s: What ranks that are told to stop have, in seconds, to finish the step and save.
-        ignore_fit: Start although the memory here does not seem to be enough.
+        max_restarts: How often a run restarts from its last checkpoint after a killed, crashed or hung rank.
+        grace_s: Seconds that stopping ranks have to finish the step and save.
+        ignore_fit: Start even if the estimate needs more memory than this machine has.
         allow_code: As for `load_recipe`.
         overrides: As for `load_recipe`.
 
     Raises:
-        TunerError: the run cannot start; each mistake that was found is in it.
+        TunerError: the run cannot start; the error holds every problem.
         RunFailed: it started and failed, or was stopped.
         KeyboardInterrupt: it was interrupted.
     """
@@ -302,16 +303,16 @@ def export(
     push: str | None = None,
     private: bool = False,
 ) -> Exported:
-    """Write what a run trained to the folder `dest`, for transformers and peft alone, as `tuner export` does.
+    """Export a run's result to the folder `dest`, for transformers and peft without tuner, as `tuner export` does.
 
     Args:
         source: A `Run`, its directory, or a checkpoint of any ZeRO level.
         dest: A folder that does not exist, or is empty.
         merge: Merge the adapter into its base, in the base's precision.
-        base: Where the base is, if not where it was in training.
-        dtype: Type of the weights. None: as they are.
-        max_shard_size: Of one file of weights.
-        format: "llama" writes InternLM in Llama's layout, "gguf" one file for Ollama and llama.cpp.
+        base: Place of the base, if it differs from training.
+        dtype: Type of the weights. None: unchanged.
+        max_shard_size: Limit of one weights file.
+        format: "llama" writes InternLM in Llama's layout; "gguf" writes one file for Ollama and llama.cpp.
         push: "OWNER/NAME" on the Hugging Face hub, to upload it to as well.
         private: Make that repository private if it does not exist yet.
 
@@ -358,17 +359,17 @@ def chat(
     top_p: float | None = None,
     seed: int = 42,
 ) -> Chat:
-    """Load a model to ask it, with the chat template and the stop tokens that it was trained with.
+    """Load a model to chat with, with the chat template and stop tokens of its training.
 
     Args:
         source: A `Run`, its directory, a checkpoint, a model's folder, or an id on the hub.
-        adapter: A folder with an adapter, on `source` as its base.
-        bits: 16, 8 or 4 for each weight. None: as the base was trained on, or 16.
+        adapter: A folder with an adapter for the base `source`.
+        bits: 16, 8 or 4 bits per weight. None: as in training, or 16.
         system: A system prompt.
-        max_new_tokens: Of one answer.
-        temperature: 0 takes the likeliest token. None: as the model says.
-        top_p: Sample from so much of the probability.
-        seed: Of sampling.
+        max_new_tokens: Limit of tokens per answer.
+        temperature: 0 always takes the most likely token. None: the model's default.
+        top_p: Sample from the most likely tokens with this total probability.
+        seed: Seed of the sampling.
 
     Returns:
         A conversation: `chat.ask("Why?").text` is the answer, and `chat.turns` what was said.
@@ -407,7 +408,7 @@ def evaluate(
     adapter: PathLike | None = None,
     bits: Bits | None = None,
 ) -> Evaluation:
-    """Measure what a model is worth on rows, and on public tasks, as `tuner eval` does.
+    """Evaluate a model on rows and on public tasks, as `tuner eval` does.
 
     Args:
         source: As for `chat`, and so are `adapter` and `bits`.
@@ -415,13 +416,13 @@ def evaluate(
         row_format: The shape of a row of `data`. None: detected.
         split: Split of the data set.
         max_rows: Use only the first rows, also of a task.
-        batch_size: Rows at a time. None: as in validation.
-        generate: Answer the prompts of so many rows; they are in `generations`.
+        batch_size: Rows per batch. None: as in validation.
+        generate: Number of rows with prompts to answer; the answers are in `generations`.
         out: A new JSON lines file for the answers.
-        max_new_tokens: Of one answer.
-        tasks: lm-eval's tasks, by name.
+        max_new_tokens: Limit of tokens per answer.
+        tasks: Names of lm-eval tasks.
         num_fewshot: Examples before each question of a task. None: the task's own.
-        apply_chat_template: To the tasks; lm-eval's default is plain text.
+        apply_chat_template: Use the chat template for the tasks; lm-eval's default is plain text.
 
     Returns:
         `metrics` of the rows (`loss`, `perplexity` ...), `generations`, `answers` (their metrics), and `tasks`.
@@ -478,12 +479,12 @@ def serve(
     adapter: PathLike | None = None,
     bits: Bits | None = None,
 ) -> Server:
-    """Serve a model in OpenAI's protocol as `tuner serve` does, in a process of its own; return once it answers.
+    """Serve a model with OpenAI's protocol in a separate process, as `tuner serve` does; return when it answers.
 
     Args:
         source: As for `chat`, and so are `adapter` and `bits`.
         host: Address to listen on; "0.0.0.0" listens on all interfaces.
-        port: To listen on.
+        port: Port to listen on.
         name: The model's name in requests. None: the folder's name.
         engine: None: vLLM if it and a GPU are available, else transformers.
 
@@ -520,15 +521,15 @@ def preview_data(
     num_rows: int = 3,
     every: bool = False,
     allow_code: bool = False,
-    **overrides: Any,
+    **overrides: object,
 ) -> Preview:
-    """Read the data as training does, and show what it becomes, as `tuner data` does; no weights are loaded.
+    """Read the data as training does, and show the samples, as `tuner data` does; no weights are loaded.
 
     Args:
         data: Rows as for `train`. None: those of the recipe.
         recipe: As for `load_recipe`, and so are the overrides; without one, `model=` names a model.
-        num_rows: How many samples are shown.
-        every: Read every row, not the first 1,000 alone.
+        num_rows: Number of samples to show.
+        every: Read every row, not only the first 1,000.
         allow_code: As for `load_recipe`.
         overrides: As for `load_recipe`.
 
@@ -536,7 +537,7 @@ def preview_data(
         `views` by split (counts, lengths, samples with the trained tokens), `to_json()`.
 
     Raises:
-        TunerError: a row cannot be trained on (each of the first bad rows is in the error), or the recipe is wrong.
+        TunerError: rows cannot be trained on (the error holds the first of them), or the recipe is wrong.
     """
     _check_numbers(0, num_rows=num_rows)
     from tuner.launch import previewing
@@ -552,8 +553,8 @@ def _spoken(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(python_calls.in_python, lines))
 
 
-def _rows(argument: str, rows: Any) -> Any:
-    """Return the file of rows that are given as objects, and anything else as it is."""
+def _rows(argument: str, rows: object) -> object:
+    """Return the path of a file with the rows if they are objects; return anything else unchanged."""
     if isinstance(rows, str | os.PathLike):
         return rows
     from tuner.data import objects
@@ -561,8 +562,8 @@ def _rows(argument: str, rows: Any) -> Any:
     return objects.file_of(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
 
 
-def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> Asked:
-    """Return what a recipe is loaded by; overrides of a `Recipe` go over those that it was loaded with."""
+def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) -> Asked:
+    """Return what to load a recipe by. Overrides for a `Recipe` are added to those that it was loaded with."""
     changes = python_calls.overrides_of(
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
@@ -577,30 +578,30 @@ def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> As
 
 
 def _asked_with(
-    recipe: Source, deepspeed: PathLike | Mapping[str, Any] | None, overrides: Mapping[str, Any], allow_code: bool
+    recipe: Source, deepspeed: PathLike | Mapping[str, object] | None, overrides: Mapping[str, object], allow_code: bool
 ) -> tuple[Asked, str | None]:
-    """Return what a recipe is loaded by, and the DeepSpeed config that is named beside it; a dict is a value of it."""
+    """Return what to load a recipe by, and the name of the DeepSpeed config; a config as a dict becomes an override."""
     if isinstance(deepspeed, Mapping):
         return _asked(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None
     return _asked(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
 
 
 def _check_numbers(least: int, **arguments: float | None) -> None:
-    """Refuse what click refuses of the flags of these names: less than `least`, NaN and infinity."""
+    """Raise an error for a number below `least`, NaN or infinity, as click does for the options."""
     for name, value in arguments.items():
         if value is not None and not least <= value < math.inf:
             raise UsageError(f"{name} = {value} is out of range", where=name, fix=f"Use a number of at least {least}.")
 
 
-def _check_choices(choices: Any, **arguments: str | int | None) -> None:
-    """Refuse a word that is none of a `Literal`'s."""
+def _check_choices(choices: object, **arguments: str | int | None) -> None:
+    """Raise an error for a value that the `Literal` does not have."""
     for name, value in arguments.items():
         if value is not None and value not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
             raise UsageError(f"{name} = {value!r} is not one of {known}", where=name, fix="Use one of them.")
 
 
-Event = dict[str, Any]
+Event = JsonObject
 Callback = str | Callable[[Event], object]
 
 
@@ -617,19 +618,19 @@ def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
             raise UsageError(problem, where="callbacks", fix=fix)
         if not isinstance(one, str) and not callable(one):
             fix = "Give functions of one event, or import paths such as 'my_module:MyCallback'."
-            raise UsageError(f"{brief_repr(one)} is no callback", where="callbacks", fix=fix)
+            raise UsageError(f"{brief_repr(one)} is not a callback", where="callbacks", fix=fix)
     return [one for one in callbacks if isinstance(one, str)]
 
 
 def _is_trainer_callback(one: object) -> bool:
-    """Return whether it is transformers' own kind; where nobody imported transformers, nothing is."""
+    """Return whether it is a `TrainerCallback` of transformers, without importing transformers."""
     transformers = sys.modules.get("transformers")
     kind = getattr(transformers, "TrainerCallback", None) if transformers else None
     return kind is not None and (isinstance(one, kind) or (isinstance(one, type) and issubclass(one, kind)))
 
 
 class Functions:
-    """Hands each event to functions, in the order in which they were given; one that fails is not called again."""
+    """Calls functions with each event, in their order; a function that fails is not called again."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._functions = [one for one in callbacks if not isinstance(one, str)]
@@ -641,7 +642,7 @@ class Functions:
         for function in [*self._functions]:
             try:
                 function(dict(event))
-            except Exception:  # a mistake in the caller's function must not end the run
+            except Exception:  # an error in the caller's function must not end the run
                 self._functions.remove(function)
                 traceback.print_exc()
                 print(f"tuner: {function!r} failed and is not called again.", file=sys.stderr)  # effect: as warnings

@@ -1,4 +1,4 @@
-"""A run as Python's callers see it: what it logged, saved and left, and how it failed. It reads and changes nothing."""
+"""`tuner.Run`: what a run logged and saved, and how it failed. It only reads, except that it may write a report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import Stopped, TunerError
+from tuner.files import JsonObject
 from tuner.recipes.python_calls import in_python
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
@@ -15,10 +16,10 @@ from tuner.runs.directory import RunDirectory
 
 
 class Run:
-    """A run directory, whoever started the run, and in whatever state it is; it stands for its path (`os.fspath`).
+    """A run directory, in any state, also of a run that another program started. `os.fspath` returns its path.
 
     Raises:
-        RunDirectoryError: `path` is none.
+        RunDirectoryError: `path` is not a run directory.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -33,12 +34,12 @@ class Run:
 
     @property
     def state(self) -> listing.State:
-        """ "running", "done", "failed", "stopped", "died" (its process is gone) or "damaged", as of now."""
+        """ "running", "done", "failed", "stopped", "died" (its process is gone) or "damaged": the current state."""
         return listing.look(self.path, self.path.name).state
 
     @property
-    def status(self) -> dict[str, Any]:
-        """What status.json holds: state, exit_code, and of a failure its message and diagnosis.
+    def status(self) -> JsonObject:
+        """The content of status.json: state, exit_code, and after a failure its message and diagnosis.
 
         Raises:
             RunDirectoryError: it cannot be read.
@@ -46,28 +47,28 @@ class Run:
         return self._files.read_json(self._files.status)
 
     @property
-    def verdict(self) -> dict[str, Any] | None:
-        """Whether a run that is done has learned: `outcome`, `measure`, `before`, `after`, `steps`, `advice`, `line`.
+    def verdict(self) -> JsonObject | None:
+        """Whether a finished run has learned: `outcome`, `measure`, `before`, `after`, `steps`, `advice`, `line`.
 
-        None of a run that is not done, or that logged no two losses. Errors as `status`.
+        None if the run is not done, or has logged fewer than two losses. Errors as for `status`.
         """
         verdict = self.status.get("verdict")
         spoken = {key: in_python(value) for key, value in (verdict or {}).items() if isinstance(value, str)}
         return {**verdict, **spoken} if verdict else None
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """A dict for each line of metrics.jsonl, the earliest first: `pandas.DataFrame(run.metrics)` is a table."""
         return metrics.every_line(self._files)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The whole checkpoints, the earliest first, each with `path` and `step`; sizes are compared, not hashes."""
+        """The complete checkpoints, the earliest first, each with `path` and `step`; only file sizes are checked."""
         return [one for one in reversed(checkpoints.listed(self._files.checkpoints)) if one.problem is None]
 
     @property
     def report(self) -> Path:
-        """The report of the run, one HTML file; it is written where the run has not done that yet."""
+        """The report of the run, one HTML file; it is written first if it does not exist."""
         if not self._files.report.exists():
             from tuner.report import page
 
@@ -75,13 +76,13 @@ class Run:
         return self._files.report
 
     def model(self, *, bits: int | None = None) -> Any:
-        """Load the result, or the newest checkpoint, onto the GPUs that are here or the CPU; it is not to be trained.
+        """Load the result, or the newest checkpoint, onto the GPUs of this machine or the CPU, for inference only.
 
         Args:
-            bits: 16, 8 or 4 for each weight. None: as the base was trained on, or 16.
+            bits: 16, 8 or 4 bits per weight. None: as in training, or 16.
 
         Returns:
-            The model of transformers, or that of PEFT around it, in eval mode.
+            The transformers model, or the PEFT model around it, in eval mode.
 
         Raises:
             TunerError: there is nothing to load, or it cannot be loaded.
@@ -92,20 +93,20 @@ class Run:
         return load(spec_of(str(self.path), None), detect(os.environ), bits).model  # effect: as the command line
 
     def tokenizer(self) -> Any:
-        """Load the tokenizer, with the chat template that the run was trained with. Errors as `model`."""
+        """Load the tokenizer with the chat template of the training. Errors as for `model`."""
         from tuner.results.loaded_model import encoder_of, spec_of
 
         return encoder_of(spec_of(str(self.path), None)).library_object
 
 
 class RunFailed(TunerError):
-    """A run was started and did not end well: it failed, or was stopped.
+    """A run that was started has failed, or was stopped.
 
     Attributes:
         run: The run.
-        diagnosis: `cause`, `what`, `rank`, `step` and `next_command` of a failure; empty where a run was stopped.
-        code: The cause, which `tuner explain` knows.
-        exit_code: What `tuner train` would have exited with.
+        diagnosis: `cause`, `what`, `rank`, `step` and `next_command` of a failure; empty if the run was stopped.
+        code: The cause; `tuner explain` explains it.
+        exit_code: The exit code that `tuner train` would have had.
     """
 
     def __init__(self, run: Run, exit_code: int) -> None:
@@ -126,21 +127,21 @@ class RunFailed(TunerError):
 
 
 def require_done(run: Run, exit_code: int) -> None:
-    """Raise what went wrong, and hand the signal that stopped a run to the program that it was sent to.
+    """Raise the error of a run that has ended, if any; send the signal that stopped it to this program.
 
     Args:
-        run: It has ended.
-        exit_code: How.
+        run: The run.
+        exit_code: Its exit code.
 
     Raises:
-        RunFailed: it did not end well.
-        KeyboardInterrupt: it was interrupted.
+        RunFailed: the run failed or was stopped.
+        KeyboardInterrupt: the run was interrupted.
     """
     failure = RunFailed(run, exit_code) if exit_code else None
     number = run.status.get("signal")
     if number == signal.SIGINT:
         raise KeyboardInterrupt(f"{run.path}: {run.state}") from failure
     if number:
-        signal.raise_signal(number)  # the program's own handler is back: without one, it ends here
+        signal.raise_signal(number)  # the program's own handler is installed again; without one, the program ends here
     if failure:
         raise failure

@@ -11,7 +11,7 @@ import time
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import click
 
@@ -50,7 +50,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in `tuner.cli.NAME` and are imported when they are called."""
+    """A group of commands; each is in `tuner.cli.NAME`, which is imported when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS]  # `list` is a command here once tuner.cli.list is imported
@@ -62,15 +62,17 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if args and (same := _other_tools().same(args)):
                 click.echo(f"Running: {shlex.join(('tuner', *same))}", err=True)
                 return super().resolve_command(ctx, same)
-            if args and (told := _other_tools().command(args[0])):
-                raise told from None
+            if args and (hint := _other_tools().command(args[0])):
+                raise hint from None
             fix = did_you_mean(args[0], COMMANDS, see="tuner --help")
             raise UsageError(f"no command {args[0]!r}", where="tuner", fix=fix) from error
 
@@ -80,15 +82,15 @@ class LazyGroup(click.Group):
         except (click.NoSuchOption, click.BadOptionUsage) as error:
             raise _usage_error(error, ctx) from None
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         _refuse_no_folder()
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            if isinstance(error, click.NoSuchOption) and (told := _other_tools().option(error)):
-                raise told from None
-            if isinstance(error, click.BadParameter) and (told := _other_tools().launcher(error)):
-                raise told from None
+            if isinstance(error, click.NoSuchOption) and (hint := _other_tools().option(error)):
+                raise hint from None
+            if isinstance(error, click.BadParameter) and (hint := _other_tools().launcher(error)):
+                raise hint from None
             raise _usage_error(error, ctx) from None
         except KeyboardInterrupt:  # click's own 1 would say that training failed
             click.echo("\nAborted!", err=True)
@@ -101,26 +103,26 @@ class LazyGroup(click.Group):
 
 def _usage_error(error: click.UsageError, ctx: click.Context) -> UsageError:
     """Return click's error as ours, which has a code: one message in place of click's four lines."""
-    # An option without its value is the one mistake that click tells without the command that it was made in.
+    # For an option without its value, click's error does not name the command.
     here = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
     command = error.ctx.command_path if error.ctx else here
-    what, where, fix = error.format_message(), command, ""
+    problem, where, fix = error.format_message(), command, ""
     if isinstance(error, click.NoSuchOption):  # its suggestion is part of the formatted message
-        what, fix = f"unknown option {error.option_name}", did_you_mean(error.option_name, error.possibilities or ())
+        problem, fix = f"unknown option {error.option_name}", did_you_mean(error.option_name, error.possibilities or ())
     elif isinstance(error, click.BadParameter) and type(error) is click.BadParameter and error.param:
-        what, where = error.message, error.param.opts[0]
-    return UsageError(what.rstrip("."), where=where, fix=f"{fix} See: {command} --help".strip())
+        problem, where = error.message, error.param.opts[0]
+    return UsageError(problem.rstrip("."), where=where, fix=f"{fix} See: {command} --help".strip())
 
 
 def _refuse_no_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        what = f"the working directory cannot be used: {error.strerror}"
-        raise UsageError(what, fix="It may have been deleted: change to a folder that exists (cd).") from None
+        problem = f"the working directory cannot be used: {error.strerror}"
+        raise UsageError(problem, fix="It may have been deleted: change to a folder that exists (cd).") from None
 
 
-def _other_tools() -> Any:
+def _other_tools() -> ModuleType:
     return import_module("tuner.cli.other_tools")  # only on the way to an error
 
 
@@ -131,8 +133,8 @@ def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
     click.echo(f"tuner, version {__version__}")  # scripts and `--hostfile` read this line
     cuda = libraries.torch_cuda_version()
-    found = {"python": sys.version.split()[0], **libraries.versions()}
-    for name, version in found.items():
+    versions = {"python": sys.version.split()[0], **libraries.versions()}
+    for name, version in versions.items():
         click.echo(f"{name} {version or '(not installed)'}{f' (CUDA {cuda})' if name == 'torch' and cuda else ''}")
     ctx.exit()
 
@@ -161,7 +163,7 @@ def _wants_json() -> bool:
     return "--json" in sys.argv
 
 
-def _told(error: TunerError) -> str:
+def _shown(error: TunerError) -> str:
     """Return an error as a message, or with --json as one JSON object: standard output stays the command's answer."""
     if not _wants_json():
         codes = dict.fromkeys(one.code for one in error.each())
@@ -186,7 +188,7 @@ def main() -> None:
         from tuner.machine.variables import speaks  # only on the way to an error
 
         if speaks(os.environ) or error.exit_code != 2:
-            click.echo(_told(error), err=True)
+            click.echo(_shown(error), err=True)
         else:  # srun --kill-on-bad-exit and mpirun would end the first task before it has spoken
             time.sleep(_LET_THE_FIRST_SPEAK_S)
         sys.exit(error.exit_code)

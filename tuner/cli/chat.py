@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
-from tuner.cli.sources import source_of
 from tuner.errors import TunerError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _COMMANDS = {
     "/help": "show this list",
     "/exit": "quit, like exit, quit and Ctrl-D",
 }
-_HELP = "; ".join(f"{name}: {what}" for name, what in _COMMANDS.items())
+_HELP = "; ".join(f"{name}: {meaning}" for name, meaning in _COMMANDS.items())
 _ENDS = ("/exit", "/quit", "/bye", "exit", "quit", "exit()", "quit()")
 _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 """Control characters: an answer must not steer the terminal."""
@@ -114,7 +113,7 @@ def _answer_once(chat: Chat, prompt: str, seed: int, *, as_json: bool) -> None:
     if not answer.is_whole:
         click.echo(f"The answer was cut off after {answer.num_tokens} tokens; raise --max-new-tokens.", err=True)
     if as_json:
-        value: dict[str, Any] = {"prompt": prompt, "answer": answer.text, "tokens": answer.num_tokens}
+        value: dict[str, object] = {"prompt": prompt, "answer": answer.text, "tokens": answer.num_tokens}
         click.echo(dump_json(value | {"is_whole": answer.is_whole, "seed": seed}), nl=False)
     else:
         click.echo(answer.text.translate(_UNSHOWN) if sys.stdout.isatty() else answer.text)

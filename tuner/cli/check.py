@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import (
+    OptionValue,
+    deepspeed_option,
+    machine_options,
+    override_options,
+    overrides,
+    recipe_argument,
+    refuse_changes,
+)
 from tuner.errors import visible
 
 if TYPE_CHECKING:
@@ -26,9 +33,9 @@ _WRONG = 2
         "tuner check --model ./my-model --data my.jsonl",
     ),
 )
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
-@targets.machine_options
+@recipe_argument("name")
+@deepspeed_option
+@machine_options
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @override_options
 def command(
@@ -39,7 +46,7 @@ def command(
     nodes: int,
     as_json: bool,
     allow_code: bool,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Check a recipe, a DeepSpeed config or a run directory, and list every error and warning. Nothing starts.
 
@@ -53,7 +60,7 @@ def command(
 
     kind = kind_of(name)
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
-    targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
+    refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
     report = checking.check(request, (gpus, gpu, nodes), dict(os.environ))
     if as_json:
@@ -68,5 +75,5 @@ def command(
 
 def _counted(report: Report) -> str:
     counts = {severity: sum(one.severity == severity for one in report.findings) for severity in ("error", "warning")}
-    told: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
-    return ", ".join(told) or "no problems"
+    parts: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
+    return ", ".join(parts) or "no problems"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import all_of, debug_option
+from tuner.cli.options import OptionValue, all_of, debug_option
 from tuner.cli.say import say
 from tuner.errors import UsageError, did_you_mean
 
@@ -20,7 +19,9 @@ _Path = click.Path(path_type=Path)
 
 
 class _Conversions(click.Group):
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] == "split":
             fix = (
                 "Not needed: weight files of any size are read. To split a run's result: tuner export "
@@ -96,8 +97,8 @@ def merge(
     _export(adapter, dest, words, merge=True, base=base, max_shard_size=max_shard_size)
 
 
-def _export(source: Path, dest: Path, words: Sequence[str], **options: Any) -> None:
-    """Tell the `tuner export` that does the same, its flags as `words`, and call it with its `options`."""
+def _export(source: Path, dest: Path, words: Sequence[str], **options: OptionValue) -> None:
+    """Print the `tuner export` command that does the same, with its flags `words`, and call it with its `options`."""
     say(f"Running: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
     context = click.get_current_context()
     tuner = context.find_root().command

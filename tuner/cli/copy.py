@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 
 
 @click.command(cls=Command, examples=("tuner copy qwen3_8b_qlora_alpaca_e1 my_recipe.py",))
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
+@recipe_argument("name")
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
-def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:
+def command(name: str | None, dest: Path | None, allow_code: bool, **changes: OptionValue) -> None:
     """Write a recipe as one file of its own, with every value and a comment on each.
 
     NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]

@@ -1,4 +1,4 @@
-"""`tuner data`: what a recipe's data becomes, before a GPU is booked."""
+"""`tuner data`: show the data as the model will see it, without a GPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
 from tuner.errors import DataError, visible
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _MAX_BAD = 20
         "tuner data my_recipe.py --all --bad",
     ),
 )
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
+@recipe_argument("name")
 @click.option("--all", "every", is_flag=True, help=f"Check every row, not only the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Number of samples to show.")
 @click.option("--bad", is_flag=True, help="List all rows that are wrong, dropped, truncated, split or changed.")
@@ -51,7 +50,7 @@ def command(
     check: bool,
     as_json: bool,
     allow_code: bool,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Show the data as the model will see it, and the rows that cannot be trained on.
 
@@ -93,7 +92,7 @@ def _view(dataset: Dataset, encoder: Encoder, objective: str, samples: int, *, b
 
 
 def _check_stream(dataset: Dataset, encoder: Encoder, objective: str, *, bad: bool, as_json: bool) -> None:
-    """Refuse a stream of which more rows are bad than may be left out."""
+    """Raise an error if a stream has more bad rows than may be left out."""
     from tuner.data.inspection import bad_rows
 
     errors = iter(bad_rows(dataset, encoder, objective))
@@ -104,9 +103,9 @@ def _check_stream(dataset: Dataset, encoder: Encoder, objective: str, *, bad: bo
 
 
 def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_json: bool) -> DataError:
-    """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself.
+    """Print the mistake of each bad row, and return an error with their number.
 
-    So is that of rows of several shapes: what would mend one of them would spoil another.
+    A single mistake is returned as it is, and so is that of rows of several shapes: they have no common fix.
     """
     from tuner.data.formats import MixedShapes
     from tuner.files import dump_json
@@ -126,8 +125,8 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
     for error in listed:
         click.echo("\n".join(error.for_people()), err=True)
     more, all_of_them = (f"; the first {limit} are listed", "; --bad lists all") if count > limit else ("", "")
-    what = f"{count:,} rows cannot be trained on{more}"
-    return DataError(what, fix=f"Correct or remove them, then check again{all_of_them}.")
+    problem = f"{count:,} rows cannot be trained on{more}"
+    return DataError(problem, fix=f"Correct or remove them, then check again{all_of_them}.")
 
 
 def _print_json(

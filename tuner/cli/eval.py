@@ -9,9 +9,8 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.say import say
-from tuner.cli.sources import source_of
 from tuner.errors import DiskError, UsageError
 
 
@@ -105,8 +104,8 @@ def _check_out(generate: int | None, out: Path | None) -> None:
     if (generate is None) != (out is None):
         raise UsageError("--generate and --out need each other", where="--generate", fix="Add: --out answers.jsonl.")
     if out and (out.exists() or not out.absolute().parent.is_dir()):
-        what = f"{out} already exists" if out.exists() else f"the folder of {out} does not exist"
-        raise UsageError(what, where="--out", fix="Choose a new file.")
+        problem = f"{out} already exists" if out.exists() else f"the folder of {out} does not exist"
+        raise UsageError(problem, where="--out", fix="Choose a new file.")
     if out and not os.access(out.absolute().parent, os.W_OK | os.X_OK):
         raise DiskError(
             f"{out.absolute().parent} cannot be written", where="--out", fix="Choose a file in another folder."

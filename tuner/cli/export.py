@@ -78,7 +78,7 @@ def command(
 
     --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
-    from tuner.cli.sources import source_of
+    from tuner.cli.models import source_of
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
@@ -87,8 +87,8 @@ def command(
     _check_push(dest, repository_name, private=private)
     if dest:
         check_dest(dest)
-    found = find(Path(source_of(source)))
-    say(f"Exporting {found.description}.")
+    saved = find(Path(source_of(source)))
+    say(f"Exporting {saved.description}.")
     if repository_name:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     quiet_libraries()
@@ -100,9 +100,9 @@ def command(
     if dest is None:
         assert repository is not None
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as temporary:
-            _export(found, Path(temporary) / repository.name.split("/")[1], options, repository, kept=False)
+            _export(saved, Path(temporary) / repository.name.split("/")[1], options, repository, kept=False)
     else:
-        _export(found, dest, options, repository, kept=True)
+        _export(saved, dest, options, repository, kept=True)
 
 
 def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
@@ -112,13 +112,13 @@ def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
         raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
 
 
-def _export(found: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
+def _export(saved: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
     """Export to `dest`, and upload that; `kept` where the user named the folder."""
     from tuner.hub.push import upload
     from tuner.results.export import export
 
     started = time.monotonic()
-    done = export(found, dest, options, os.environ)
+    done = export(saved, dest, options, os.environ)
     seconds = time.monotonic() - started
     if done.modelfile:
         _tell_gguf(dest, done, done.modelfile, seconds)
@@ -161,6 +161,6 @@ def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) ->
         )
     elif done.needs_tuner:
         say(
-            "It has its publisher's layout, which transformers and vLLM alone do not know, and none of its publisher's "
-            "code: for them, write it as Llama, --as llama."
+            "It has its publisher's layout, but not its publisher's code, so transformers and vLLM cannot load it. For "
+            "them, write it as Llama: --as llama."
         )

@@ -6,14 +6,15 @@ It offers what is at hand: data files here, models in folders, in the hub's cach
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from tuner import paths
+from tuner.cli.options import Changes
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.recipes import catalog, mistaken, starting_weights
@@ -25,20 +26,20 @@ _MOST = 9
 """Choices that a question offers, by one key each."""
 _MAX_FOLDERS, _MAX_RUNS = 500, 3
 _SMALL = "Qwen/Qwen3-0.6B"
-"""What is offered where no model is at hand: it trains on a laptop."""
+"""The model that is offered if none is at hand: it trains on a laptop."""
 _METHODS = ("lora", "qlora", "full")
 _QUIT = ("q", "quit", "exit")
 
 
 class Choice(NamedTuple):
-    """What a question offers: the value, and what is known of it."""
+    """One choice of a question: the value, and a note about it."""
 
     value: str
     note: str = ""
 
 
-def ask(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes with a model, data and a method, asked for where they are open.
+def ask(changes: Changes) -> Changes:
+    """Return the changes with a model, data and a method; ask for those that are missing.
 
     Raises:
         KeyboardInterrupt, click.exceptions.Exit: the person leaves.
@@ -51,12 +52,12 @@ def ask(changes: dict[str, Any]) -> dict[str, Any]:
     return {**changes, "model": model, "data": data, "method": method}
 
 
-def command_of(given: Sequence[str], changes: dict[str, Any]) -> list[str]:
-    """Return the words of the command that asks nothing: those that were typed, and the answers."""
+def command_of(typed: Sequence[str], changes: Changes) -> list[str]:
+    """Return the words of the command without questions: the typed words, and the answers."""
     pairs = [("--model", changes["model"]), *(("--data", one) for one in changes["data"])]
     pairs += [("--method", changes["method"])] if changes["method"] != catalog.DEFAULT_METHOD else []
-    answers = [(flag, value) for flag, value in pairs if value not in given]
-    return [*given, *(word for pair in answers for word in pair)]
+    answers = [(flag, value) for flag, value in pairs if value not in typed]
+    return [*typed, *(word for pair in answers for word in pair)]
 
 
 def agrees(run: ResolvedRun, warnings: tuple[str, ...], command: Sequence[str]) -> bool:
@@ -113,7 +114,7 @@ def _of_runs() -> Iterator[Choice]:
         yield Choice(f"work_dirs/{run.name}", "the result of a run")
 
 
-def _ask(title: str, choices: Sequence[Choice], check: Any, others: str) -> str:
+def _ask(title: str, choices: Sequence[Choice], check: Callable[[str], tuple[str, str | None]], others: str) -> str:
     """Return the answer to one question: a choice by its number, or what was typed, once it is right."""
     say(f"\n{title}:", err=True)
     width = max((len(one.value) for one in choices), default=0)

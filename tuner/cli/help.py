@@ -41,8 +41,8 @@ SPELLINGS = {
 class Command(click.Command):
     """A command with examples, shown before its options."""
 
-    def __init__(self, *given: Any, examples: Sequence[str] = (), **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

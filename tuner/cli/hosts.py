@@ -54,8 +54,8 @@ def start(
 
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
-    said = given(request.flags._asdict(), os.environ)
-    _refuse_beside({**said["--nnodes"], **said["--node-rank"]}, request.flags.launcher)
+    settings = given(request.flags._asdict(), os.environ)
+    _refuse_beside({**settings["--nnodes"], **settings["--node-rank"]}, request.flags.launcher)
     loading.load(request.recipe, request.overrides, allow_code=request.allow_code)  # a mistake is told once, and here
     variables = hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE"))
     if variables:  # a stranger's folder may bring such a file
@@ -67,9 +67,9 @@ def start(
         Path.cwd(),
         os.environ,
         variables,
-        nproc_per_node=count(said, "--nproc-per-node"),
-        master_addr=text(said, "--master-addr"),
-        master_port=count(said, "--master-port", maximum=65535),
+        nproc_per_node=count(settings, "--nproc-per-node"),
+        master_addr=text(settings, "--master-addr"),
+        master_port=count(settings, "--master-port", maximum=65535),
     )
     if dry_run:
         _print(launch)
@@ -77,14 +77,14 @@ def start(
     sys.exit(hosts_over_ssh.run(launch, hosts_over_ssh.look(launch)))
 
 
-def _refuse_alone(given: dict[str, str | None]) -> None:
-    for flag, value in given.items():
+def _refuse_alone(flags: dict[str, str | None]) -> None:
+    for flag, value in flags.items():
         if value is not None:
             raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
 
 
-def _refuse_beside(given: dict[str, str], launcher: str) -> None:
-    for name, value in {**given, **({} if launcher == "torchrun" else {"--launcher": launcher})}.items():
+def _refuse_beside(settings: dict[str, str], launcher: str) -> None:
+    for name, value in {**settings, **({} if launcher == "torchrun" else {"--launcher": launcher})}.items():
         fix = "Remove it: each host gets its own."
         raise UsageError(f"{name}={value} with --hostfile, which starts the nodes", where=name, fix=fix)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.say import columns, say
+from tuner.cli.say import Style, columns, say
 
 if TYPE_CHECKING:
+    from tuner.files import JsonObject
     from tuner.importers.imported_recipe import Imported
 
-_STYLES: dict[str, dict[str, Any]] = {"changed in meaning": {"fg": "yellow"}, "no counterpart": {"dim": True}}
+_STYLES: dict[str, Style] = {"changed in meaning": {"fg": "yellow"}, "no counterpart": {"dim": True}}
 _LEAST_COLUMNS = 20
 
 
@@ -82,7 +83,7 @@ def _write(imported: Imported, path: Path) -> list[Path]:
     return [path, beside] if config else [path]
 
 
-def _json(imported: Imported, written: list[Path]) -> dict[str, Any]:
+def _json(imported: Imported, written: list[Path]) -> JsonObject:
     return {
         "tool": imported.tool,
         "source": imported.source,

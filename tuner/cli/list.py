@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import click
 
@@ -16,7 +15,8 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
-from tuner.errors import visible
+from tuner.errors import RecipeError, TunerError, visible
+from tuner.files import JsonObject
 from tuner.recipes import catalog, patterns
 from tuner.recipes.catalog import PRESETS
 
@@ -31,7 +31,7 @@ Parts = Mapping[str, Sequence[str]]
 """Kind -> names."""
 
 
-def _kind_option(kind: str) -> Decorator[Any]:
+def _kind_option(kind: str) -> Decorator:
     """Return the option for a kind of part; its value may be left out."""
     help_text = f"List the {kind}; with TEXT, those that contain it or match it as a pattern."
     return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=help_text)
@@ -77,7 +77,7 @@ def _is_glob(text: str) -> bool:
 
 
 def _parts(wanted: Mapping[str, str]) -> Parts:
-    """Return the names of each kind that its text fits; kinds without one are left out unless all were asked for.
+    """Return the names of each kind that match its text; a kind with a text and without a match is left out.
 
     Raises:
         RecipeError: no name fits.
@@ -92,12 +92,12 @@ def _fitting(text: str, names: Iterable[str]) -> list[str]:
     """Return the names that match a glob or hold a text; people write 'Qwen2.5-7B' for qwen2_5_7b."""
     if _is_glob(text):
         return fnmatch.filter(names, text.lower())
-    held = re.sub(r"[-. ]", "_", text.lower())
-    return [name for name in names if held in name]
+    part = re.sub(r"[-. ]", "_", text.lower())
+    return [name for name in names if part in name]
 
 
 def _nothing(wanted: Mapping[str, str]) -> Exception:
-    from tuner.errors import RecipeError, did_you_mean
+    from tuner.errors import did_you_mean
 
     text = next(filter(None, wanted.values()))
     names = [name for kind in wanted for name in catalog.names(kind)]
@@ -110,7 +110,6 @@ def _nothing(wanted: Mapping[str, str]) -> Exception:
 
 def _print_names(pattern: str, *, as_json: bool) -> None:
     from tuner.cli.parts import suits
-    from tuner.errors import RecipeError
     from tuner.files import dump_json
 
     expansion = patterns.expand(pattern, _MAX_NAMES, suits)
@@ -128,37 +127,74 @@ def _print_names(pattern: str, *, as_json: bool) -> None:
 
 
 def _others() -> Parts:
-    """Return the parts that recipe names do not say: presets and chat templates."""
+    """Return the parts that do not occur in recipe names: presets and chat templates."""
     return {kind: catalog.names(kind) for kind in (PRESETS, TEMPLATES)}
 
 
 def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
-    """Tell what is wrong with parts of the user's own catalog, and which stand before others of their name."""
+    """Print the mistakes in parts of the user's own catalog, and which of them hide others of the same name."""
     own = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
     if not own and not catalog.has_own():
         return
-    from tuner.cli.parts import mistake
-
-    found = [mistake(kind, name) for kind, name in own]
-    for error in (*filter(None, found), *(catalog.misplaced() if is_all else ())):
+    mistakes = [_mistake(kind, name) for kind, name in own]
+    for error in (*filter(None, mistakes), *(catalog.misplaced() if is_all else ())):
         say(f"WARNING: {error}", err=True)
-    for told in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
-        say(f"NOTE: {told}", err=True)
+    for note in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
+        say(f"NOTE: {note}", err=True)
 
 
 def _own(kind: str) -> dict[str, str]:
-    """Return the parts of the user's own, each with its folder as the list shows it."""
+    """Return the user's own parts, each with its folder as the list shows it."""
     files = catalog.files(kind).items()
     return {name: visible(f"({file.folder.origin})") for name, file in files if not file.is_ours}
 
 
+def _details(kind: str, name: str) -> JsonObject:
+    """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
+    from tuner.cli import parts
+    from tuner.data.formats import KINDS
+
+    file = catalog.part_file(kind, name)
+    facts: JsonObject = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
+    if file.shadowed:
+        facts["shadows"] = [folder.origin for folder in file.shadowed]
+    if wrong := _mistake(kind, name):
+        return {**facts, "error": wrong.to_json()}
+    if kind == "models":
+        path = parts.values(kind, name).get("model", {}).get("path")
+        return {**facts, "path": path, "parameters": parts.parameters(name)}
+    if kind == "datasets":
+        try:
+            paths = [rows["path"] for rows in parts.data_sets(name) if rows.get("path")]
+        except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
+            return {**facts, "error": error.to_json()}
+        return {**facts, "paths": paths, "objectives": [one for one in KINDS if parts.suits(one, name)]}
+    return facts
+
+
+def _mistake(kind: str, name: str) -> TunerError | None:
+    """Return the mistake in a part of the user's own, or None; the package's parts have none."""
+    file = catalog.part_file(kind, name)
+    if kind != PRESETS or file.is_ours:
+        from tuner.cli import parts
+
+        return parts.mistake(kind, name)
+    from tuner.zero import choice, lint
+
+    try:
+        lint.check(choice.open_config(name, file.shown))
+    except TunerError as error:
+        error.where = error.where or file.shown
+        return error
+    return None
+
+
 def _print_json(parts: Parts) -> None:
-    from tuner.cli.parts import details
     from tuner.files import dump_json
 
-    told: dict[str, Any] = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
-    own = {kind: {name: details(kind, name) for name in _own(kind)} for kind in _others()}
-    click.echo(dump_json({**told, "presets": catalog.presets(), "own": own}), nl=False)
+    by_kind: JsonObject = {kind: {name: _details(kind, name) for name in names} for kind, names in parts.items()}
+    own = {kind: {name: _details(kind, name) for name in _own(kind)} for kind in _others()}
+    click.echo(dump_json({**by_kind, "presets": catalog.presets(), "own": own}), nl=False)
 
 
 def _print_summaries(parts: Parts) -> None:
@@ -168,8 +204,8 @@ def _print_summaries(parts: Parts) -> None:
         lines.append(f"{kind}:")
         own, files = _own(kind), catalog.files(kind)
         for name in names:
-            told = f"{catalog.summary_of(files[name])} {own.get(name, '')}".strip()
-            lines.append(wrapped(f"  {name:<{width}}  {visible(told)}", " " * (width + 4)))
+            summary = f"{catalog.summary_of(files[name])} {own.get(name, '')}".strip()
+            lines.append(wrapped(f"  {name:<{width}}  {visible(summary)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
         for title, names in _titled(_others()):
             lines += [f"{title}:", f"  {', '.join(names)}"]
@@ -177,7 +213,7 @@ def _print_summaries(parts: Parts) -> None:
 
 
 def _titled(parts: Parts) -> Iterator[tuple[str, list[str]]]:
-    """Yield what a kind is called and its names, each of the user's own with its folder."""
+    """Yield the title and the names of each kind; the user's own names with their folder."""
     for kind, names in parts.items():
         title, own = {PRESETS: "presets", TEMPLATES: "chat templates"}.get(kind, kind), _own(kind)
         yield title, [f"{name} {own.get(name, '')}".strip() for name in names]
@@ -190,12 +226,12 @@ def _print_compactly(parts: Parts) -> None:
         for line in _families(names) if kind == "models" else ["  ".join(names)]:
             click.echo(wrapped(f"  {line}", "    "))
     click.echo()
-    for told in _NEXT:
-        click.echo(wrapped(told, "  "))
+    for hint in _NEXT:
+        click.echo(wrapped(hint, "  "))
 
 
 def _families(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names of each family, told by their first word, on one line; small families share one."""
+    """Yield the names of each family (their first word) on one line; small families share one line."""
     small: list[str] = []
     for _, family in groupby(names, key=lambda name: name.split("_")[0]):
         group = [*family]

@@ -1,15 +1,17 @@
-"""Options that mean a model to ask or to judge, and how it is loaded for the command that has them."""
+"""The argument SOURCE, a run or a model: its options, how it is found, and how its libraries are silenced."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.options import all_of, debug_option
+from tuner.cli.say import say
 
 model_options = all_of(
     click.argument("source", shell_complete=complete.files),
@@ -27,7 +29,7 @@ model_options = all_of(
 
 @contextmanager
 def stdout_is_the_answers() -> Iterator[None]:
-    """Silence libraries, and send what they print all the same to stderr."""
+    """Silence the libraries, and send to stderr what they still print."""
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
@@ -42,3 +44,41 @@ max_new_tokens_option = click.option(
     show_default=True,
     help="Longest answer, in tokens.",
 )
+
+
+def newest_of(name: str) -> str:
+    """Return the newest run in a recipe's folder (work_dirs/RECIPE), and print that; return any other name as it is."""
+    from tuner import paths
+    from tuner.recipes.starting_weights import holds_model
+    from tuner.runs.directory import is_run, newest_run
+
+    folder = paths.expanded(name)
+    if not paths.is_folder(folder) or is_run(folder) or holds_model(folder) or not (run := newest_run(folder)):
+        return name
+    say(f"{name} holds runs: taking the newest, {run}.", err=True)
+    return str(run)
+
+
+def source_of(name: str) -> str:
+    """Return the run or model that SOURCE names: `newest_of`, or the name as it is.
+
+    Raises:
+        RunDirectoryError: the path does not exist, and the name is not OWNER/NAME; the hub is not asked.
+    """
+    from tuner import paths
+    from tuner.recipes import mistaken
+    from tuner.runs.listing import below, no_run
+
+    local, fix = paths.local(name), "Give a run, a model's folder, or a hub id: OWNER/NAME."
+    if local:
+        if not paths.exists(local):
+            raise no_run(name, "SOURCE", fix)
+        return newest_of(name)
+    from huggingface_hub import try_to_load_from_cache  # 0.01 s, and only names that are not a path need it
+
+    folder = Path(name).parent
+    is_cached = "/" not in name and isinstance(try_to_load_from_cache(name, "config.json"), str)
+    if is_cached or ("/" in name and not (paths.is_folder(folder) and below(folder))):
+        return name
+    meant = mistaken.hub_id(name)
+    raise no_run(name, "SOURCE", f"Did you mean {meant}?" if meant else fix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,6 +11,7 @@ from tuner.cli.help import Command
 from tuner.cli.options import all_of, catalog_option, debug_option
 from tuner.cli.say import say
 from tuner.errors import ModelError, UsageError
+from tuner.files import JsonObject
 from tuner.recipes import catalog
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE
 
@@ -53,8 +53,8 @@ def model(name: str, source: Path, path: str | None) -> None:
     say(f"Next: tuner plan {name}_qlora_custom_e1 --gpu a100-80g{_again()}")
 
 
-def _size(facts: dict[str, Any]) -> str:
-    """Return the model_type, and the number of parameters where the plan can count them."""
+def _size(facts: JsonObject) -> str:
+    """Return the model_type, and the number of parameters if they can be counted."""
     from tuner.fit.parameters import num_parameters
     from tuner.recipes.schema.architecture import Architecture
 
@@ -94,18 +94,18 @@ def dataset(name: str, path: str, split: str, row_format: str | None, columns: t
         formats.named(row_format)
     renamed = _columns(columns)
     try:
-        found = first_look.look(path, split, row_format, renamed)
+        rows = first_look.look(path, split, row_format, renamed)
     except first_look.UnknownFormat as error:
         error.fix = f"{error.fix} With tuner new, use --column OURS=THEIRS or --format NAME."
         raise
     where = _lasting(path)
-    count = f", {found.num_rows:,} row{'s' * (found.num_rows != 1)}" if found.is_all else ""
-    summary = f"{Path(path).name}: format {found.format!r}{count}."
-    text = new_part.dataset(summary, where, split, found.format, renamed, found.columns, found.objectives)
+    count = f", {rows.num_rows:,} row{'s' * (rows.num_rows != 1)}" if rows.is_all else ""
+    summary = f"{Path(path).name}: format {rows.format!r}{count}."
+    text = new_part.dataset(summary, where, split, rows.format, renamed, rows.columns, rows.objectives)
     _write("datasets", name, dest, text)
-    if found.num_bad:
-        say(f"{found.num_bad:,} of the first {found.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
-    training = "lora" if found.objectives[0] == DEFAULT_OBJECTIVE else f"{found.objectives[0]}_lora"
+    if rows.num_bad:
+        say(f"{rows.num_bad:,} of the first {rows.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
+    training = "lora" if rows.objectives[0] == DEFAULT_OBJECTIVE else f"{rows.objectives[0]}_lora"
     say(f"Next: tuner data tiny_{training}_{name}_e1{_again()}")
 
 
@@ -131,7 +131,7 @@ def _dest(kind: str, name: str) -> Path:
 
 
 def _lasting(path: str) -> str:
-    """Return a path as the part holds it: of a catalog that other folders use too, a path that holds there."""
+    """Return the path that the part stores: an absolute one in a catalog that several folders use."""
     from tuner import paths
 
     local = paths.local(path)
@@ -139,7 +139,7 @@ def _lasting(path: str) -> str:
 
 
 def _write(kind: str, name: str, dest: Path, text: str) -> None:
-    """Write a part that is right, and say which others of its name it shadows."""
+    """Check and write a part, and print which parts of the same name it hides."""
     from tuner.files import make_folder, write_new_text
     from tuner.recipes import catalog, loading
     from tuner.recipes.recipe_file import read_text
@@ -148,8 +148,8 @@ def _write(kind: str, name: str, dest: Path, text: str) -> None:
     make_folder(dest.parent)
     write_new_text(dest, text)
     say(f"Wrote {dest}.")
-    if told := catalog.shadowing(kind, name):
-        say(f"NOTE: {told}", err=True)
+    if note := catalog.shadowing(kind, name):
+        say(f"NOTE: {note}", err=True)
 
 
 def _again() -> str:

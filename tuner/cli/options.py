@@ -1,26 +1,37 @@
-"""Options that several commands share, and how they become overrides."""
+"""Options that several commands share, the argument RECIPE, and how both become a recipe and its overrides."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tuner.cli import complete
+from tuner.cli.say import say
 from tuner.errors import UsageError
+from tuner.hooks import recipe_of_other_tool
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
+if TYPE_CHECKING:
+    from tuner.launch.targets import Kind
+    from tuner.recipes.recipe import Overrides
+
+OptionValue = Any
+"""The value of an option, as click converts it."""
+Changes = dict[str, OptionValue]
+"""The values of the options that `override_options` adds, by their names in Python."""
+Function = Callable[..., OptionValue]
+Decorator = Callable[[Function], Function]
 
 
-def _use_catalogs(ctx: click.Context, _: click.Parameter, given: tuple[Path, ...]) -> None:
+def _use_catalogs(ctx: click.Context, _: click.Parameter, folders: tuple[Path, ...]) -> None:
     from tuner.recipes import catalog
 
-    ctx.with_resource(catalog.using(*given))
+    ctx.with_resource(catalog.using(*folders))
 
 
 catalog_option = click.option(
@@ -34,21 +45,21 @@ catalog_option = click.option(
     help="Folder with your own models, data sets and recipes, searched before ./tuner_configs. May be given several "
     "times. [env: TUNER_CATALOG]",
 )
-"""It holds until the command ends; `catalog.given_folders` returns what it names."""
+"""It holds until the command ends; `catalog.given_folders` returns the folders."""
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
 """`cli.main` looks for it."""
 
 
-def all_of(*options: Decorator[Any]) -> Decorator[Any]:
-    """Return what adds several options to a command, as they stand in its --help."""
+def all_of(*options: Decorator) -> Decorator:
+    """Return a decorator that adds several options to a command, in the order of its --help."""
     return lambda command: reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 class Finite(click.FloatRange):
-    """A number of a range: click's own lets NaN into every one, and infinity into one without an end."""
+    """A finite number in a range; click's own range accepts NaN, and infinity if the range has no end."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = click.FLOAT.convert(value, param, ctx)
+    def convert(self, value: OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = click.FLOAT.convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         if self.min is not None and (number < self.min or (self.min_open and number == self.min)):
@@ -59,27 +70,50 @@ class Finite(click.FloatRange):
 
 
 def _after_options(ctx: click.Context, _: click.Parameter, more: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what follows --cfg-options: without a recipe, click takes the second KEY=VALUE for one."""
+    """Return the values after --cfg-options; without a recipe, click takes the second KEY=VALUE for the recipe."""
     for name in ("recipe", "name"):
-        given = ctx.params.get(name)
-        if isinstance(given, str) and "=" in given and ctx.params.get("cfg_options") and not given.endswith(".py"):
+        word = ctx.params.get(name)
+        if isinstance(word, str) and "=" in word and ctx.params.get("cfg_options") and not word.endswith(".py"):
             ctx.params[name] = None
-            return (given, *more)
+            return (word, *more)
     return more
 
 
-def _path(flag: str, told: str) -> Decorator[Any]:
-    return click.option(flag, metavar="PATH", shell_complete=complete.files, help=told)
+def _path(flag: str, help_text: str) -> Decorator:
+    return click.option(flag, metavar="PATH", shell_complete=complete.files, help=help_text)
 
 
-def _pairs(flag: str, name: str, metavar: str, told: str) -> Decorator[Any]:
-    return click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete.keys, help=told)
+def _pairs(flag: str, name: str, metavar: str, help_text: str) -> Decorator:
+    return click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete.keys, help=help_text)
 
 
-def _of_key(flag: str, metavar: str, help_text: str) -> Decorator[Any]:
+def _of_key(flag: str, metavar: str, help_text: str) -> Decorator:
     return click.option(flag, metavar=metavar, help=help_text)
 
 
+machine_options = all_of(
+    click.option("--gpus", type=click.IntRange(1), help="GPUs per node. [default: those of this machine]"),
+    click.option("--gpu", metavar="NAME", help="GPU model to plan for, such as a100-80g or h100."),
+    click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes."),
+)
+"""Machines to plan for; they need not be this one."""
+deepspeed_option = all_of(
+    click.option(
+        "--deepspeed",
+        metavar="PRESET|FILE",
+        shell_complete=complete.deepspeed,
+        help="DeepSpeed config: zero1, zero2, zero2_offload, zero3, zero3_offload, a JSON file, an accelerate config, "
+        "none, or auto: the lowest ZeRO level that fits. [default: the recipe's, auto]",
+    ),
+    click.option(
+        "--ds",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=complete.deepspeed_keys,
+        help="Override a DeepSpeed config value, such as --ds overlap_comm=false. The last part of KEY is enough if it "
+        "is unambiguous.",
+    ),
+)
 override_options = all_of(
     _path(
         "--model",
@@ -155,7 +189,7 @@ override_options = all_of(
     debug_option,
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
-"""What changes a recipe: --model, --data, --lr, --set and the others, --allow-code, --catalog and --debug."""
+"""The options that change a recipe (--model, --data, --lr, --set ...), --allow-code, --catalog and --debug."""
 OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to", "push")
 """The options that `override_options` adds for one key of a recipe each; `command_line.KEY_FLAGS` has the keys."""
 ONE_VALUE = ("model", "seed", "method", "adapter", "val", "val_split", "epochs", *OF_KEYS)
@@ -167,23 +201,62 @@ def plain_name(flag: str) -> str:
     return f"--{flag.replace('_', '-')}"
 
 
-def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **given: Any) -> Any:
-    """Return the recipe overrides; `more` holds what follows the first value of --cfg-options, as XTuner allows.
+def overrides(
+    sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **changes: OptionValue
+) -> Overrides:
+    """Return the recipe overrides; `more` holds the values after the first one of --cfg-options, as XTuner allows.
 
     Args:
-        given: The other options that `override_options` adds, by their names in Python.
+        changes: The other options that `override_options` adds, by their names in Python.
 
     Raises:
-        UsageError: an argument that belongs to nothing, or as `Overrides`.
+        UsageError: an argument belongs to no option, or `Overrides` raises it.
     """
     from tuner.recipes.recipe import Overrides  # pydantic, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix="Pass values with --set KEY=VALUE.")
-    pairs = [(plain_name(name), given.pop(name)) for name in OF_KEYS]
+    pairs = [(plain_name(name), changes.pop(name)) for name in OF_KEYS]
     pairs = [(flag, text) for flag, text in pairs if text is not None]
     pairs += [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
-    given["data"] = given["data"] or None
-    return Overrides(pairs=tuple(pairs), **given)
+    changes["data"] = changes["data"] or None
+    return Overrides(pairs=tuple(pairs), **changes)
+
+
+def _imported(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Return the recipe of another tool's config, and print a line about it; return any other name as it is.
+
+    Raises:
+        TunerError: the config is wrong, or its recipe would train something else.
+    """
+    converted = recipe_of_other_tool(name, os.environ) if name else None
+    if converted is None:
+        return name
+    say(converted.summary, err=True)
+    return str(converted.path)
+
+
+def recipe_argument(name: str) -> Decorator:
+    """Return the argument RECIPE, under its name in Python; it may also be the config file of another tool."""
+    return click.argument(name, required=False, shell_complete=complete.recipes, callback=_imported)
+
+
+def refuse_changes(name: str | None, kind: Kind, changes: Changes) -> None:
+    """Refuse options of a recipe if the name is not a recipe.
+
+    Args:
+        changes: The options' values by their names in Python.
+
+    Raises:
+        UsageError: one of them is not at its default.
+    """
+    if kind == "recipe":
+        return
+    description = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
+    fix = f"Use it with a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
+    for key, value in changes.items():
+        if value not in (None, (), 1):
+            flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
+            raise UsageError(f"{flag} needs a recipe, and {name!r} is {description}", where=flag, fix=fix)

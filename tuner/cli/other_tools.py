@@ -1,7 +1,6 @@
-"""Other tools' commands and options: what each is here, for whoever types them out of habit.
+"""Commands and options of other tools, and what to type instead in tuner.
 
-They stand in other_tools.toml; of XTuner those of its `entry_point.py` and `tools/` at v0.1.23. It prints nothing and
-decides nothing but the words.
+They stand in other_tools.toml; those of XTuner are from its `entry_point.py` and `tools/` at v0.1.23.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import click
 
 from tuner.errors import UsageError
+from tuner.files import JsonObject
 from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
 
@@ -22,22 +21,22 @@ _TABLES = Path(__file__).with_suffix(".toml")
 
 
 @cache
-def _tables() -> dict[str, dict[str, Any]]:
+def _tables() -> dict[str, JsonObject]:
     return tomllib.loads(_TABLES.read_text(encoding="utf-8"))
 
 
 def commands() -> dict[str, str]:
-    """Return what of ours does what each command of other tools' does."""
+    """Return the commands of other tools, each with tuner's command for the same."""
     return by_word(_tables()["commands"])
 
 
 def options(command_name: str) -> dict[str, str]:
-    """Return other tools' options of a command, each with what to do instead."""
+    """Return the options that other tools have for a command, each with what to do instead."""
     return by_word(_tables()["options"].get(command_name, {}))
 
 
 def same(args: Sequence[str]) -> list[str] | None:
-    """Return the words for a command of XTuner's that one of ours does just so, or None where none does."""
+    """Return tuner's words for a command of XTuner that tuner does in the same way, or None."""
     name = args[0].lower()
     words = [part for word in args[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if name == "list-cfg":
@@ -53,7 +52,7 @@ def same(args: Sequence[str]) -> list[str] | None:
 
 
 def launcher(error: click.BadParameter) -> UsageError | None:
-    """Return what to say of XTuner's word for torchrun, or None where the error is of something else."""
+    """Return the error for XTuner's name of torchrun, or None for another mistake."""
     if error.param is None or error.param.name != "launcher" or "'pytorch'" not in error.message:
         return None
     fix = (
@@ -64,13 +63,13 @@ def launcher(error: click.BadParameter) -> UsageError | None:
 
 
 def command(name: str) -> UsageError | None:
-    """Return what to say of a command of another tool's, or None where it is none."""
+    """Return the error for a command of another tool, or None if no tool has it."""
     ours = commands().get(name, commands().get(name.replace("_", "-")))
     return UsageError(f"no command {name!r}", where="tuner", fix=f"Instead: {ours}.") if ours else None
 
 
 def option(error: click.NoSuchOption) -> UsageError | None:
-    """Return what to say of an option of another tool's, or None where it is none."""
+    """Return the error for an option of another tool, or None if no tool has it."""
     if error.ctx is None:
         return None
     called, flag = error.ctx.command, error.option_name
@@ -84,7 +83,7 @@ def option(error: click.NoSuchOption) -> UsageError | None:
 
 
 def _as_key(word: str) -> str | None:
-    """Return how a recipe's key, in another tool's words or in ours, is set, or None where it is no key."""
+    """Return how to set a recipe's key (tuner's name or another tool's), or None if it is not a key."""
     from tuner.recipes.schema import schema_keys  # pydantic, which --help does not need
 
     if alias := aliases.find(word, "VALUE"):

@@ -1,43 +1,23 @@
-"""What a part says of itself beyond its name and summary: whose it is, path, parameters, formats, objectives.
+"""The facts of a part beyond its name and summary: its origin, path, parameters, formats and objectives.
 
-It opens the parts that it is asked about and no other; `catalog` knows names alone.
+It opens only the parts that it is called with; `catalog` knows only names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 from tuner.data.formats import FORMATS, KINDS
 from tuner.errors import ModelError, RecipeError, TunerError
+from tuner.files import JsonObject
 from tuner.recipes import catalog
-from tuner.recipes.catalog import PRESETS, PartFile
+from tuner.recipes.catalog import PartFile
 from tuner.recipes.recipe_file import read_part
 
 
-def details(kind: str, name: str) -> dict[str, Any]:
-    """Return a part as `tuner list --json` tells it: a summary, and what its kind has."""
-    file = catalog.part_file(kind, name)
-    facts: dict[str, Any] = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
-    if file.shadowed:
-        facts["shadows"] = [folder.origin for folder in file.shadowed]
-    if wrong := mistake(kind, name):
-        return {**facts, "error": wrong.to_json()}
-    if kind == "models":
-        path = values(kind, name).get("model", {}).get("path")
-        return {**facts, "path": path, "parameters": parameters(name)}
-    if kind == "datasets":
-        try:
-            paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
-        except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
-            return {**facts, "error": error.to_json()}
-        return {**facts, "paths": paths, "objectives": [one for one in KINDS if suits(one, name)]}
-    return facts
-
-
 def mistake(kind: str, name: str) -> TunerError | None:
-    """Return what is wrong with a part of the user's own, or None; the package's are right."""
+    """Return the mistake in a part of a recipe that is the user's own, or None; the package's parts have none."""
     file = catalog.part_file(kind, name)
     return None if file.is_ours else _mistake(kind, name, file)
 
@@ -47,31 +27,26 @@ def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
     from tuner.recipes import loading  # the schema, which the package's own parts do not need to be listed
 
     try:
-        if kind == PRESETS:
-            from tuner.zero import choice, lint
-
-            lint.check(choice.open_config(name, file.shown))
-        else:
-            loading.check_part(kind, name)
+        loading.check_part(kind, name)
     except TunerError as error:
         error.where = error.where or file.shown
         return error
     return None
 
 
-def values(kind: str, name: str) -> dict[str, Any]:
-    """Return what a part's file holds."""
+def values(kind: str, name: str) -> JsonObject:
+    """Return the values in a part's file."""
     return _values(kind, name, catalog.part_file(kind, name))
 
 
 @cache
-def _values(kind: str, name: str, file: PartFile) -> dict[str, Any]:
-    """`file` tells parts of one name apart: another folder may be the catalog by now."""
+def _values(kind: str, name: str, file: PartFile) -> JsonObject:
+    """`file` distinguishes parts of the same name: the catalog's folder may have changed."""
     return read_part(kind, name).values
 
 
 def parameters(model: str) -> int | None:
-    """Return the parameters of a model part, or None where its facts are not known."""
+    """Return the number of parameters of a model part, or None if its facts are not known."""
     from tuner.fit.parameters import num_parameters  # pydantic, which names alone do not need
     from tuner.recipes.schema.architecture import Architecture
 
@@ -82,8 +57,8 @@ def parameters(model: str) -> int | None:
         return None
 
 
-def data_sets(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows block of a data-set part, or those of its mixture."""
+def data_sets(name: str) -> Iterator[JsonObject]:
+    """Yield the rows block of a data-set part, or the blocks of its mixture."""
     rows = values("datasets", name).get("train_dataloader", {}).get("dataset", {})
     for share in rows.get("mixture") or [rows]:
         if "part" in share:
@@ -93,7 +68,7 @@ def data_sets(name: str) -> Iterator[dict[str, Any]]:
 
 
 def suits(objective: str, dataset: str) -> bool:
-    """Say whether an objective learns from a data-set part; where no format is written, it may."""
+    """Return whether an objective can learn from a data-set part; True if the part names no format."""
     return _suits(objective, dataset, catalog.part_file("datasets", dataset))
 
 

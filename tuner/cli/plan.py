@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import (
+    OptionValue,
+    deepspeed_option,
+    machine_options,
+    override_options,
+    overrides,
+    recipe_argument,
+)
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.fit.levels import Fit, Machines
-    from tuner.fit.max_context import Longest
-    from tuner.fit.summary import Report, Step
+    from tuner.fit.summary import Longest, Report, Step
     from tuner.launch.planning import Plan
     from tuner.recipes.recipe import Recipe
 
@@ -49,9 +54,9 @@ _LONGEST = (
         "tuner plan --model ./my-model --data my.jsonl",
     ),
 )
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
-@targets.machine_options
+@recipe_argument("recipe")
+@deepspeed_option
+@machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
 @click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
 @click.option(
@@ -82,7 +87,7 @@ def command(
     max_context: bool,
     as_json: bool,
     allow_code: bool,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Estimate the memory that RECIPE needs at every ZeRO level, and which level fits.
 
@@ -111,27 +116,24 @@ def command(
         _print_head(plan)
 
 
-def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: bool) -> None:
-    """Print the longest rows that fit: as the recipe is, and with tiled MLPs and offloaded activations."""
+def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_json: bool) -> None:
+    """Print the longest rows that fit: with the recipe as it is, and with tiled MLPs and offloaded activations."""
     from tuner.files import dump_json
-    from tuner.fit import max_context, summary
+    from tuner.fit import summary
 
     architecture = summary.known_architecture(loaded.config)
-    flags = " ".join(f"--set {name}=True" for name in max_context.SETTINGS)
-    whole = max_context.with_everything(loaded.config)
-    found = {"as_it_is": max_context.longest(loaded.config, architecture, machines)}
+    flags = " ".join(f"--set {name}=True" for name in summary.SETTINGS)
+    whole = summary.with_everything(loaded.config)
+    longest = {"as_it_is": summary.longest(loaded.config, architecture, machines)}
     if whole != loaded.config:
-        found["with_everything"] = max_context.longest(whole, architecture, machines)
+        longest["with_everything"] = summary.longest(whole, architecture, machines)
     if as_json:
-        values = {name: [vars(one) for one in rows] for name, rows in found.items()}
+        values = {name: [vars(one) for one in rows] for name, rows in longest.items()}
         click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)
         return
-    say(
-        wrapped(
-            f"{loaded.name} on {said}: the longest row in units of 1,024 tokens, by the number of ranks that share it"
-        )
-    )
-    for name, rows in found.items():
+    title = "the longest row in units of 1,024 tokens, by the number of ranks that share it"
+    say(wrapped(f"{loaded.name} on {machine_name}: {title}"))
+    for name, rows in longest.items():
         click.secho(flags if name == "with_everything" else "Recipe unchanged", italic=True)
         say_table(_longest_rows(rows), gap=2)
     say(wrapped(_LONGEST), dim=True)
@@ -154,38 +156,38 @@ def _print_head(plan: Plan, *more: str) -> None:
         say(wrapped(f"WARNING: {warning}"), fg="yellow")
 
 
-def _print(made: Report, plan: Plan) -> None:
-    chosen = f"gradient checkpointing: {'on' if made.config.split.recompute else 'off'}"
-    _print_head(plan, *([] if made.config == plan.recipe.config else [chosen]))
+def _print(report: Report, plan: Plan) -> None:
+    chosen = f"gradient checkpointing: {'on' if report.config.split.recompute else 'off'}"
+    _print_head(plan, *([] if report.config == plan.recipe.config else [chosen]))
     click.secho("Peak memory (GiB): per GPU, and per node (row 'host')", italic=True)
-    bold = made.fits.index(made.recommended) + 1 if made.recommended else None
-    say_table(_memory_rows(made.fits, plan.chosen.fit if plan.chosen else None), bold=bold)
+    bold = report.fits.index(report.recommended) + 1 if report.recommended else None
+    say_table(_memory_rows(report.fits, plan.chosen.fit if plan.chosen else None), bold=bold)
     if plan.chosen:
         say(wrapped(f"chosen: {plan.chosen.fit.level}, {plan.chosen.split}"))
-    for line in _advice(made):
+    for line in _advice(report):
         say(wrapped(line))
-    if made.machines.world_size == 1:
-        for step in made.steps:
-            say(wrapped(_time_of_one_gpu(made, step)))
-    elif made.steps:
+    if report.machines.world_size == 1:
+        for step in report.steps:
+            say(wrapped(_time_of_one_gpu(report, step)))
+    elif report.steps:
         click.secho("Sent by each rank in one step", italic=True)
-        say_table(_traffic_rows(made), gap=2)
+        say_table(_traffic_rows(report), gap=2)
     say(wrapped(_ESTIMATES), dim=True)
 
 
-def _advice(made: Report) -> Iterator[str]:
-    """Yield which level to take, or which changes make one fit."""
+def _advice(report: Report) -> Iterator[str]:
+    """Yield the level to use, or the changes that make a level fit."""
     from tuner.fit.sizes import gib
 
-    best = made.recommended
+    best = report.recommended
     if best:
         level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
         yield f"Use {level}: the lowest level that fits, with {gib(best.spare_gpu_bytes)} to spare on each GPU."
-        if not made.machines.host_bytes:
+        if not report.machines.host_bytes:
             yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
         return
-    yield "Nothing fits. " + ("Each of these changes does:" if made.changes else "No change tried here makes it fit.")
-    for number, change in enumerate(made.changes, 1):
+    yield "Nothing fits. " + ("Each of these changes does:" if report.changes else "No change tried here makes it fit.")
+    for number, change in enumerate(report.changes, 1):
         yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 
 
@@ -211,19 +213,19 @@ def _verdict(fit: Fit) -> str:
     return "no" if fit.spare_gpu_bytes < 0 else "no: host"
 
 
-def _time_of_one_gpu(made: Report, step: Step) -> str:
+def _time_of_one_gpu(report: Report, step: Step) -> str:
     assert step.time is not None and step.range_s is not None
     seconds, (least, most) = step.time.total_s, step.range_s
-    rate = f"{made.tokens_per_step / seconds:,.0f} tokens/s"
+    rate = f"{report.tokens_per_step / seconds:,.0f} tokens/s"
     return f"one step: about {seconds:.2f} s, {rate}; usually {least:.2f} to {most:.2f} s"
 
 
-def _traffic_rows(made: Report) -> Iterator[list[str]]:
+def _traffic_rows(report: Report) -> Iterator[list[str]]:
     timed = ("compute s", "communication s", "not hidden s", "step s", "tokens/s")
-    yield ["level", "GB", *(timed if any(step.time for step in made.steps) else ())]
-    for step in made.steps:
+    yield ["level", "GB", *(timed if any(step.time for step in report.steps) else ())]
+    for step in report.steps:
         cells = [step.level.removeprefix("deepspeed_"), f"{step.traffic.total_bytes / 1e9:.1f}"]
         if time := step.time:
             cells += [f"{value:.2f}" for value in (time.compute_s, time.communication_s, time.visible_communication_s)]
-            cells += [f"{time.total_s:.2f}", f"{made.tokens_per_step / time.total_s:,.0f}"]
+            cells += [f"{time.total_s:.2f}", f"{report.tokens_per_step / time.total_s:,.0f}"]
         yield cells

@@ -10,8 +10,8 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
+from tuner.cli.models import newest_of
 from tuner.cli.say import say
-from tuner.cli.sources import newest_of
 from tuner.errors import UsageError, visible
 
 

@@ -46,8 +46,8 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
     from tuner.runs import listing
 
     if watch and (as_json or not sys.stdout.isatty()):
-        what = "--watch with --json" if as_json else "--watch needs a terminal"
-        raise UsageError(what, where="--watch", fix="Remove --watch.")
+        problem = "--watch with --json" if as_json else "--watch needs a terminal"
+        raise UsageError(problem, where="--watch", fix="Remove --watch.")
     if not folder.is_dir() and folder != _DEFAULT:
         raise UsageError(f"no folder {str(folder)!r}", where="DIR", fix="Give the folder that runs are written to.")
     if watch:

@@ -1,23 +1,31 @@
-"""Lines for a person: names of files may hold what a terminal takes for commands, so they are shown as their codes."""
+"""Print lines for a person. Control characters, which a file's name may hold, are shown as their codes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypedDict, Unpack
 
 import click
 
 from tuner.errors import visible
 
 
-def say(text: str = "", *, err: bool = False, **style: Any) -> None:
-    """Print text that a terminal only shows, on standard output or standard error, in a style of `click.style`."""
+class Style(TypedDict, total=False):
+    """A style of `click.style`."""
+
+    fg: str | None
+    bold: bool
+    dim: bool
+
+
+def say(text: str = "", *, err: bool = False, **style: Unpack[Style]) -> None:
+    """Print text without control characters on standard output or standard error, in a style of `click.style`."""
     click.echo(click.style(visible(text), **style) if style else visible(text), err=err)
 
 
 def columns(*, err: bool = False) -> int | None:
-    """Return how wide the terminal is; None: standard output (or error) is none, and what reads a pipe has no width."""
+    """Return the width of the terminal; None if standard output (or error) is not a terminal."""
     if not (sys.stderr if err else sys.stdout).isatty():
         return None
     import shutil  # a pipe has no width
@@ -26,7 +34,7 @@ def columns(*, err: bool = False) -> int | None:
 
 
 def wrapped(line: str, indent: str = "", *, err: bool = False) -> str:
-    """Return a line as the lines that stand in the terminal, those after the first indented."""
+    """Return a line, wrapped to the terminal's width; lines after the first are indented."""
     if (width := columns(err=err)) is None or len(line) <= width:
         return line
     import textwrap
@@ -35,7 +43,7 @@ def wrapped(line: str, indent: str = "", *, err: bool = False) -> str:
 
 
 def say_table(rows: Iterable[Sequence[str]], *, gap: int = 1, bold: int | None = None) -> None:
-    """Print rows of as many cells: the first column begins on the left, the others end on the right; one is bold.
+    """Print rows as a table: the first column is left-aligned, the others right-aligned; one column is bold.
 
     Args:
         gap: Characters between two columns.

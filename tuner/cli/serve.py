@@ -11,9 +11,8 @@ from typing import Literal
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.models import model_options
+from tuner.cli.models import model_options, source_of
 from tuner.cli.say import say
-from tuner.cli.sources import source_of
 from tuner.errors import MachineError, UsageError
 
 

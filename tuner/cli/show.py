@@ -6,17 +6,27 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
+from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import (
+    Changes,
+    OptionValue,
+    deepspeed_option,
+    machine_options,
+    override_options,
+    overrides,
+    recipe_argument,
+    refuse_changes,
+)
 from tuner.cli.say import columns, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
+    from tuner.files import JsonObject
     from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.targets import Kind
     from tuner.recipes.merging import Section
@@ -24,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a name means, as sections: 'recipe', 'deepspeed', 'run'; and what to say before and after."""
+    """What a name means, as sections: 'recipe', 'deepspeed', 'run'; the lines above them, and the warnings."""
 
     name: str
     sections: dict[str, Section]
     head: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What --json holds beside the sections."""
+    facts: JsonObject = field(default_factory=dict)
+    """Values of --json beside the sections."""
 
 
 @click.command(
@@ -41,9 +51,9 @@ class Shown:
         "tuner show qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
     ),
 )
-@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
-@targets.machine_options
+@recipe_argument("name")
+@deepspeed_option
+@machine_options
 @click.option(
     "--diff",
     "other",
@@ -62,7 +72,7 @@ def command(
     other: str | None,
     as_json: bool,
     allow_code: bool,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Show every value of a recipe, where it comes from and what it overrides.
 
@@ -74,8 +84,8 @@ def command(
     from tuner.launch.targets import kind_of
 
     final = deepspeed is not None or bool(changes["ds"]) or (gpus, gpu, nodes) != (None, None, 1)
-    given = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
-    targets.refuse_changes(name, kind_of(name), given)
+    settings = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
+    refuse_changes(name, kind_of(name), settings)
     machines = (gpus, gpu, nodes) if final else None
     left = _look(name, deepspeed, machines, allow_code, changes)
     if other is None:
@@ -99,7 +109,7 @@ def _look(
     deepspeed: str | None,
     machines: AskedMachines | None,
     allow_code: bool,
-    changes: dict[str, Any],
+    changes: Changes,
 ) -> Shown:
     if _is(name, "config"):
         from tuner.launch.targets import config_section
@@ -117,7 +127,7 @@ def _recipe(
     deepspeed: str | None,
     machines: AskedMachines | None,
     allow_code: bool,
-    changes: dict[str, Any],
+    changes: Changes,
 ) -> Shown:
     from tuner.launch import data_rows
     from tuner.recipes import loading
@@ -167,7 +177,7 @@ def _run(path: Path) -> Shown:
 
 
 _FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}
-"""Options of a recipe's keys beside those of `command_line.KEY_FLAGS`."""
+"""Options of a recipe's keys that `command_line.KEY_FLAGS` does not have."""
 
 
 def _print(shown: Shown, *, as_json: bool) -> None:
@@ -177,7 +187,7 @@ def _print(shown: Shown, *, as_json: bool) -> None:
 
     if as_json:
         named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
-        values: dict[str, Any] = {name: section.values for name, section in shown.sections.items()}
+        values: JsonObject = {name: section.values for name, section in shown.sections.items()}
         origins = {key: origins_json(shown.sections[name].origins) for key, name in named.items()}
         click.echo(dump_json({**values, **origins, **shown.facts}), nl=False)
         return
@@ -185,8 +195,8 @@ def _print(shown: Shown, *, as_json: bool) -> None:
     for title, section in shown.sections.items():
         options = {key: flag for flag, key in KEY_FLAGS.items()} | _FLAGS if title == "recipe" else {}
         width = 44 if alone else 64
-        told = with_origins(section.values, section.origins, width=width, columns=columns(), options=options)
-        lines += told if alone else [f"{_TITLES[title]}:", *(f"  {line}" for line in told)]
+        values_shown = with_origins(section.values, section.origins, width=width, columns=columns(), options=options)
+        lines += values_shown if alone else [f"{_TITLES[title]}:", *(f"  {line}" for line in values_shown)]
     say("\n".join(lines))
     for warning in shown.warnings:
         say(f"WARNING: {warning}", err=True)
@@ -203,12 +213,12 @@ def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, a
     common = [name for name in left.sections if name in right.sections]
     if not common:
         fix = "Compare two recipes, two DeepSpeed configs, or two run directories"
-        what = f"{left_name} has {_contents(left)} and {right_name} {_contents(right)}: they cannot be compared"
-        raise UsageError(what, where="--diff", fix=f"{fix}; --deepspeed gives a recipe its config.")
+        problem = f"{left_name} has {_contents(left)} and {right_name} {_contents(right)}: they cannot be compared"
+        raise UsageError(problem, where="--diff", fix=f"{fix}; --deepspeed gives a recipe its config.")
     by_section = {name: list(differences(left.sections[name], right.sections[name])) for name in common}
     if as_json:
-        told = {name: {one.key: one.to_json() for one in several} for name, several in by_section.items()}
-        click.echo(dump_json({"left": left_name, "right": right_name, "differences": told}), nl=False)
+        by_key = {name: {one.key: one.to_json() for one in several} for name, several in by_section.items()}
+        click.echo(dump_json({"left": left_name, "right": right_name, "differences": by_key}), nl=False)
         return
     say(f"--- {left_name}", fg="red")
     say(f"+++ {right_name}", fg="green")

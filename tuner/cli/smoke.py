@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
@@ -23,11 +21,11 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 
 
 @click.command(cls=Command, examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",))
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @override_options
-def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: Any) -> None:
+def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: OptionValue) -> None:
     """Test a recipe in about a minute: with a small random model of its architecture, in two CPU processes.
 
     Trains two steps on the first rows, saves a checkpoint, resumes from it and loads the result. Exit code 0, or that
@@ -42,13 +40,13 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
     from tuner.lab.smoke import UNKNOWN, smoke
     from tuner.launch.resolved_run import Request
 
-    asked = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
-    verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))
+    request = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
+    verdict = smoke(request, dict(os.environ), lambda stage: None if as_json else _print(stage))
     if as_json:
         value = {
             "recipe": verdict.name,
             "exit_code": verdict.exit_code,
-            "stages": [asdict(stage) for stage in verdict.stages],
+            "stages": [stage.to_json() for stage in verdict.stages],
             "kept": str(verdict.kept) if verdict.kept else None,
             "not_tried": UNKNOWN,
         }

@@ -7,13 +7,21 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import ONE_VALUE, override_options, overrides, plain_name
+from tuner.cli.options import (
+    ONE_VALUE,
+    Changes,
+    OptionValue,
+    deepspeed_option,
+    override_options,
+    overrides,
+    plain_name,
+    recipe_argument,
+)
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
@@ -33,8 +41,8 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.command(
     cls=Command, examples=("tuner submit qwen3_8b_lora_alpaca_e1 --nodes 2 --gpus-per-node 8 --time 4:00:00",)
 )
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
 @click.option(
     "--gpus-per-node",
@@ -101,7 +109,7 @@ def command(
     ignore_fit: bool,
     dry_run: bool,
     allow_code: bool,
-    **rest: Any,
+    **rest: OptionValue,
 ) -> None:
     """Train as a Slurm job that requeues itself before the time limit and resumes from its checkpoint."""
     from datetime import datetime
@@ -158,16 +166,16 @@ def command(
     _announce(run, job, folder, _submit(job, folder, text))
 
 
-def _host_bytes(said: str | None, mem: str | None) -> int:
-    """Return the memory of each node in bytes, or 0 where nobody says it; sbatch's own default unit is MiB.
+def _host_bytes(size: str | None, mem: str | None) -> int:
+    """Return the memory of each node in bytes, or 0 if it is not known; sbatch's default unit is MiB.
 
     Raises:
-        UsageError: --host-memory is no size. What --mem holds is sbatch's to judge.
+        UsageError: --host-memory is no size. sbatch itself checks --mem.
     """
     from tuner.fit.sizes import parse_bytes
 
-    if said is not None:
-        return parse_bytes(said, "--host-memory")
+    if size is not None:
+        return parse_bytes(size, "--host-memory")
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", mem or "", re.IGNORECASE)
     return int(match[1]) * 1024 ** ("KMGT".index(match[2].upper() or "M") + 1) if match else 0
 
@@ -182,7 +190,7 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     is_known = bool(gpu or here.gpus or not gpus_per_node)
     kind = known_gpu(gpu or ASSUMED_GPU) if gpu or not here.gpus else None
     node = node_of(here, gpus_per_node, kind) if gpus_per_node else here._replace(gpus=())
-    # Nobody here knows the memory of the job's hosts: where it is not said, it is not judged.
+    # The memory of the job's hosts is not known here: without --host-memory or --mem it is not checked.
     return node._replace(host_memory_bytes=host_bytes), is_known
 
 
@@ -190,7 +198,7 @@ def _name_of(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(path).name.removesuffix(".py"))
 
 
-def _at_first(value: Any, job: Job) -> Any:
+def _at_first(value: OptionValue, job: Job) -> OptionValue:
     """Return an option's value as the first task of an array has it."""
     from tuner.launch import sbatch
 
@@ -199,7 +207,7 @@ def _at_first(value: Any, job: Job) -> Any:
     return sbatch.at_index(value, job.first_index) if isinstance(value, str) else value
 
 
-def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
+def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
     pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog.given_folders()]
     pairs += [("--deepspeed", deepspeed), *(("--data", text) for text in changes["data"])]

@@ -1,12 +1,13 @@
-"""How a run before its start, values with origins, and what differs between two sides of them are printed."""
+"""Print a run before its start, values with their origins, and the differences between two sets of values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tuner.cli.say import say, wrapped
+from tuner.files import JsonObject, ReadOnlyJson
 from tuner.recipes.merging import DEFAULT, Difference, Origin, leaves
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
-    """Print what is about to run, and every warning, on standard error: the run's, and those of the machine."""
+    """Print the run that is about to start, and all warnings about it and the machine, on standard error."""
     from tuner.launch.announcement import announcement
 
     for line in announcement(run, warnings):
@@ -22,24 +23,24 @@ def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
 
 
 def with_origins(
-    values: Mapping[str, Any],
+    values: ReadOnlyJson,
     origins: Mapping[str, Origin],
     *,
     width: int = 44,
     columns: int | None = None,
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Yield `key = value  # origin, over what it beat`, one line a leaf.
+    """Yield `key = value  # origin, over the overridden values`, one line for each leaf.
 
     Args:
-        values: Nested.
-        origins: Of the leaves.
-        width: At which column origins begin.
-        columns: Of the terminal: an origin for which it is too narrow stands below its value. None: there is none.
-        options: The option that sets a key, by keys; it stands after the key's origin.
+        values: The nested values.
+        origins: The origins of the leaves.
+        width: The column in which origins begin.
+        columns: The terminal's width; an origin that does not fit stands below its value. None: there is no terminal.
+        options: The option that sets each key; it is printed after the key's origin.
     """
     for key, value in leaves(values):
-        text, origin = f"{key} = {value!r}", _told(origins.get(key, DEFAULT))
+        text, origin = f"{key} = {value!r}", _origin_text(origins.get(key, DEFAULT))
         if key in options and not origin.startswith(f"{options[key]} "):
             origin += f" ({options[key]})"
         line = f"{text:<{width}}  # {origin}"
@@ -63,14 +64,14 @@ def differing(differences: Iterable[Difference]) -> Iterator[tuple[str, str | No
             yield text, colour
 
 
-def origins_json(origins: Mapping[str, Origin]) -> dict[str, Any]:
+def origins_json(origins: Mapping[str, Origin]) -> JsonObject:
     """Return origins as plain values for --json."""
     return {key: origin.to_json() for key, origin in origins.items()}
 
 
 def _line(text: str, origin: Origin, width: int) -> str:
-    return f"{text:<{width}}  # {_told(origin)}"
+    return f"{text:<{width}}  # {_origin_text(origin)}"
 
 
-def _told(origin: Origin) -> str:
+def _origin_text(origin: Origin) -> str:
     return origin.source + "".join(f", over {old.value!r} ({old.place})" for old in origin.overridden)

@@ -6,13 +6,13 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, hosts, targets
+from tuner.cli import hosts
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, override_options, overrides
+from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import columns, say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         "tuner train work_dirs/NAME/TIME/recipe.py --resume auto",
     ),
 )
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
@@ -128,7 +128,7 @@ def command(
     include: str | None,
     exclude: str | None,
     ssh: str | None,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Fine-tune a model: give --model and --data, or the name or file (.py, .yaml, .json) of a RECIPE.
 
@@ -147,8 +147,8 @@ def command(
         slurm.prepare_for_signals()
     if as_json and (hostfile or (not dry_run and launcher != "torchrun")):
         where = "--hostfile" if hostfile else f"--launcher {launcher}"
-        what = f"--json does not work with {where}: this process does not watch the ranks"
-        raise UsageError(what, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
+        problem = f"--json does not work with {where}: this process does not watch the ranks"
+        raise UsageError(problem, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     is_open = recipe is None and changes["model"] is None and changes["adapter"] is None

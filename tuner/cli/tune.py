@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import complete, targets
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, override_options, overrides
+from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tuner.files import JsonObject
     from tuner.lab.tune import Candidate, Measured, Tuned
 
 
 @click.command(cls=Command, examples=("tuner tune my_recipe.py",))
-@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@targets.deepspeed_option
+@recipe_argument("recipe")
+@deepspeed_option
 @click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps per candidate.")
 @click.option(
     "--minutes",
@@ -50,7 +50,7 @@ def command(
     output: Path | None,
     as_json: bool,
     allow_code: bool,
-    **changes: Any,
+    **changes: OptionValue,
 ) -> None:
     """Measure the fastest settings for a recipe on this machine, and write them as a recipe.
 
@@ -64,9 +64,9 @@ def command(
     from tuner.machine.topology import LaunchFlags
 
     flags, typed = LaunchFlags(nproc_per_node=nproc_per_node), ("tuner", *sys.argv[1:])
-    asked = Request(recipe, overrides(**changes), deepspeed, flags, allow_code=allow_code, command=typed)
-    told: Callable[[Measured], None] = (lambda _: None) if as_json else (lambda one: say(_line(one)))
-    tuned = tune(asked, dict(os.environ), told, steps=steps, minutes=minutes, output=output)
+    request = Request(recipe, overrides(**changes), deepspeed, flags, allow_code=allow_code, command=typed)
+    show: Callable[[Measured], None] = (lambda _: None) if as_json else (lambda one: say(_line(one)))
+    tuned = tune(request, dict(os.environ), show, steps=steps, minutes=minutes, output=output)
     written = None
     if tuned.fastest:
         note = f" The fastest way that tuner tune measured on {tuned.ranks} rank{'s' * (tuned.ranks > 1)}."
@@ -85,9 +85,9 @@ def command(
 def _line(one: Measured) -> str:
     split = one.candidate.split
     way = f"{split.micro_batch} x {split.accumulation}, {'recomputed' if split.recompute else 'kept'}"
-    told = f"{one.tokens_per_second:,.0f} tokens/s" if one.tokens_per_second else one.failure
+    outcome = f"{one.tokens_per_second:,.0f} tokens/s" if one.tokens_per_second else one.failure
     level = one.candidate.level.removeprefix("deepspeed_")
-    return f"{way}, {one.candidate.loss} loss{_kernels(one.candidate)}, {level}: {told}"
+    return f"{way}, {one.candidate.loss} loss{_kernels(one.candidate)}, {level}: {outcome}"
 
 
 def _kernels(candidate: Candidate) -> str:
@@ -124,8 +124,8 @@ def _print(tuned: Tuned, written: Path | None) -> None:
         say(f"Wrote {written}. Next: tuner train {written if written.is_absolute() else f'./{written}'}")
 
 
-def _json(tuned: Tuned, written: Path | None) -> dict[str, Any]:
-    def row(one: Measured) -> dict[str, Any]:
+def _json(tuned: Tuned, written: Path | None) -> JsonObject:
+    def row(one: Measured) -> JsonObject:
         return {
             **one.candidate.split._asdict(),
             "loss": one.candidate.loss,

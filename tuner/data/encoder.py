@@ -109,8 +109,14 @@ class Encoder(Protocol):
     def answer_end(self) -> int | None:
         """Return the token that ends an answer in the chat template; None if no single token does."""
 
-    def decode(self, ids: Sequence[int], *, skips_special: bool = False) -> str:
-        """Return the text of tokens; `skips_special` leaves out special tokens."""
+    def decode(self, ids: Sequence[int], *, skips_special: bool = False, exact: bool = False) -> str:
+        """Return the text of tokens, by default with the clean-up of spaces that the tokenizer asks for.
+
+        Args:
+            ids: The tokens.
+            skips_special: Leave out special tokens.
+            exact: Keep every space, whatever the tokenizer asks for.
+        """
 
     def rules(self) -> str:
         """Return the rules of the tokenizer as text; empty if it is written in Python."""

@@ -170,7 +170,7 @@ def _pieces(encoder: Encoder, encoded: Labelled) -> list[Piece]:
     ends = [*(np.flatnonzero(trained[1:] != trained[:-1]) + 1), len(ids)]
     # An encoder may write the first of some tokens otherwise than in the middle (without its space), so each piece is
     # what the text up to its end is longer than the text before.
-    texts = [encoder.decode(ids[:end].tolist()) for end in ends]
+    texts = [encoder.decode(ids[:end].tolist(), exact=True) for end in ends]
     starts = [0, *map(len, texts)]
     return [(text[start:], bool(trained[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
 

@@ -114,11 +114,11 @@ class TextEncoder:
         """Return the token that ends an answer; None if no single token does."""
         return templates.answers_end(self.tokenizer)
 
-    def decode(self, ids: Sequence[int], *, skips_special: bool = False) -> str:
-        """Return the text of tokens."""
-        return str(
-            self.tokenizer.decode(list(ids), skip_special_tokens=skips_special, clean_up_tokenization_spaces=False)
-        )
+    def decode(self, ids: Sequence[int], *, skips_special: bool = False, exact: bool = False) -> str:
+        """Return the text of tokens; arguments as for `Encoder.decode`."""
+        cleans_up = False if exact else None  # None: as the tokenizer's own setting says
+        options = {"skip_special_tokens": skips_special, "clean_up_tokenization_spaces": cleans_up}
+        return str(self.tokenizer.decode(list(ids), **options))
 
     def rules(self) -> str:
         """Return the tokenizer's rules; empty if it is written in Python."""

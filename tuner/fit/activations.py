@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tuner.fit import attention
-from tuner.fit.decoder_layer import Layer
-from tuner.fit.families import FAMILIES, Family
-from tuner.fit.parameters import built
-from tuner.fit.trainable import on_experts
+from tuner.fit.families import FAMILIES, Family, Layer
+from tuner.fit.parameters import built, on_experts
 from tuner.recipes.schema import Dataloader, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
@@ -98,7 +95,7 @@ def of_recipe(
         for layer, of_mlp in zip(layers, of_mlps, strict=True)
     ]
     # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
-    scores = scale * _scores(recipe, architecture, attention.work_bytes(architecture))
+    scores = scale * _scores(recipe, architecture, work_bytes(architecture))
     steps = [
         max(weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp)
         + weight_bytes * _expert_gradients(recipe, family, layer)
@@ -137,7 +134,7 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     )
     at_layer += 2 * tokens * architecture.head_dim  # rotary positions
     at_layer += sum(_mask(recipe, architecture, loader, tokens, weight_bytes)) / weight_bytes
-    if attention.of_recipe(recipe, architecture) == "eager":
+    if attention_of(recipe, architecture) == "eager":
         at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, architecture, loader)
     at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     if recipe.objective.facts.keeps_logits:
@@ -182,18 +179,18 @@ def _mask(
     SDPA needs one where samples share a row or are padded to one length, eager attention always, in the compute type;
     flash attention needs none.
     """
-    row, name = _row_tokens(recipe, architecture, loader), attention.of_recipe(recipe, architecture)
+    row, name = _row_tokens(recipe, architecture, loader), attention_of(recipe, architecture)
     if recipe.train_cfg.sequence_parallel_size > 1:
         return _Mask()  # samples are computed one after the other
     if name == "eager":
-        return _Mask(attention.num_masks(architecture) * weight_bytes * tokens * row)
+        return _Mask(num_masks(architecture) * weight_bytes * tokens * row)
     is_alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
     return _Mask(tokens * row, weight_bytes * tokens * row) if name == "sdpa" and not is_alone else _Mask()
 
 
 def _scores(recipe: RecipeConfig, architecture: Architecture, of_pair: int) -> int:
     """Return the bytes a token of an eager attention's scores, of which a pair of tokens has `of_pair`."""
-    if attention.of_recipe(recipe, architecture) != "eager":
+    if attention_of(recipe, architecture) != "eager":
         return 0
     return of_pair * _row_tokens(recipe, architecture, recipe.train_dataloader)
 
@@ -248,13 +245,13 @@ def _trains_head(recipe: RecipeConfig, name: str) -> bool:
 def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, *, old_gpus: bool = False) -> float:
     """Return the bytes that one layer saves for one token, a mask left out."""
     family, trained = FAMILIES[architecture.model_type], recipe.adapter is None
-    name = attention.of_recipe(recipe, architecture)
+    name = attention_of(recipe, architecture)
     has_mask = bool(_mask(recipe, architecture, recipe.train_dataloader, tokens_of_rank(recipe), 2).shared)
-    all_heads = attention.repeats_heads(name, architecture, has_mask=has_mask, old_gpus=old_gpus)
+    all_heads = repeats_heads(name, architecture, has_mask=has_mask, old_gpus=old_gpus)
     liger = _has_liger(recipe, architecture)
     total = _norms(family, architecture, trained=trained, liger=liger) + _mlp(family, architecture, layer, liger=liger)
     total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
-    total += _scores(recipe, architecture, attention.score_bytes(architecture))
+    total += _scores(recipe, architecture, score_bytes(architecture))
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 
@@ -362,3 +359,58 @@ def largest_layer(architecture: Architecture) -> int:
     linears = max((linear.weights for layer in model.layers for linear in layer.linears), default=0)
     experts = max((layer.experts.parameters * 2 // 3 for layer in model.layers if layer.experts), default=0)
     return max(linears, experts, model.embeddings)
+
+
+# --- Which attention computes a model if the recipe names none, and the scores that an eager one holds ---
+# Source: transformers 5.23, the model classes and their `eager_attention_forward`.
+
+WITHOUT_SDPA = {"bloom", "gemma2", "gpt_oss"}
+"""model_types whose scores SDPA cannot compute: ALiBi, soft-capping, sinks."""
+_SCORE_BYTES = {"gemma2": 8, "gpt_oss": 2}
+"""Bytes that eager attention saves for a head and a pair of tokens: gemma2's tanh too; gpt_oss's softmax in 16 bits."""
+_OTHER_SCORES = 6
+"""A softmax in fp32 (4) and its copy in 16 bits (2)."""
+_WORK_BYTES = {"gpt_oss": 4}
+_OTHER_WORK = 6
+"""More of them at the peak: the gradients of the softmax's output and input, less what is freed by then."""
+_MASKS = {"gemma2": 2, "gpt_oss": 2}
+"""Masks of an eager model that has layers with a window beside those without: one for each kind."""
+_WIDEST_HEAD = 256
+"""The widest head for which transformers lets SDPA share key-value heads (integrations/sdpa_attention.py)."""
+
+
+def default_attention(architecture: Architecture) -> str:
+    """Return the attention that transformers takes if none is named: 'sdpa', or 'eager' where that cannot compute."""
+    return "eager" if architecture.model_type in WITHOUT_SDPA else "sdpa"
+
+
+def attention_of(recipe: RecipeConfig, architecture: Architecture) -> str:
+    """Return the attention of a recipe; 'auto' that is not settled yet counts as no flash attention."""
+    name = recipe.model.attn_implementation
+    return default_attention(architecture) if name in (None, "auto") else str(name)
+
+
+def score_bytes(architecture: Architecture) -> int:
+    """Return the bytes that eager attention saves for each pair of tokens of a row, over all heads, in 16 bits."""
+    return architecture.num_attention_heads * _SCORE_BYTES.get(architecture.model_type, _OTHER_SCORES)
+
+
+def work_bytes(architecture: Architecture) -> int:
+    """Return the bytes that eager attention needs beside them, at its own peak."""
+    return architecture.num_attention_heads * _WORK_BYTES.get(architecture.model_type, _OTHER_WORK)
+
+
+def num_masks(architecture: Architecture) -> int:
+    """Return the masks of an eager model, which all layers of one kind share."""
+    return _MASKS.get(architecture.model_type, 1)
+
+
+def repeats_heads(attention: str, architecture: Architecture, *, has_mask: bool, old_gpus: bool) -> bool:
+    """Return whether keys and values are copied to all query heads, and the copies saved.
+
+    Eager attention always does (`repeat_kv`); SDPA where it has a mask or wide heads, and on GPUs whose kernels take no
+    grouped heads, where `models.compat.repeat_heads_on_old_gpus` makes it.
+    """
+    if attention == "sdpa":
+        return has_mask or old_gpus or architecture.head_dim > _WIDEST_HEAD
+    return attention == "eager"

@@ -1,4 +1,4 @@
-"""Which ZeRO level to take, and where none fits, the cheapest change of the recipe or the machines that does.
+"""Which ZeRO level and which split of a step to take; if no level fits, the cheapest change with which one does.
 
 Every answer is checked by the arithmetic of `estimate`; nothing is guessed.
 """
@@ -9,10 +9,14 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tuner.fit.estimate import peak_on
+from tuner.fit.estimate import frozen_bytes, peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
+from tuner.fit.parameters import active_parameters, count, num_parameters
+from tuner.fit.shares import data_parallel_ranks, possible
+from tuner.fit.step_time import Cluster, Traffic, flops_of_step, step_time, zero_traffic
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import tokens_per_sample
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
@@ -50,23 +54,23 @@ def recommended(fits: list[Fit]) -> Fit | None:
 def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
     """Return the changes that make some level fit, the cheapest first; those that cost nothing go into all others."""
     free, flags = recipe, ""
-    for what, step in _FREE:
+    for description, step in _FREE:
         changed = step(free)
         if changed is None:
             continue
         free, flags = changed[0], f"{flags} {changed[1]}".strip()
         if best := _best(free, architecture, machines):
-            return [Change(what, flags, best.level, machines)]
+            return [Change(description, flags, best.level, machines)]
     return list(_costly(free, architecture, machines, flags))
 
 
 def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
     if on_disk := _on_disk(recipe, architecture, machines, flags):
         yield on_disk
-    for what, step in _COSTLY:
+    for description, step in _COSTLY:
         changed = step(recipe)
         if changed and (best := _best(changed[0], architecture, machines)):
-            yield Change(what, f"{flags} {changed[1]}".strip(), best.level, machines)
+            yield Change(description, f"{flags} {changed[1]}".strip(), best.level, machines)
     for change in (_shorter(recipe, architecture, machines, flags), _more_gpus(recipe, architecture, machines, flags)):
         if change:
             yield change
@@ -83,8 +87,8 @@ def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machine
         for block in ("offload_optimizer", "offload_param")
         for key, value in (("device", "nvme"), ("nvme_path", machines.nvme_path))
     ]
-    what = "states and weights on the disk: several times slower, and cannot be resumed"
-    return Change(what, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
+    description = "states and weights on the disk: several times slower, and cannot be resumed"
+    return Change(description, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
@@ -162,3 +166,67 @@ def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machi
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None
+
+
+# --- The split of a recipe ---
+
+MARGIN = 0.1
+"""The part of each GPU that a split of our choice leaves free: fragmentation and contexts are known to a few per cent,
+and a step that runs out of memory after an hour costs more than the last tenth would bring (docs/plan.md)."""
+
+
+def fastest(
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    level: Level,
+    name: str,
+    cluster: Cluster | None,
+) -> Split | None:
+    """Return the split that takes the least time by the plan's model among those that leave `MARGIN` free, or None.
+
+    Of equally fast ones the largest micro-batch: kernels start less often.
+
+    Args:
+        level: What of the DeepSpeed config costs memory.
+        name: The level of `fit.levels.LEVELS` that sends what it sends.
+        cluster: What a step's seconds are worked out with; None: its arithmetic alone decides.
+    """
+
+    def room(split: Split) -> float:
+        config = recipe.with_split(split)
+        needs = peak_on(config, architecture, level, machines)
+        return Fit(name, needs, machines).room
+
+    def cost(split: Split) -> tuple[float, int]:
+        config = recipe.with_split(split)
+        flops = step_flops(config, architecture)
+        volume = traffic(config, architecture, machines, name)
+        time_s = step_time(name, volume, flops, cluster).total_s if cluster else flops
+        return time_s, -split.micro_batch
+
+    options = possible(recipe, data_parallel_ranks(recipe, machines.world_size))
+    return min((one for one in options if room(one) >= MARGIN), key=cost, default=None)
+
+
+def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
+    """Return the FLOPs of one rank's share of an optimizer step, if every row is one sample of the full length.
+
+    A token attends to half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values.
+    """
+    width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
+    return flops_of_step(
+        active_parameters(architecture),
+        min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
+        recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
+        recompute=recipe.split.recompute,
+        attention=2.0 * width * recipe.train_dataloader.dataset.max_length,
+    )
+
+
+def traffic(recipe: RecipeConfig, architecture: Architecture, machines: Machines, name: str) -> Traffic:
+    """Return what a rank sends for one step of the recipe."""
+    parameters, ranks = count(recipe, architecture), machines.world_size
+    trained = machines.weight_bytes * parameters.trainable
+    frozen = frozen_bytes(parameters, machines.weight_bytes)
+    return zero_traffic(name, trained, frozen, ranks, recipe.split.accumulation, machines.gpus_per_node)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
-from tuner.fit.trainable import Parameters, count
+from tuner.fit.parameters import Parameters, count
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 

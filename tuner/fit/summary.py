@@ -5,22 +5,22 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tuner import paths
 from tuner.errors import ModelError
-from tuner.fit import communication
-from tuner.fit.advice import Change, changes, levels, recommended
-from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
-from tuner.fit.levels import Fit, Level, Machines
-from tuner.fit.parameters import active_parameters, num_parameters
-from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.fit.split import fastest, possible, step_flops, traffic
-from tuner.fit.trainable import Parameters, count
+from tuner.fit import advice, step_time
+from tuner.fit.advice import Change, changes, fastest, levels, recommended, step_flops, traffic
+from tuner.fit.levels import LEVELS, Fit, Level, Machines
+from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
+from tuner.fit.shares import data_parallel_ranks, possible, sizes
+from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import tokens_per_sample
+from tuner.recipes.schema.long_context import KINDS, tokens_per_sample
 
 
 class Step(NamedTuple):
@@ -140,13 +140,13 @@ def _steps(
         if alone is None:
             return []
         peak_s = flops * alone.utilisation / alone.flops_s
-        least, most = (peak_s / part for part in reversed(communication.USUAL_UTILISATION))
-        return [Step("none", Traffic(), communication.step_time("none", Traffic(), flops, alone), (least, most))]
+        least, most = (peak_s / part for part in reversed(step_time.USUAL_UTILISATION))
+        return [Step("none", Traffic(), step_time.step_time("none", Traffic(), flops, alone), (least, most))]
     names = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] + [HIERARCHICAL] * (machines.num_nodes > 1)
     volumes = {name: traffic(config, architecture, machines, name) for name in names}
     flops = step_flops(config, architecture)
     return [
-        Step(name, volume, communication.step_time(name, volume, flops, cluster) if cluster else None)
+        Step(name, volume, step_time.step_time(name, volume, flops, cluster) if cluster else None)
         for name, volume in volumes.items()
     ]
 
@@ -195,3 +195,57 @@ def _step_json(step: Step) -> dict[str, Any]:
     if step.range_s:
         value["usual_step_s"] = list(step.range_s)
     return value
+
+
+# --- The longest rows that fit at each ZeRO level, for every number of ranks that may share them ---
+
+UNIT = 1024
+_MOST_UNITS = 1 << 15
+"""2^25 tokens: no more are looked for."""
+SETTINGS = ("tiled_mlp", "activation_offloading")
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The most tokens of a row that fit, in whole `UNIT`s; 0: not even one fits."""
+
+    level: str
+    sequence_parallel_size: int
+    tokens: int
+
+
+def longest(config: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Longest]:
+    """Return the longest row at each level for each size that the ranks and the heads divide by.
+
+    One row a micro-batch, recomputed, with flash attention and the loss in chunks: each needs the least memory. Tiled
+    MLPs and offloaded activations are as the recipe has them.
+    """
+    shares = config.objective.facts.packs and architecture.model_type in KINDS
+    each = sizes(architecture, machines.world_size) if shares else [1]
+    return [
+        Longest(level, size, _tokens(config, architecture, machines, level, size)) for level in LEVELS for size in each
+    ]
+
+
+def with_everything(config: RecipeConfig) -> RecipeConfig:
+    """Return the recipe with tiled MLPs and offloaded activations."""
+    return config.with_values({f"train_cfg.{key}": True for key in SETTINGS})
+
+
+def _tokens(config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, size: int) -> int:
+    def lacks(units: int) -> bool:
+        return not advice.fit(_of_length(config, units * UNIT, size), architecture, machines, level).fits
+
+    return bisect_right(range(1, _MOST_UNITS + 1), 0, key=lacks) * UNIT
+
+
+def _of_length(config: RecipeConfig, tokens: int, size: int) -> RecipeConfig:
+    changed = config.with_values(
+        {
+            "train_dataloader.dataset.max_length": tokens,
+            "train_cfg.sequence_parallel_size": size,
+            "train_cfg.loss": "chunked",
+            "model.attn_implementation": "flash_attention_2",
+        }
+    )
+    return changed.with_split(Split(1, 2, recompute=True))  # it fits then with any accumulation

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import (
@@ -24,6 +23,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from tuner.errors import MachineError, TunerError, UsageError
+from tuner.files import JsonObject
 from tuner.progress import shown
 
 FLAG = "--push"
@@ -57,9 +57,9 @@ class Repository:
         """
         others = sorted(file for file in self.files or () if file not in ours and _is_loaded(file))
         if others:
-            what = f"{self.name} holds other weights, which would be loaded beside or instead of these: "
+            problem = f"{self.name} holds other weights, which would be loaded beside or instead of these: "
             fix = f"Choose another name, or delete them first: hf repos delete-files {self.name} {' '.join(others)}"
-            raise UsageError(what + ", ".join(others), where=FLAG, fix=fix)
+            raise UsageError(problem + ", ".join(others), where=FLAG, fix=fix)
 
 
 def check(name: str, layout: str, *, private: bool) -> Repository:
@@ -82,14 +82,14 @@ def check(name: str, layout: str, *, private: bool) -> Repository:
     with _explained(name):
         user = api.whoami()
         try:
-            found = api.model_info(name)
-        except RepositoryNotFoundError:  # or a private one of someone else, which the hub tells nobody
-            found = None
+            info = api.model_info(name)
+        except RepositoryNotFoundError:  # or a private one of someone else, which the hub hides
+            info = None
     _check_user(user, name.split("/")[0])
-    if found and private and not found.private:
+    if info and private and not info.private:
         fix = f"Make it private first: hf repos settings {name} --private. Or remove --private."
         raise UsageError(f"{name} already exists and is public", where="--private", fix=fix)
-    files = frozenset(file.rfilename for file in found.siblings or ()) if found else None
+    files = frozenset(file.rfilename for file in info.siblings or ()) if info else None
     return Repository(name, private, files)
 
 
@@ -102,15 +102,15 @@ def _check_name(name: str) -> None:
         raise UsageError(f"{name!r} has no owner", where=FLAG, fix=f"Use OWNER/NAME, such as my-org/{name}.")
 
 
-def _check_user(user: dict[str, Any], owner: str) -> None:
+def _check_user(user: JsonObject, owner: str) -> None:
     role = user.get("auth", {}).get("accessToken", {}).get("role")
     if role == "read":
         raise MachineError("the token for the Hugging Face hub is read-only", where=FLAG, fix=_LOG_IN)
     owners = [user["name"], *(group["name"] for group in user.get("orgs", ()))]
     # A fine-grained token need not tell all organizations that it may write to: the hub's answer decides there.
     if role == "write" and owner.lower() not in map(str.lower, owners):
-        what = f"{owner!r} is neither the user of this token nor one of their organizations"
-        raise UsageError(what, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
+        problem = f"{owner!r} is neither the user of this token nor one of their organizations"
+        raise UsageError(problem, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
 
 
 def upload(folder: Path, private_base: str | None, repository: Repository, *, kept: bool) -> str:
@@ -149,7 +149,7 @@ def _is_loaded(file: str) -> bool:
 
 @contextmanager
 def _explained(name: str, again: str = _AGAIN) -> Iterator[None]:
-    """Say in one message what the hub's many answers mean. Its addresses are left out: they can be signed."""
+    """Turn the hub's errors into one message each. Addresses are left out: they can be signed."""
     try:
         yield
     except HfHubHTTPError as error:
@@ -163,25 +163,25 @@ def _explained(name: str, again: str = _AGAIN) -> Iterator[None]:
     except (OSError, RuntimeError) as error:  # hf_xet, which sends weights, raises these; Git LFS hides its own in them
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(name, error.__cause__, again) from error
-        told = re.sub(r"https?://\S+", "...", str(error).partition("\n")[0])
-        raise _lost(f"the upload to {name} failed: {told.rstrip('.')}", again) from error
+        reason = re.sub(r"https?://\S+", "...", str(error).partition("\n")[0])
+        raise _lost(f"the upload to {name} failed: {reason.rstrip('.')}", again) from error
 
 
-def _lost(what: str, again: str) -> MachineError:
-    return MachineError(what, where=FLAG, fix=f"Check the network and its proxy. {again}")
+def _lost(problem: str, again: str) -> MachineError:
+    return MachineError(problem, where=FLAG, fix=f"Check the network and its proxy. {again}")
 
 
 def _refusal(name: str, error: HfHubHTTPError, again: str) -> TunerError:
     status = error.response.status_code
-    said = f": {error.server_message}" if error.server_message else ""
+    reason = f": {error.server_message}" if error.server_message else ""
     if status == 401:
-        return MachineError(f"the Hugging Face hub rejects this token (401){said}", where=FLAG, fix=_LOG_IN)
+        return MachineError(f"the Hugging Face hub rejects this token (401){reason}", where=FLAG, fix=_LOG_IN)
     if status in (403, 404):
-        return MachineError(f"this token has no write access to {name} ({status}){said}", where=FLAG, fix=_LOG_IN)
+        return MachineError(f"this token has no write access to {name} ({status}){reason}", where=FLAG, fix=_LOG_IN)
     if status in (409, 412):
-        what = f"someone else changed {name} during the upload ({status}){said}"
-        return MachineError(what, where=FLAG, fix=f"Check its files. {again}")
+        problem = f"someone else changed {name} during the upload ({status}){reason}"
+        return MachineError(problem, where=FLAG, fix=f"Check its files. {again}")
     if status == 429 or status >= 500:
-        what = f"the Hugging Face hub answers {status} for {name}{said}"
-        return MachineError(what, where=FLAG, fix=f"Wait, or see status.huggingface.co. {again}")
-    return MachineError(f"the Hugging Face hub rejects the upload to {name} ({status}){said}", where=FLAG, fix=again)
+        problem = f"the Hugging Face hub answers {status} for {name}{reason}"
+        return MachineError(problem, where=FLAG, fix=f"Wait, or see status.huggingface.co. {again}")
+    return MachineError(f"the Hugging Face hub rejects the upload to {name} ({status}){reason}", where=FLAG, fix=again)

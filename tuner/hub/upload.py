@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.machine import leftovers
+from tuner.machine.variables import without_leftovers
 from tuner.runs.directory import RunDirectory
 
 LIMIT_S = 3600.0
@@ -89,8 +89,8 @@ class Upload:
     @property
     def address(self) -> str | None:
         """Where it is, of an upload that succeeded."""
-        found = _ADDRESS.search(self._printed())
-        return found[1] if found and self.has_ended and self.problem is None else None
+        match = _ADDRESS.search(self._printed())
+        return match[1] if match and self.has_ended and self.problem is None else None
 
     @property
     def problem(self) -> str | None:
@@ -120,7 +120,7 @@ class Upload:
         self.stop(f"it took more than {limit_s / 60:g} min.")
 
     def stop(self, reason: str) -> None:
-        """Stop it where it still runs."""
+        """Stop it if it still runs."""
         if self._process is None or self.has_ended:
             return
         self._failure = reason
@@ -170,6 +170,6 @@ def _say(line: str) -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment without what makes a process a rank, or gives it a GPU."""
-    environ = leftovers.without(os.environ)  # effect: the process needs the user's token
+    environ = without_leftovers(os.environ)  # effect: the process needs the user's token
     environ = {name: value for name, value in environ.items() if not _OF_RANKS.fullmatch(name)}
     return environ | {"CUDA_VISIBLE_DEVICES": ""}

@@ -14,7 +14,8 @@ from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
 from tuner.importers.document import Block
 from tuner.importers.translation import Setting, Translation
-from tuner.recipes import catalog, document_file
+from tuner.recipes import catalog
+from tuner.recipes.recipe_file import YAML
 from tuner.zero import jsonfile
 
 _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
@@ -66,7 +67,7 @@ def text(value: object) -> str | None:
     """Return the text of a DeepSpeed config: a dict, or the path of a JSON; None for any other value."""
     if isinstance(value, dict):
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(document_file.YAML):
+    if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(YAML):
         name = value
         fix = "Give a DeepSpeed JSON."
         return read_named_text(Path(value), DeepSpeedConfigError, max_bytes=jsonfile.MAX_BYTES, fix=fix, name=name)

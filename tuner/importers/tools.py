@@ -17,6 +17,7 @@ from tuner.importers.document import Document
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
 from tuner.recipes import document_file
+from tuner.recipes.recipe_file import DOCUMENTS
 
 _TOOLS = {
     "llamafactory": "llamafactory",
@@ -47,7 +48,7 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
         UsageError: the tool cannot be detected, or the file is a recipe of tuner.
     """
     document = _document(words)
-    if tool is None and document.name.endswith(document_file.SUFFIXES) and document_file.holds_recipe(document.values):
+    if tool is None and document.name.endswith(DOCUMENTS) and document_file.holds_recipe(document.values):
         fix = f"Train it: tuner train {document.name}"
         raise UsageError(f"{document.name} is a recipe of tuner", where="tuner import", fix=fix)
     known = _named(tool, document)

@@ -1,6 +1,6 @@
-"""What `tuner doctor` looks at: the machine and the installation, without a recipe.
+"""Checks the machine and the installation for `tuner doctor`, without a recipe.
 
-It reports and repairs nothing; a report can be pasted anywhere, for it holds no value of the environment.
+It only reports. The report holds no values of environment variables, so it is safe to share.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tuner import __version__, paths
 from tuner.errors import MachineError
+from tuner.files import JsonObject
 from tuner.fit.sizes import gib
 from tuner.lab import probes
 from tuner.lab.probes import DEADLINE_S, Row
@@ -32,7 +32,7 @@ _SECRET_LENGTH = 8
 
 @dataclass(frozen=True)
 class Report:
-    """Every row, and what they come to."""
+    """All rows, and the verdict."""
 
     rows: tuple[Row, ...]
 
@@ -42,13 +42,13 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Return one line."""
+        """The conclusion in one line."""
         if self.failed:
             return f"Not ready to train: {', '.join(row.name for row in self.failed)}."
         warned = [row.name for row in self.rows if row.status == "warning"]
         return f"Ready to train, with warnings: {', '.join(warned)}." if warned else "Ready to train."
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "verdict": self.verdict,
             "tuner": __version__,
@@ -60,7 +60,7 @@ class Report:
 
 
 def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Report:
-    """Look at this machine; heavy libraries are tried in processes of their own, each for `deadline_s` at most."""
+    """Check this machine. Heavy libraries are tried in separate processes, each for at most `deadline_s` seconds."""
     try:
         here = hardware.detect(environ)
         of_gpus = list(_gpus(here))
@@ -149,8 +149,8 @@ def _gpus(here: Hardware) -> Iterator[Row]:
     for number, gpu in enumerate(here.gpus):
         processes = use[gpu.uuid].processes if gpu.uuid in use else ()
         if processes:
-            whose = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in processes)
-            yield Row(f"GPU {number}", "warning", f"in use: {whose}; {gib(use[gpu.uuid].free_bytes)} free")
+            users = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in processes)
+            yield Row(f"GPU {number}", "warning", f"in use: {users}; {gib(use[gpu.uuid].free_bytes)} free")
 
 
 def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
@@ -162,7 +162,7 @@ def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
     yield _room(str(host.SHM), host.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")
     from huggingface_hub import constants  # 0.01 s
 
-    # A folder may be a value of the environment: the sizes are what matters.
+    # Only sizes: a folder's name may be the value of an environment variable.
     yield _room("disk of the hub's cache", Path(constants.HF_HUB_CACHE), _MIN_FREE_BYTES, "Free space, or set HF_HOME.")
     yield _room(
         "disk of this folder",
@@ -204,7 +204,7 @@ def _room(name: str, place: Path, least: int, fix: str) -> Row:
 
 
 def _without_secrets(row: Row, environ: Mapping[str, str]) -> Row:
-    """Return the row without anything that a variable holds, credentials in URLs, and the home folder's name."""
+    """Return the row without values of variables, credentials in URLs, and the name of the home folder."""
     if row.status in ("ok", "warning"):
         row = replace(row, fix=row.fix if row.status == "warning" else None)
     fix = _clean(row.fix, environ) if row.fix else None
@@ -220,6 +220,6 @@ def _clean(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _secrets(values: Sequence[str]) -> list[str]:
-    """Return the values to leave out, the longest first: a path tells no secret, a short one is in every text."""
+    """Return the values to hide, the longest first; paths are not secret, and short values occur in any text."""
     kept = {value for value in values if len(value) >= _SECRET_LENGTH and not value.startswith("/")}
     return sorted(kept, key=len, reverse=True)

@@ -1,7 +1,7 @@
-"""One run on the hosts of a hostfile: ssh starts `tuner train` on each, which meet as nodes started by hand do.
+"""Runs a recipe on the hosts of a hostfile: ssh starts `tuner train` on each, as if started by hand on every node.
 
-It looks at all hosts before it starts anything, shows what they print with their names, passes signals on, and ends all
-of them when one has failed. What a host does with its ranks is `supervise`'s work there.
+It checks all hosts before it starts anything, prints their output with their names, forwards signals, and ends all
+hosts when one has failed. `supervise` on each host starts and watches its ranks.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from tuner.machine.topology import DEFAULT_PORT
 from tuner.recipes.catalog import VARIABLE
 
 _SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T")
-"""Nobody could answer the questions of several hosts at once."""
+"""BatchMode: ssh never asks a question, since several hosts could ask at once."""
 _LOST = 255
-"""ssh's own code, where the connection is to blame."""
+"""Exit code of ssh if the connection failed."""
 _NO_FOLDER = 90
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _ANSWER_S = 60.0
 _POLL_S = 0.1
 _AFTER_FAILURE_S = 10.0
-"""What the other hosts get once one has failed, to end by themselves; and then once more, told to, before a kill.
+"""After a failure, the other hosts have this time to end; then they get SIGTERM, and after the same time another one.
 
-Told twice, a supervisor kills its ranks: they may wait for ever for those of the host that failed.
+At the second SIGTERM a supervisor kills its ranks, which may wait forever for those of the failed host.
 """
 _FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_", VARIABLE)
-"""The variables of this shell that hosts get too, as with DeepSpeed's launcher; others are for .deepspeed_env."""
+"""Beginnings of the variables that are sent to hosts, as by DeepSpeed's launcher; others go into .deepspeed_env."""
 _SHELL = (
     'IFS= read -r line; exec 3<&0; eval "$line" </dev/null 3<&- & child=$!; '
     '(while IFS= read -r name; do kill -s "$name" "$child"; done; kill -s TERM "$child") <&3 >/dev/null 2>&1 & '
     'reader=$!; wait "$child"; code=$?; kill "$reader" 2>/dev/null; exit "$code"'
 )
-"""What ssh runs on a host. Its first line of input is the command, so that no list of processes shows the variables;
-each further line is a signal for it, and the end of input ends it: a launcher that was killed leaves nothing behind."""
+"""The script that ssh runs on a host. Its first line of input is the command, so that process lists do not show the
+variables. Each further line is a signal for the command. The end of input ends it, also if the launcher was killed."""
 
 
 _ASKING_SHELL = 'IFS= read -r line; eval "$line" </dev/null'
@@ -55,7 +55,7 @@ _ASKING_SHELL = 'IFS= read -r line; eval "$line" </dev/null'
 
 @dataclass(frozen=True)
 class Launch:
-    """What is started on each host: `argv` behind `python -m tuner`, in `folder`, with `variables`."""
+    """What to start on each host: `python -m tuner` with `argv`, in `folder`, with `variables`."""
 
     hosts: tuple[Host, ...]
     ssh: tuple[str, ...]
@@ -70,7 +70,7 @@ class Launch:
         """Return the shell line that starts one host.
 
         Raises:
-            UsageError: it would be several lines.
+            UsageError: the line would have a line break.
         """
         host = self.hosts[number]
         variables = {**self.variables, NODE: host.name, "NPROC_PER_NODE": str(self.nproc_per_node)}
@@ -88,11 +88,11 @@ class Launch:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What is run on each host, by the same Python as here; -P as for the `tuner` command itself."""
+        """The command for each host, with the same Python path as here; -P as for the `tuner` command itself."""
         return sys.executable, "-P", "-m", "tuner", *self.argv
 
     def on(self, host: Host, shell: str = _SHELL) -> list[str]:
-        """Return the ssh command that runs the lines of its input on a host."""
+        """Return the ssh command that runs its input on a host."""
         return [*self.ssh, *_SSH, host.name, f"exec sh -c {shlex.quote(shell)}"]
 
 
@@ -108,13 +108,13 @@ def plan(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Launch:
-    """Return what would be started.
+    """Return what to start.
 
     Args:
-        variables: What .deepspeed_env sets; it wins over this shell's.
+        variables: Variables of .deepspeed_env; they override those of this shell.
 
     Raises:
-        UsageError: hosts with different numbers of GPUs, or more processes than GPUs.
+        UsageError: the hosts have different numbers of GPUs, or there are more processes than GPUs.
     """
     counts = {len(host.gpus) for host in hosts}
     if len(counts) > 1:
@@ -140,10 +140,10 @@ def plan(
 
 
 def look(launch: Launch) -> str:
-    """Look at all hosts at once, and return the address of the first as the others reach it.
+    """Check all hosts in parallel, and return the address of the first one for the others.
 
     Raises:
-        TunerError: every host that cannot be reached, or lacks the folder, or has another tuner, together.
+        TunerError: hosts cannot be reached, lack the folder, or have another version of tuner; all in one error.
     """
     with ThreadPoolExecutor(min(64, len(launch.hosts))) as pool:
         results = list(pool.map(lambda host: _look_at(launch, host), launch.hosts))
@@ -160,7 +160,7 @@ def look(launch: Launch) -> str:
 
 
 def _look_at(launch: Launch, host: Host) -> str | MachineError:
-    """Return a host's first address ('' where it knows none), or what is wrong there."""
+    """Return a host's first address ('' if it reports none), or its error."""
     folder, python = launch.folder, launch.command[0]
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in {**launch.variables, NODE: host.name}.items())
     line = (
@@ -191,7 +191,7 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     if done.returncode:
         fix = "Install tuner on every host under the same path."
         return MachineError(f"{host.name} cannot run {python} -m tuner: {last_error}", where="--hostfile", fix=fix)
-    there = (version.partition("\n")[0].split() or ["?"])[-1]  # below it, the versions of the libraries
+    there = (version.partition("\n")[0].split() or ["?"])[-1]  # the lines below it are the versions of libraries
     if there != __version__:
         fix = "Install the same version everywhere."
         return MachineError(
@@ -201,7 +201,7 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
 
 
 def run(launch: Launch, address: str) -> int:
-    """Start all hosts, show what they print, and return the exit code of the first that failed."""
+    """Start all hosts, print their output, and return the exit code of the first one that failed."""
     lines = [launch.of(number, address) for number in range(len(launch.hosts))]
     received: list[int] = []
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard(_STOPS)}
@@ -220,7 +220,7 @@ def run(launch: Launch, address: str) -> int:
 def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
     forwarded, num_terms, failed_s = 0, 0, 0.0
     failed: list[_Node] = []
-    """Those that ended badly before they were told to, in that order."""
+    """Hosts that failed before they got a SIGTERM, in order."""
     while any(node.is_running for node in nodes):
         time.sleep(_POLL_S)
         for number in received[forwarded:]:
@@ -236,17 +236,17 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
             for node in nodes:
                 node.send(signal.SIGTERM)
     codes = [node.code for node in failed] or [node.code for node in nodes if node.code]
-    # A rank that was killed makes those of other hosts fail, whose supervisors may be faster: they know no cause.
+    # A killed rank makes ranks on other hosts fail, and these may end first. Their exit code 1 does not tell the cause.
     return next((code for code in codes if code != TunerError.exit_code), max(codes, default=0))
 
 
 class _Node:
-    """`tuner train` on one host, as ssh shows it."""
+    """`tuner train` on one host, seen through ssh."""
 
     def __init__(self, name: str, ssh: Sequence[str], line: str) -> None:
         self.name = name
         pipe = subprocess.PIPE
-        # A session of its own: Ctrl-C of the terminal reaches the hosts once, through us, and not ssh.
+        # A session of its own: Ctrl-C in the terminal must reach the hosts only through tuner, not through ssh.
         self.process = subprocess.Popen(ssh, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self.input = self.process.stdin
@@ -264,12 +264,12 @@ class _Node:
 
     @property
     def code(self) -> int:
-        """How it ended; 0 too while it runs. A connection that was lost is a failure like others."""
+        """The exit code; 0 while it runs. A lost connection counts as a failed run."""
         code = self.process.poll() or 0
         return TunerError.exit_code if code == _LOST else code
 
     def send(self, number: signal.Signals) -> None:
-        """Pass a signal on. A shell's background process ignores SIGINT until it listens, so SIGTERM is sent for it."""
+        """Forward a signal. A background process of a shell ignores SIGINT, so SIGTERM is sent instead."""
         if self.is_running:
             self._write("TERM" if number == signal.SIGINT else number.name.removeprefix("SIG"))
 
@@ -286,7 +286,7 @@ class _Node:
                     stream.flush()
 
     def end(self) -> None:
-        """Close its input, which ends what still runs there, and show what it printed last."""
+        """Close its input, which ends its processes, and print its last output."""
         with contextlib.suppress(OSError):
             self.input.close()
         for thread in self.shown:

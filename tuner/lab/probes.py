@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import IO, Any
+from types import ModuleType
+from typing import IO
 
 from tuner.worker.quiet import quiet_libraries
 
@@ -28,7 +29,7 @@ _AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `status`: 'ok', 'warning', 'failed', or 'absent' for what nobody needs to have."""
+    """One line of the report. `status`: 'ok', 'warning', 'failed', or 'absent' for an optional part."""
 
     name: str
     status: str
@@ -38,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe: what the report calls it, its process's arguments, and what to do where it fails."""
+    """One check: its name in the report, the arguments of its process, and what to do if it fails."""
 
     name: str
     arguments: Sequence[str]
@@ -47,14 +48,14 @@ class Probe:
 
 
 def run_all(probes: Sequence[Probe], env: Mapping[str, str], deadline_s: float = DEADLINE_S) -> list[Row]:
-    """Run the probes, a few at once, each for at most `deadline_s`; the rows stand in the order of the probes."""
+    """Run the probes, a few at a time, each for at most `deadline_s` seconds; return rows in their order."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda probe: run(probe, env, deadline_s), probes))
 
 
 def run(probe: Probe, env: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Row:
-    """Run one probe to its end, to its crash or to the deadline; leave no process behind."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # a pipe that nobody reads would fill
+    """Run one probe until it ends, crashes or reaches the deadline; end its process in any case."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # an unread pipe would fill
         argv = [sys.executable, "-m", probe.module, *probe.arguments]
         child = subprocess.Popen(argv, stdout=out, stderr=err, env=dict(env), start_new_session=True)
         try:
@@ -70,7 +71,7 @@ def run(probe: Probe, env: Mapping[str, str], deadline_s: float = DEADLINE_S) ->
 
 
 def _end(code: int | None, stderr: str, deadline_s: float) -> str:
-    """Return how a process ended that gave no answer."""
+    """Return how a process without an answer ended."""
     if code is None:
         return f"no answer within {deadline_s:g} s"
     if code < 0:
@@ -94,7 +95,7 @@ def _answer(text: str) -> tuple[str, str] | None:
 
 
 def heavy(num_gpus: int, *, has_flash: bool) -> list[Probe]:
-    """Return the probes for so many visible GPUs."""
+    """Return the probes for a machine with `num_gpus` visible GPUs."""
     again = "Reinstall it for this machine: make install, or pip install --force-reinstall "
     network = "NCCL_DEBUG=INFO shows what it tried; NCCL_P2P_DISABLE=1 and NCCL_SOCKET_IFNAME help most often."
     local = "Check that this machine's host name resolves, or set a network interface: GLOO_SOCKET_IFNAME=lo."
@@ -109,10 +110,10 @@ def heavy(num_gpus: int, *, has_flash: bool) -> list[Probe]:
 
 
 Answer = tuple[str, str]
-"""'ok', 'warning' or 'failed', and what was found."""
+"""'ok', 'warning' or 'failed', and the result as text."""
 
 _NF4_ERROR = 0.15
-"""Relative error of a 4-bit round trip of normal numbers: 0.09 for nf4, measured on bitsandbytes 0.50.2."""
+"""Limit of the relative error of a 4-bit round trip: 0.09 for nf4 on normal numbers, in bitsandbytes 0.50.2."""
 _OPS = ("cpu_adam", "fused_adam", "async_io")
 
 
@@ -136,28 +137,28 @@ def torch_computes() -> Answer:
 
 
 def _device() -> str:
-    """Return what torch calls the accelerator here, or 'cpu'."""
+    """Return torch's name for the accelerator of this machine, or 'cpu'."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator.type if accelerator else "cpu"
 
 
-def _builds(torch: Any) -> Iterator[tuple[str, str]]:
+def _builds(torch: ModuleType) -> Iterator[tuple[str, str]]:
     for name, key in (("CUDA", "cuda"), ("ROCm", "hip"), ("XPU", "xpu")):
         if version := getattr(torch.version, key, None):
             yield name, version
 
 
 def trainers_import() -> Answer:
-    """Import all that a rank imports."""
+    """Import everything that a rank imports."""
     import_module("tuner.worker.train")
     names = ("transformers", "trl", "peft", "accelerate", "datasets")
     return "ok", f"{', '.join(f'{name} {version(name)}' for name in names)}: all import"
 
 
 def deepspeed_ops() -> Answer:
-    """Import DeepSpeed and say which of its compiled parts are there or can be built."""
+    """Import DeepSpeed and report which of its ops are compiled or can be compiled."""
     import deepspeed
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import __compatible_ops__ as compatible_ops
@@ -171,7 +172,7 @@ def deepspeed_ops() -> Answer:
 
 
 def four_bits() -> Answer:
-    """Store numbers in 4 bits and read them again, on the first GPU or the CPU."""
+    """Quantize numbers to 4 bits and back, on the first GPU or the CPU."""
     import torch
     from bitsandbytes import functional
 
@@ -196,7 +197,7 @@ def flash_attention() -> Answer:
 
 
 def all_reduce(ranks: str) -> Answer:
-    """Add a number over so many ranks of this machine: with NCCL between NVIDIA's GPUs, with gloo on a CPU."""
+    """Run an all-reduce over `ranks` processes of this machine, with NCCL on NVIDIA GPUs and gloo on a CPU."""
     import torch
 
     backend = torch.distributed.get_default_backend_for_device(_device())

@@ -1,26 +1,25 @@
-"""A config of transformers from an architecture's keys; the architecture of a small model in the shape of a large one.
+"""Shrinks an architecture to a small one of the same kind, and makes transformers configs from architectures.
 
 It builds no model.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
 import tuner.models  # noqa: F401  registers InternLM
+from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
 
 _HEAD, _ROPE_HEAD, _RANK = 16, 8, 16
 _MAX_KEY_VALUE_HEADS, _MAX_GROUP = 2, 8
-# DeepSeek-V3 picks experts from 4 of 8 groups: of 16, its 8 experts a token are as many as those groups hold.
+# DeepSeek-V3 picks 8 experts per token from 4 of 8 groups; with 16 experts, 4 groups hold exactly 8.
 _MAX_EXPERTS = 16
 _STEP = 16
-"""Widths are multiples of this, so that heads, halves of heads and 4-bit blocks come out even."""
+"""Widths are multiples of this number, so that heads, half heads and 4-bit blocks divide them."""
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-"""Inside every vocabulary: a padding token is a row of the embeddings."""
+"""Token ids that every vocabulary has, since a padding token must be a row of the embeddings."""
 _INNER = (
     "intermediate_size",
     "intermediate_size_mlp",
@@ -30,7 +29,7 @@ _INNER = (
     "n_inner",
     "word_embed_proj_dim",
 )
-"""Widths that shrink as the hidden size does."""
+"""Widths that shrink by the same factor as the hidden size."""
 
 
 def config_of(architecture: Architecture) -> PreTrainedConfig:
@@ -40,7 +39,7 @@ def config_of(architecture: Architecture) -> PreTrainedConfig:
         ValueError: transformers has no such model_type.
     """
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # no remarks on rope factors, which small made configs do not match
+    logging.set_verbosity_error()  # no warnings about rope factors, which do not match small configs
     try:
         config: PreTrainedConfig = AutoConfig.for_model(**architecture.model_dump(), **_TOKENS)
     finally:
@@ -49,11 +48,11 @@ def config_of(architecture: Architecture) -> PreTrainedConfig:
 
 
 def shrink(architecture: Architecture, vocab_size: int) -> Architecture:
-    """Return the architecture of the same model_type, every ratio and every kind of layer, few layers, small widths.
+    """Return a small architecture of the same model_type, with the same ratios and every kind of layer.
 
     Args:
-        architecture: Of the large model.
-        vocab_size: The small one's, which the tokenizer decides.
+        architecture: The large model's.
+        vocab_size: Vocabulary size of the small model, from its tokenizer.
 
     Raises:
         ValueError: transformers has no such model_type.
@@ -65,7 +64,7 @@ def shrink(architecture: Architecture, vocab_size: int) -> Architecture:
     small = {key: _scaled(config[key], hidden, architecture.hidden_size) for key in _INNER if config.get(key)}
     small |= {"hidden_size": hidden, "head_dim": head_dim, "vocab_size": vocab_size, **heads}
     small |= _layers(architecture) | _experts(architecture, config, small) | _fixed(architecture, vocab_size)
-    # A key that the large model's config leaves out is worked out from the others, or another family's.
+    # Only keys in the large model's config: a missing key is derived from others, or belongs to another family.
     return Architecture.model_validate(config | {key: value for key, value in small.items() if key in config})
 
 
@@ -85,9 +84,9 @@ def _heads(architecture: Architecture) -> dict[str, int]:
     }
 
 
-def _layers(architecture: Architecture) -> dict[str, Any]:
-    """Return as many layers as it takes to have each kind once; twice, where the later ones share keys and values."""
-    # A config of a family whose layers are all alike names no kinds.
+def _layers(architecture: Architecture) -> JsonObject:
+    """Return enough layers to have each kind once, or twice if later layers share keys and values."""
+    # Families with only one kind of layer have no layer_types.
     names = getattr(config_of(architecture), "layer_types", None) or [""] * architecture.num_hidden_layers
     kinds = [(name, architecture.has_experts(layer)) for layer, name in enumerate(names)]
     period = max(kinds.index(kind) for kind in set(kinds)) + 1
@@ -103,7 +102,7 @@ def _layers(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _experts(architecture: Architecture, config: dict[str, Any], small: dict[str, int]) -> dict[str, int]:
+def _experts(architecture: Architecture, config: JsonObject, small: dict[str, int]) -> dict[str, int]:
     if not (architecture.num_experts and architecture.num_experts_per_tok and architecture.moe_intermediate_size):
         return {}
     count = min(architecture.num_experts, _MAX_EXPERTS)
@@ -119,7 +118,7 @@ def _experts(architecture: Architecture, config: dict[str, Any], small: dict[str
 
 
 def _fixed(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return what does not follow from the hidden size: parts of latent and linear attention, what Gemma has."""
+    """Return sizes that do not depend on the hidden size: for latent and linear attention, and for Gemma."""
     value_heads, key_heads = architecture.linear_num_value_heads or 1, architecture.linear_num_key_heads or 1
     sizes = {
         **{"kv_lora_rank": _RANK, "qk_nope_head_dim": _HEAD, "qk_rope_head_dim": _ROPE_HEAD, "v_head_dim": _HEAD},

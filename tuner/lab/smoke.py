@@ -1,6 +1,6 @@
-"""A recipe tried with a small random model on two CPU ranks: train, save, resume, reload; each stage told as it ends.
+"""Tests a recipe with a small random model on two CPU ranks: train, save, resume and reload, with a report per stage.
 
-It knows no GPU, and it makes nothing of the run that will follow.
+It uses no GPU, and leaves nothing behind for the real run.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
-from tuner.files import disk_errors, write_text
+from tuner.files import JsonObject, disk_errors, write_text
 from tuner.lab import stand_ins
-from tuner.launch import preflight, ranks, render
+from tuner.launch import preflight, render, supervise
 from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
@@ -31,6 +31,9 @@ from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, O
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the real weights."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
@@ -41,17 +44,20 @@ _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage that has ended: what to tell of it, and 0 or the exit code that it means."""
+    """A stage that has ended: its summary, and its exit code (0 if it passed)."""
 
     name: str
     seconds: float
     summary: str
     exit_code: int = 0
 
+    def to_json(self) -> JsonObject:
+        return {"name": self.name, "seconds": self.seconds, "told": self.summary, "exit_code": self.exit_code}
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """All stages, the last of which is the one that failed; `kept` is the folder that is left then."""
+    """All stages; only the last one can have failed. `kept` is the folder that is kept after a failure."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -63,7 +69,7 @@ class Verdict:
 
 
 class _Failed(TunerError):
-    """A run of ranks ended with this code; what it was is told already."""
+    """A run ended with this exit code; its error is already printed."""
 
     def __init__(self, problem: str, exit_code: int) -> None:
         super().__init__(problem)
@@ -71,15 +77,15 @@ class _Failed(TunerError):
 
 
 def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
-    """Try a recipe in a scratch folder, which is removed when every stage went well.
+    """Test a recipe in a scratch folder, which is removed if every stage passes.
 
     Args:
-        asked: The recipe.
-        environ: For the ranks; GPUs must be hidden in it and the hub switched off, here and in this process.
-        tell: Told of each stage as it ends.
+        request: The recipe.
+        environ: For the ranks; it must hide GPUs and switch the hub off, as this process must.
+        tell: Is called with each stage when it ends.
 
     Raises:
-        TunerError: the recipe itself is wrong, or comes with code that it does not trust.
+        TunerError: the recipe is wrong, or needs code that it does not trust.
     """
     loaded = load(request)
     if loaded.config.model.remote_code or loaded.config.architecture is None:
@@ -114,17 +120,17 @@ def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
 
 
 class _Smoke:
-    """The stages of one smoke test; each returns what to tell of it, and the next builds on what it left."""
+    """The stages of one smoke test. Each returns its summary, and uses the results of the stages before it."""
 
     def __init__(self, request: Request, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.request, self.loaded, self.scratch = request, loaded, scratch
-        self.environ = without_variables(environ)  # they are meant for the run that will follow
+        self.environ = without_variables(environ)  # they are for the real run
         self.values, self.notes = smaller(lightest(loaded, _RANKS).config)
-        self.tokenizer: Any = None
+        self.tokenizer: PreTrainedTokenizerBase | None = None
         self.first: ResolvedRun | None = None
 
     def model(self) -> str:
-        """Make the model."""
+        """Make the small model and its tokenizer."""
         facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
         assert facts is not None, "refused before"
         self.tokenizer, is_own = stand_ins.tokenizer_of(self.loaded.with_template_text().config.model)
@@ -134,14 +140,14 @@ class _Smoke:
         self.values["architecture"] = small.model_dump()
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
-        whose = "its own tokenizer" if is_own else "a stand-in for its tokenizer, which is not in the cache"
+        origin = "its own tokenizer" if is_own else "a stand-in for its tokenizer, which is not in the cache"
         summary = (
-            f"{small.model_type} of {small.num_hidden_layers} layers, {num_parameters / 1e6:.1f}M parameters; {whose}"
+            f"{small.model_type} of {small.num_hidden_layers} layers, {num_parameters / 1e6:.1f}M parameters; {origin}"
         )
         return "; ".join((summary, *self.notes))
 
     def data(self) -> str:
-        """Prepare the first rows, as the ranks will."""
+        """Prepare the first rows, as the ranks do."""
         objective, summaries = self.loaded.config.objective.type, []
         for key in LOADERS:
             if self.values[key]:
@@ -155,7 +161,7 @@ class _Smoke:
         return summaries[0]
 
     def train(self) -> str:
-        """Train two steps, a checkpoint after each."""
+        """Train two steps, with a checkpoint after each."""
         written = self.scratch / f"{self.loaded.name}.py"
         config = RecipeConfig.model_validate(self.values)
         write_text(written, Recipe(self.loaded.name, config, {}).standalone(" Reduced by tuner smoke."))
@@ -166,7 +172,7 @@ class _Smoke:
         return f"{ranks}: losses {', '.join(f'{losses[step]:.4f}' for step in sorted(losses))}"
 
     def resume(self) -> str:
-        """Go on from the first checkpoint, and meet the second step's loss again."""
+        """Resume from the first checkpoint, and check that the second step has the same loss."""
         assert self.first is not None
         again = self._run(self._plan("resumed", self.first.run_path / "checkpoints" / "checkpoint-1"))
         before = _losses(RunDirectory(self.first.run_path))[_STEPS]
@@ -175,11 +181,11 @@ class _Smoke:
         return f"from checkpoint-1: step {_STEPS} has {_alike(apart)} loss"
 
     def export(self) -> str:
-        """Reload the result, and set it against the resumed run's and, where it is a model, the last checkpoint."""
+        """Reload the result, and compare it with the resumed run's result and with the last checkpoint."""
         assert self.first is not None
         run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.facts.scores
         others = {"the resumed run's result": self.scratch / "resumed" / "final"}
-        if not self.values["train_cfg"]["trainable_layers"]:  # a checkpoint of those alone is no model by itself
+        if not self.values["train_cfg"]["trainable_layers"]:  # such a checkpoint holds only the trained layers
             others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"
         worst = 0.0
         for name, folder in others.items():
@@ -201,21 +207,21 @@ class _Smoke:
             flags=LaunchFlags(nproc_per_node=_RANKS, nnodes=1),
             work_dir=self.scratch / name,
             resume=str(resume) if resume else None,
-            allow_code=True,  # that file is data, and what it names was allowed at the start
+            allow_code=True,  # that file is data, and its code was allowed at the start
             ignore_fit=True,
         )
         return resolve_run(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
-        """Run a plan to its end and return the loss of each step."""
+        """Run a resolved run to its end and return the loss of each step."""
         run = directory.create(plan.run_path, render.files(plan), resume=False)
-        if code := ranks.run(plan, run, shows_rank_0=False):
+        if code := supervise.run_ranks(plan, run, shows_rank_0=False):
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)
 
 
-def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return the recipe's values for two steps on a CPU, and what had to be another there."""
+def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
+    """Return the recipe's values for two steps on a CPU, and notes on values that had to change."""
     values, notes = config.model_dump(), []
     optim = values["optim_wrapper"]
     if optim["dtype"] != "fp32":
@@ -248,14 +254,14 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
         if loader := values[key]:
             loader["batch_size"] = min(loader["batch_size"], _MAX_BATCH)
             rows = loader["dataset"]
-            most = _MAX_ROWS[LOADERS[0]] if rows["val_split"] else _MAX_ROWS[key]  # both read the same rows
+            most = _MAX_ROWS[LOADERS[0]] if rows["val_split"] else _MAX_ROWS[key]  # both use the same rows
             rows["max_rows"] = min(rows["max_rows"] or most, most)
             rows["val_split"] = rows["val_split"] and max(rows["val_split"], _LEAST_SPLIT)
     return values, notes
 
 
-def _stood_in(rows: dict[str, Any], objective: str) -> list[str]:
-    """Put a stand-in in the place of rows that are not here, and return their name."""
+def _stood_in(rows: JsonObject, objective: str) -> list[str]:
+    """Replace rows that are not on this machine by stand-ins; return the name of the replaced rows."""
     known = {key: value for key, value in rows.items() if key in Rows.model_fields}
     other = stand_ins.stand_in(Rows.model_validate(known), objective)
     if other is None:

@@ -1,4 +1,4 @@
-"""What a smoke test needs of heavy libraries: a small random model with its tokenizer, rows that are here, comparisons.
+"""What a smoke test needs from heavy libraries: a small random model, a tokenizer, rows, and comparisons of results.
 
 It starts no ranks; `lab.smoke` does.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tuner import assets, paths
 from tuner.data.encoder import Encoder
 from tuner.data.prepare import describe, prepare
 from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
+from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
 from tuner.models.load import load_tokenizer, source
 from tuner.recipes.schema import Dataset, Model, Rows
@@ -27,7 +28,7 @@ from tuner.recipes.schema.objectives import RowKind, facts_of
 _TEXT = "Say what the capital of Denmark is, and what 2 + 4 makes."
 _TINY = f"{assets.ASSET}tiny"
 _SAMPLE, _PAIRS = f"{assets.ASSET}sample/train.jsonl", f"{assets.ASSET}sample_preferences/train.jsonl"
-_STAND_INS: dict[RowKind, dict[str, Any]] = {
+_STAND_INS: dict[RowKind, JsonObject] = {
     "conversations": {"path": _SAMPLE, "format": "messages"},
     "texts": {"path": _PAIRS, "format": "text", "columns": {"text": "{prompt}\n{chosen}"}},
     "pairs": {"path": _PAIRS, "format": "preference"},
@@ -35,10 +36,10 @@ _STAND_INS: dict[RowKind, dict[str, Any]] = {
 }
 _CONTROL = re.compile(r"<[^<>\s{}'\"]+>")
 _SHORT = 256
-"""Tokens of a sample, where the recipe's own length is not needed to keep one."""
+"""Tokens per sample, unless samples only fit at the recipe's own length."""
 
 
-def tokenizer_of(model: Model) -> tuple[Any, bool]:
+def tokenizer_of(model: Model) -> tuple[PreTrainedTokenizerBase, bool]:
     """Return the recipe's tokenizer and True, or the package's small one with the recipe's template and False.
 
     The small one stands in for a tokenizer on the hub that is not in the cache; call it offline.
@@ -54,12 +55,14 @@ def tokenizer_of(model: Model) -> tuple[Any, bool]:
             raise
     small = model.model_copy(update={"path": _TINY, "revision": None, "trust_remote_code": False})
     tokenizer = load_tokenizer(small, assets.asset(_TINY))
-    # One token each, as in the tokenizer that this template was written for.
+    # Each control word is one token, as in the template's own tokenizer.
     tokenizer.add_tokens(sorted(set(_CONTROL.findall(tokenizer.chat_template))), special_tokens=True)
     return tokenizer, False
 
 
-def make_model(facts: Architecture, tokenizer: Any, folder: Path, seed: int) -> tuple[Architecture, int]:
+def make_model(
+    facts: Architecture, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
+) -> tuple[Architecture, int]:
     """Write a small random model of the same architecture with this tokenizer; return its facts and parameters.
 
     Raises:
@@ -80,7 +83,7 @@ def make_model(facts: Architecture, tokenizer: Any, folder: Path, seed: int) -> 
     return small, model.num_parameters()
 
 
-def stand_in(rows: Rows, objective: str) -> dict[str, Any] | None:
+def stand_in(rows: Rows, objective: str) -> JsonObject | None:
     """Return what to train on instead of rows that are on the hub and not in the cache; None where they are here.
 
     Raises:
@@ -131,7 +134,7 @@ def _outputs(folder: Path, scores: bool) -> torch.Tensor:
     return logits
 
 
-def _load(folder: Path, scores: bool) -> Any:
+def _load(folder: Path, scores: bool) -> PreTrainedModel | peft.PeftModel:
     if (folder / "adapter_config.json").is_file():
         if scores:
             return peft.AutoPeftModelForSequenceClassification.from_pretrained(

@@ -1,7 +1,7 @@
-"""A recipe's few fast candidates, measured: real ranks train each for some steps, and the fastest is what is kept.
+"""Measures a few fast variants of a recipe with real ranks for some steps each, and keeps the fastest.
 
-Micro-batch, recomputation, loss and level are tried one after the other at the recipe's own global batch, so that every
-candidate learns the same. It prints nothing; what a plan on paper can say is `fit.split`'s.
+Micro-batch, recomputation, loss and level are varied one after the other. The global batch stays, so that every
+candidate trains the same. It prints nothing; estimates without measuring are in `fit.step_time`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tuner import paths
 from tuner.errors import UsageError
-from tuner.files import disk_errors, write_text
+from tuner.files import JsonObject, disk_errors, write_text
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
-from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import final_config, preflight, ranks, render
+from tuner.fit.shares import possible, samples_of_rank
+from tuner.launch import final_config, preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machine_facts import fit_machines
 from tuner.launch.resolve import load, resolve_recipe, resolve_run
@@ -39,26 +38,26 @@ from tuner.zero import choice
 from tuner.zero.config import BASE
 
 _ROWS_A_SAMPLE = 32
-"""Rows that are read for each packed row of a step; where they are too few, the steps go over them again."""
+"""Rows to read for each packed row of a step; if they are too few, the steps repeat them."""
 _GRACE_S = 10.0
 _OUT_OF_MEMORY = (GPU_MEMORY, HOST_MEMORY)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute the same steps; `level` is a preset, 'none', or what the user's own config is called.
+    """One way to compute the same steps. `level` is a preset, 'none', or the name of the user's config.
 
-    `changes` are what is laid over the preset, `kernels` the values of `model` that differ from what `auto` chose.
+    `changes`: values that override the preset. `kernels`: values of `model` that differ from the choice of `auto`.
     """
 
     split: Split
     level: str
     loss: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    kernels: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
+    kernels: Mapping[str, object] = field(default_factory=dict)
 
     def applied(self, config: RecipeConfig) -> RecipeConfig:
-        """Return the recipe computed this way."""
+        """Return the recipe with the values of this candidate."""
         pinned = {BASE: self.level, **self.changes} if self.changes else self.level
         own = {"deepspeed": pinned} if self.level in LEVELS else {}
         kernels = {f"model.{key}": value for key, value in self.kernels.items()}
@@ -67,9 +66,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Measured:
-    """How a candidate did: speed (of all ranks) and the peak of one, or in a word why there is none.
+    """The measurement of a candidate: speed of all ranks and peak memory of one rank, or the reason of its failure.
 
-    `exit_code` is that of its ranks.
+    `exit_code` is the exit code of its ranks.
     """
 
     candidate: Candidate
@@ -80,36 +79,36 @@ class Measured:
 
 
 class _Interrupted(Exception):
-    """The user has seen enough."""
+    """The user has stopped the measurement."""
 
 
 @dataclass
 class Tuned:
-    """What was measured, in order; `loaded` is the recipe as it was asked for, `path` where the fastest is to go."""
+    """All measurements, in order. `loaded` is the original recipe, `path` the file for the fastest one."""
 
     loaded: Recipe
     path: Path
     ranks: int
     measured: list[Measured]
     is_whole: bool = True
-    """Nobody interrupted it, and there was time for every candidate."""
+    """Every candidate was measured: there was no interrupt and enough time."""
     was_interrupted: bool = False
 
     @property
     def fastest(self) -> Measured | None:
-        """The fastest of those that ran."""
+        """The fastest candidate that ran."""
         ran = [one for one in self.measured if one.tokens_per_second]
         return max(ran, key=lambda one: one.tokens_per_second or 0.0, default=None)
 
     @property
     def exit_code(self) -> int:
-        """0 where one candidate ran, else how the first one failed."""
+        """0 if a candidate ran, else the exit code of the first one."""
         if self.was_interrupted:
             return 130
         return 0 if self.fastest or not self.measured else self.measured[0].exit_code
 
     def recipe(self) -> Recipe:
-        """Return the recipe computed in the fastest way: it differs in nothing else."""
+        """Return the recipe with the values of the fastest candidate; nothing else differs."""
         assert self.fastest is not None
         fastest = replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
         return choice.without_catalog(fastest)
@@ -127,13 +126,13 @@ def tune(
     """Measure a recipe's candidates on this machine, in a scratch folder that is removed at the end.
 
     Args:
-        steps: Of each candidate; the first is not measured.
-        minutes: After them no further candidate is begun.
-        output: Where the fastest way is to be written; None for RECIPE_tuned.py.
-        tell: Told of each candidate as it ends.
+        steps: Steps of each candidate; the first step is not measured.
+        minutes: No candidate starts after this time.
+        output: File for the fastest recipe. None: RECIPE_tuned.py.
+        tell: Is called with each measurement.
 
     Raises:
-        TunerError: the recipe is wrong, cannot run here in any way, or its fastest way cannot be written.
+        TunerError: the recipe is wrong or cannot run on this machine, or the output cannot be written.
     """
     loaded = load(request)
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
@@ -158,7 +157,7 @@ def tune(
 def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], minutes: float) -> None:
     started = time.monotonic()
     for candidate in candidates(bench.base, tuned):
-        # The first is measured in any case: it is what the others are compared with.
+        # The first is always measured: the others are compared with it.
         if tuned.measured and time.monotonic() - started > 60 * minutes:
             tuned.is_whole = False
             return
@@ -167,12 +166,12 @@ def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], 
 
 
 def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
-    """Yield what is worth measuring next: the plan's own choice, other splits, loss, kernels, then other levels.
+    """Yield the candidates to measure: the plan's own choice, other splits, loss, kernels, then other levels.
 
-    Each question is asked of the fastest so far. A larger micro-batch than one that ran out of memory is left out.
+    Each step varies the fastest candidate so far. Micro-batches larger than one that ran out of memory are skipped.
 
     Args:
-        tuned: Holds what was measured of those yielded before.
+        tuned: The measurements of the candidates so far.
     """
     config = base.recipe.config
     first = Candidate(config.split, base.level, config.train_cfg.loss, base.document.changes)
@@ -192,7 +191,7 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
 
 
 def _splits(base: ResolvedRecipe) -> list[Split]:
-    """Return every split of the same global batch; of those on GPUs, what the plan does not rule out."""
+    """Return every split of the same global batch that fits in memory by the plan."""
     config, ranks = base.recipe.config, base.batch.ranks
     opened = config.with_values(
         {
@@ -206,8 +205,8 @@ def _splits(base: ResolvedRecipe) -> list[Split]:
     return [split for split in every if _may_fit(base, config.with_split(split), base.level)]
 
 
-def _kernels(config: RecipeConfig) -> Iterator[dict[str, Any]]:
-    """Yield each kernel for GPUs switched off: what is on by default is exact, and not always the fastest."""
+def _kernels(config: RecipeConfig) -> Iterator[dict[str, object]]:
+    """Yield each GPU kernel switched off: the default kernels are exact, but not always the fastest."""
     model = config.model
     if model.use_liger_kernel is True:
         yield {"use_liger_kernel": False}
@@ -216,7 +215,7 @@ def _kernels(config: RecipeConfig) -> Iterator[dict[str, Any]]:
 
 
 def _levels(base: ResolvedRecipe, best: Candidate) -> list[str]:
-    """Return the other presets that keep everything on the GPUs; one rank shards nothing, and a user's JSON stays."""
+    """Return the other presets without offload; none for one rank, or with a user's own JSON."""
     if base.topology.world_size == 1 or best.level not in LEVELS:
         return []
     others = [name for name in LEVELS if name not in ("none", best.level) and not name.endswith("_offload")]
@@ -237,7 +236,7 @@ def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
 
 
 class _Bench:
-    """Runs candidates one after the other, each in a run directory of its own that is removed after it."""
+    """Runs candidates one after the other, each in its own run directory, which is removed afterwards."""
 
     def __init__(
         self, request: Request, base: ResolvedRecipe, scratch: Path, environ: Mapping[str, str], steps: int
@@ -246,13 +245,14 @@ class _Bench:
         self.num_runs = 0
 
     def measure(self, candidate: Candidate) -> Measured:
-        """Train some steps and return how fast they were."""
+        """Train some steps and return their speed."""
         self.num_runs += 1
         run = self._resolved(candidate)
         if self.num_runs == 1:
             preflight.check(run)
         files = directory.create(run.run_path, render.files(run), resume=False)
-        code = ranks.run(run, files, shows_rank_0=False, tells_failure=False)  # its row has what a failure says
+        # The row of the candidate has the failure.
+        code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
         status = files.read_json(files.status)
         if "signal" in status:
             raise _Interrupted
@@ -272,7 +272,7 @@ class _Bench:
             deepspeed=candidate.level if candidate.level in LEVELS else self.request.deepspeed,
             flags=self.request.flags,
             work_dir=self.scratch / f"run-{self.num_runs}",
-            allow_code=True,  # that file is data, and what it names was allowed at the start
+            allow_code=True,  # that file is data, and its code was allowed at the start
             ignore_fit=True,
             command=self.request.command,
             grace_s=_GRACE_S,
@@ -282,7 +282,7 @@ class _Bench:
 
 
 def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig:
-    """Return the recipe that trains so many steps and does nothing else: no validation, no checkpoint, no trackers."""
+    """Return the recipe for `steps` steps only, without validation, checkpoints and trackers."""
     values = config.model_dump()
     rows = values["train_dataloader"]["dataset"]
     most = config.split.samples * ranks * steps * (_ROWS_A_SAMPLE if rows["packing"] else 1)
@@ -294,15 +294,15 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
     return RecipeConfig.model_validate(values)
 
 
-def _failure(status: Mapping[str, Any], code: int) -> str:
+def _failure(status: JsonObject, code: int) -> str:
     if (status.get("diagnosis") or {}).get("cause") in _OUT_OF_MEMORY:
         return "out of memory"
     first, *_ = [*str(status.get("message", "")).splitlines(), "it failed"]
     return f"{first} ({code})"
 
 
-def _of_lines(candidate: Candidate, lines: list[dict[str, Any]]) -> Measured:
-    """Return the median speed of the steps after the first, which builds and warms up what the others use."""
+def _of_lines(candidate: Candidate, lines: list[JsonObject]) -> Measured:
+    """Return the median speed of all steps but the first, which includes compilation and warm-up."""
     steps = [line for line in lines if "tokens_per_second" in line]
     speeds = [line["tokens_per_second"] for line in steps[1:]]
     if not speeds:

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tuner.fit.levels import LEVELS, Level
-from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.fit.trainable import count
 from tuner.launch import data_rows, fitting
 from tuner.launch.checks import host
 from tuner.launch.resolved_run import ResolvedRun

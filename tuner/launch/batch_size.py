@@ -1,7 +1,7 @@
 """The batch of an optimizer step: how large it is, how long packed rows are, and how it is split over the ranks.
 
 Few data get small batches, so that there are enough steps. The global batch depends on the data and the recipe alone,
-so a run learns the same on one GPU and on eight. Which split is fast and fits is calculated by `fit.split`.
+so a run learns the same on one GPU and on eight. Which split is fast and fits is calculated by `fit.step_time`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
-from tuner.fit import attention, split
+from tuner.fit import activations, shares
 from tuner.fit.levels import Level, Machines
 from tuner.fit.parameters import has_formula
-from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.fit.split import samples_of_rank
+from tuner.fit.shares import data_parallel_ranks, samples_of_rank
 from tuner.launch import data_rows, steps
 from tuner.launch.machine_facts import cluster, fit_machines
-from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware, Precision
-from tuner.machine.topology import Batch, Topology
+from tuner.machine.topology import ENOUGH, Batch, Topology
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
@@ -78,7 +76,7 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
     """Return a global batch of packed rows, and their length if it is shorter than max_length.
 
     Args:
-        tokens: Of an epoch; None if they are not counted.
+        tokens: The tokens of an epoch; None if they are not counted.
         batch: The global batch, if the recipe has one.
         unit: The smallest global batch.
     """
@@ -110,7 +108,7 @@ def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int
 
 
 def _power_of_2(number: float) -> int:
-    """Return the largest power of 2 that is not above the number; 1 for what is below 1."""
+    """Return the largest power of 2 that is not above the number; 1 for a number below 1."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 
@@ -126,7 +124,7 @@ def lightest(loaded: Recipe, ranks: int) -> Recipe:
     Raises:
         RecipeError: the ranks cannot share the global batch.
     """
-    return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: the least memory")
+    return _settled(loaded, shares.possible(loaded.config, ranks)[0], "derived: the least memory")
 
 
 def with_dtype(loaded: Recipe, document: Document) -> Recipe:
@@ -183,7 +181,7 @@ def choose_split(
         DeepSpeedConfigError, MachineError: as `merged`.
     """
     config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
-    options, architecture = split.possible(config, ranks), config.architecture
+    options, architecture = shares.possible(config, ranks), config.architecture
     if len(options) == 1:
         return _settled(loaded, options[0], f"derived: {options[0].samples} samples per rank and step")
     here = fit_machines(topology, hardware, precision)
@@ -195,10 +193,10 @@ def choose_split(
         return _settled(loaded, options[0], "derived: the model's size is unknown")
     level = Level.of_config(merged(lightest(loaded, ranks), Batch(*options[0][:2], ranks)).config)
     name = f"deepspeed_zero{level.stage}" if level.stage else "none"
-    chosen = split.fastest(config, architecture, here, level, name, cluster(hardware, topology))
-    leaves = (
-        f"leaves {split.MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"
-    )
+    from tuner.fit.advice import MARGIN, fastest  # only a split that is open needs it
+
+    chosen = fastest(config, architecture, here, level, name, cluster(hardware, topology))
+    leaves = f"leaves {MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"
     if chosen is None:
         return _settled(loaded, options[0], f"derived: no other split {leaves}")
     return _settled(loaded, chosen, f"derived: the fastest split that {leaves}")
@@ -226,7 +224,7 @@ def _is_by_sample(config: RecipeConfig) -> bool:
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         return False
-    is_sdpa = attention.of_recipe(config, architecture) == "sdpa"
+    is_sdpa = activations.attention_of(config, architecture) == "sdpa"
     return is_sdpa and sees_whole_samples(config, architecture.model_dump())
 
 

@@ -21,8 +21,9 @@ from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
-from tuner.zero.config import AUTO, Document, is_auto
+from tuner.zero.config import AUTO, Document
 from tuner.zero.lint import check_device, inspect
+from tuner.zero.recipe_values import is_auto
 
 Value = TypeVar("Value")
 _MAX_SHOWN = 15

@@ -84,7 +84,7 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
     """Return the recipe with a max_length that `batch` of its rows need together, judged by sampled rows.
 
     A batch is counted as its longest row and rows of the mean length: most rows are much shorter than max_length. The
-    recipe stays as it is where no rows can be sampled.
+    recipe does not change if no rows can be sampled.
 
     Args:
         batch: How many rows lie end to end.

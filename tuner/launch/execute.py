@@ -1,19 +1,30 @@
-"""Run a resolved run: write its directory, then become the rank or watch the ranks, as often as was asked for."""
+"""Run a resolved run: write its directory, start its ranks, report events, and try again if asked.
+
+Events are for programs that watch a run: `train --json` prints them, one JSON object a line, and functions of Python's
+callers get them. They are read from the run directory; a reader that stops reading holds up only these lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from tuner import hooks
 from tuner.errors import TunerError
-from tuner.launch import ranks, render, retry
-from tuner.launch.events import Events
+from tuner.files import JsonObject, read_json_object
+from tuner.launch import render, retry, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import slurm
-from tuner.runs import directory, lock
+from tuner.runs import checkpoints, directory, lock
 from tuner.runs.directory import RunDirectory
+from tuner.runs.follow import Growing, Poller, write_all
+
+OnEvent = Callable[[JsonObject], None]
+_STDOUT = 1
+_STARTED = ("name", "launch_id", "started", "world_size", "resume_step")
+"""The keys of run.json in the first event."""
 
 
 def execute(resolved: ResolvedRun) -> int:
@@ -27,12 +38,14 @@ def execute(resolved: ResolvedRun) -> int:
             run, leads = _directory(resolved), resolved.topology.leads
             if not resolved.topology.is_supervised:
                 with _failure_kept(run, leads):
-                    ranks.become(resolved, run)
+                    supervise.become_rank(resolved, run)
             prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
             events = Events(run, on_event=on_event) if (prints_events or on_event) and leads else None
             shown = events.printed() if events else nullcontext()
             with _failure_kept(run, leads, events), shown:
-                code = ranks.run(resolved, run, shows_rank_0=not prints_events)  # else its lines are in its log
+                code = supervise.run_ranks(
+                    resolved, run, shows_rank_0=not prints_events
+                )  # else its lines are in its log
             following = retry.next_attempt(resolved, run, code, resolve_run)
             if following is None:
                 if leads:
@@ -57,7 +70,7 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
 
 @contextmanager
 def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) -> Iterator[None]:
-    """Let status.json, the user's command and the last event say why no rank was started."""
+    """Write the reason why no rank was started to status.json, the user's command and the last event."""
     try:
         yield
     except TunerError as error:
@@ -67,3 +80,50 @@ def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) 
         if events:
             events.end(error.exit_code)
         raise
+
+
+class Events:
+    """The events of one attempt: started, then each step, validation and checkpoint.
+
+    Args:
+        run: The run directory, before the ranks start.
+        target: The file descriptor to print to.
+        on_event: Called with each event instead, in a thread of this process.
+    """
+
+    def __init__(self, run: RunDirectory, target: int = _STDOUT, on_event: OnEvent | None = None) -> None:
+        self._run, self._target, self._on_event = run, target, on_event
+        self._metrics = Growing(run.metrics, run.metrics.stat().st_size if run.metrics.is_file() else 0)
+        self._reported = {path for _, path in checkpoints.newest_first(run.checkpoints)}
+
+    @contextmanager
+    def printed(self) -> Iterator[None]:
+        """Print the events of an attempt from its start until its ranks have ended."""
+        facts = read_json_object(self._run.run)
+        self._write("started", {"run": str(self._run.path), **{key: facts[key] for key in _STARTED if key in facts}})
+        poller = Poller(self._look, "events")
+        poller.start()
+        try:
+            yield
+        finally:
+            poller.stop()
+
+    def end(self, code: int) -> None:
+        """Print how the run ended, as the last event."""
+        self._write("ended", self._run.ending(code))
+
+    def _look(self, _: bool) -> None:
+        while lines := self._metrics.read():
+            for text in filter(bytes.strip, lines.splitlines()):
+                line = json.loads(text)
+                self._write("step" if "loss" in line else "validation", line)
+        for step, path in reversed(checkpoints.newest_first(self._run.checkpoints)):
+            if path not in self._reported and checkpoints.inspect(path, hashes=False) is None:
+                self._reported.add(path)
+                self._write("checkpoint", {"step": step, "path": str(path)})
+
+    def _write(self, event: str, facts: JsonObject) -> None:
+        if self._on_event:
+            self._on_event({"event": event, **facts})
+            return
+        write_all(self._target, (json.dumps({"event": event, **facts}) + "\n").encode())

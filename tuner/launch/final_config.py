@@ -1,15 +1,15 @@
 """The DeepSpeed config of a run: opened as it was chosen, and merged with the recipe and the machine.
 
-This is the one place that loads the room `zero`. A run at stage 0 without a config of its own needs only `zero.config`.
+This is the one place that loads the room `zero`. A run at stage 0 without a config of its own needs two modules.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.recipes.document_file import YAML
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
-from tuner.zero.config import BASE, NONE, Document, FinalConfig, chosen, final_stage_0, stage_0
+from tuner.recipes.recipe_file import YAML
+from tuner.zero.config import BASE, NONE, Document, FinalConfig, stage_0
+from tuner.zero.recipe_values import chosen, final_stage_0, is_stage_0
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware, Precision
@@ -54,8 +54,7 @@ def merged(recipe: Recipe, document: Document, batch: Batch, precision: Precisio
     Raises:
         DeepSpeedConfigError, MachineError: as `zero.merge.merge`.
     """
-    is_torchs = recipe.config.optim_wrapper.optimizer.type not in DEEPSPEED_OPTIMIZERS
-    if is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0():
+    if is_stage_0(recipe, document):
         return final_stage_0(recipe, batch, precision)
     from tuner.zero.merge import merge  # as in `open_document`
 

@@ -1,4 +1,4 @@
-"""Whether a run fits its machines, and what it computes with there: the kernels, the level of `auto`, the loss.
+"""Whether a run fits its machines, and what it computes with there: the kernels, and the level of `auto`.
 
 The arithmetic is `fit`'s. Installed kernels are looked up, and never imported or downloaded.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from tuner.errors import MachineError
 from tuner.files import JsonObject
-from tuner.fit import activations, advice, attention
-from tuner.fit.communication import step_flops
+from tuner.fit.activations import default_attention
 from tuner.fit.estimate import peak_on
 from tuner.fit.levels import Fit, Level
-from tuner.fit.parameters import active_parameters, has_formula, num_parameters
+from tuner.fit.parameters import active_parameters, count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.fit.trainable import count
-from tuner.launch import data_rows
 from tuner.launch.machine_facts import fit_machines, slowest_gpu
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware, Precision
@@ -26,9 +23,6 @@ from tuner.recipes.schema.architecture import Architecture
 
 TOLERANCE = 0.1
 """An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
-
-LOGITS_OF_HOST = 0.25
-"""The part of a host's memory that whole logits may take where the ranks compute on the CPU."""
 
 
 def choose_level(
@@ -53,6 +47,8 @@ def choose_level(
             else "the model's size is unknown"
         )
         return "deepspeed_zero3", kind
+    from tuner.fit import advice  # only runs on GPUs need it
+
     fits = advice.levels(config, architecture, fit_machines(topology, hardware, precision))
     lowest = advice.recommended(fits)
     if lowest:
@@ -79,51 +75,12 @@ def judge(
     return Fit(name, peak_on(config, architecture, Level.of_config(deepspeed), here), here)
 
 
-def choose_loss(
-    loaded: Recipe, deepspeed: JsonObject, topology: Topology, hardware: Hardware, precision: Precision
-) -> Recipe:
-    """Return the recipe with the `train_cfg.loss` for `auto`: whole logits if there is room for them."""
-    key, config = "train_cfg.loss", loaded.config
-    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
-        return loaded
-    whole = config.with_values({"train_cfg.loss": "whole"})
-    if _validates_larger_batches(config):
-        reason = "derived: the batches of the validation are larger than twice those of training"
-        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
-    if hardware.gpus:
-        fit = judge(whole, deepspeed, topology, hardware, precision, "whole")
-        has_room, place = fit is not None and fit.room >= TOLERANCE, "on each GPU"
-    else:
-        has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
-    reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
-    return loaded.settled({key: "whole" if has_room else "chunked"}, Place(Kind.DERIVED, reason))
-
-
-def _validates_larger_batches(config: RecipeConfig) -> bool:
-    """Return whether a validation, which computes the same loss, may hold more logits than training."""
-    val = config.val_dataloader
-    if val is None or val.batch_size == "auto":
-        return False
-    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
-    of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
-    return val.batch_size * val.dataset.max_length > 2 * of_step
-
-
-def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
-    architecture = config.architecture
-    if architecture is None or not has_formula(architecture):
-        return False
-    config = data_rows.with_sampled_length(config, config.split.micro_batch)
-    num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
-    return num_bytes <= LOGITS_OF_HOST * hardware.host_memory_bytes
-
-
 def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:
     """Return the FLOPs of training on one token and the peak FLOP/s of the slowest GPU, to compute a GPU's utilisation.
 
-    The quotient of what is done and the peak is the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
-    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; what is computed again counts
-    for nothing. Attention scores and a frozen reference model are left out, so the true use is somewhat higher.
+    The FLOPs of training divided by the peak are the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
+    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; recomputation
+    is not counted. Attention scores and a frozen reference model are left out, so the true use is somewhat higher.
 
     Returns:
         None without GPUs, in fp32, or where the GPU or the model is not known.
@@ -131,8 +88,10 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     architecture, slowest = config.architecture, slowest_gpu(hardware)
     if slowest is None or dtype == "fp32" or architecture is None or not has_formula(architecture):
         return None
+    from tuner.fit.step_time import flops_of_step  # only runs on GPUs need it
+
     share = min(1.0, count(config, architecture).trainable / num_parameters(architecture))
-    flops = step_flops(active_parameters(architecture), share, 1, recompute=False)
+    flops = flops_of_step(active_parameters(architecture), share, 1, recompute=False)
     return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
 
 
@@ -162,6 +121,8 @@ def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
 
 def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     assert config.architecture is not None
+    from tuner.fit import advice  # only runs on GPUs need it
+
     advised = advice.changes(config, config.architecture, fit.machines)
     ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
@@ -200,7 +161,7 @@ def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str
     """
     lacks, other = None, None
     if architecture is not None and has_formula(architecture):
-        other = attention.of_transformers(architecture)
+        other = default_attention(architecture)
     if not hardware.gpus:
         lacks = "no GPU is visible"
     elif not hardware.has_nvidia:

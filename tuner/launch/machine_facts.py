@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tuner.errors import UsageError
-from tuner.fit import gpu_catalog
-from tuner.fit.communication import Cluster
-from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Machines
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware, Precision
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags, Topology, planned
+
+if TYPE_CHECKING:
+    from tuner.fit.step_time import Cluster, KnownGpu
 
 AskedMachines = tuple[int | None, str | None, int]
 """The values of --gpus, --gpu and --nodes: GPUs of each node, their product, and the number of nodes."""
@@ -59,8 +60,10 @@ def known_gpu(name: str) -> Gpu:
     Raises:
         UsageError: no such GPU is known.
     """
-    product = gpu_catalog.find(name)
-    return Gpu(gpu_catalog.spelled(name), product.memory_bytes, product.compute_capability)
+    from tuner.fit import step_time  # only runs on GPUs need it
+
+    product = step_time.find(name)
+    return Gpu(step_time.spelled(name), product.memory_bytes, product.compute_capability)
 
 
 def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
@@ -77,7 +80,11 @@ def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -
 
 def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
     """Return the slowest GPU as a known product; None without GPUs, or if one of them is not known."""
-    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
+    if not hardware.gpus:
+        return None
+    from tuner.fit import step_time  # only runs on GPUs need it
+
+    products = [step_time.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product for product in products if product]
     if len(known) < len(products):
         return None
@@ -87,4 +94,8 @@ def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
 def cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
     """Return how fast the machines compute and communicate; None if the GPUs are not known."""
     slowest = slowest_gpu(hardware)
-    return Cluster.of(slowest, topology.num_nodes) if slowest else None
+    if slowest is None:
+        return None
+    from tuner.fit.step_time import Cluster  # only runs on GPUs need it
+
+    return Cluster.of(slowest, topology.num_nodes)

@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from tuner.errors import ModelError, UsageError
 from tuner.files import JsonObject
-from tuner.fit import gpu_catalog, sizes, summary
-from tuner.fit.communication import Cluster
-from tuner.fit.gpu_catalog import KnownGpu
+from tuner.fit import sizes, step_time, summary
 from tuner.fit.levels import Fit, Machines
-from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.fit.split import possible
+from tuner.fit.shares import data_parallel_ranks, possible
+from tuner.fit.step_time import Cluster, KnownGpu
 from tuner.launch import batch_size, data_rows, fitting, machine_facts, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware, libraries
@@ -133,7 +131,7 @@ class Plan(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Machines as `fit` calculates with them, one node of them, their GPU where it is a product, and their name."""
+    """Machines as numbers for `fit`, one node of them, their GPU if it is a known product, and their name."""
 
     machines: Machines
     node: Hardware
@@ -148,7 +146,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
 
     Raises:
-        TunerError: what is asked for contradicts itself, or there is no formula for the model's architecture.
+        TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
     place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
     ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
@@ -223,7 +221,7 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     machines = Machines(
         count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes, old_gpus=node.has_old_gpus
     )
-    product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
+    product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
     nodes = f"{wanted.nodes} node{'s' * (wanted.nodes > 1)}"
     name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
     return Place(machines._replace(nvme_path=wanted.nvme or ""), node, product, name)

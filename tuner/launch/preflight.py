@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, model_files
+from tuner.launch.checks import Finding, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import too_few
+from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
 
@@ -27,6 +28,19 @@ def _streamed(run: ResolvedRun) -> Iterator[Finding]:
         from tuner.launch.checks import inputs  # few runs stream their data
 
         yield from inputs.streamed(run)
+
+
+def _deepspeed(name: str) -> Check:
+    """Return a check of the DeepSpeed config; a run at stage 0 needs it only in bf16, of which DeepSpeed had errors."""
+
+    def check(run: ResolvedRun) -> Iterator[Finding]:
+        if is_stage_0(run.recipe, run.document) and run.precision.dtype != "bf16":
+            return
+        from tuner.launch.checks import deepspeed_config  # 700 lines with what it imports
+
+        yield from getattr(deepspeed_config, name)(run)
+
+    return check
 
 
 def _inputs(run: ResolvedRun) -> Iterator[Finding]:
@@ -54,7 +68,7 @@ _QUICK: tuple[Check, ...] = (
     host.shared_memory,
     host.host_memory,
     host.open_files,
-    deepspeed_config.swap_space,
+    _deepspeed("swap_space"),
 )
 """Checks that take milliseconds together and use no network: a dry run makes them too."""
 _SLOW: tuple[Check, ...] = (
@@ -69,7 +83,7 @@ _SLOW: tuple[Check, ...] = (
 )
 _CONFIGURED: tuple[Check, ...] = (
     *(*_ELSEWHERE, model_files.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
-    *(deepspeed_config.swap_space, host.installed, host.notifies, deepspeed_config.config, deepspeed_config.compiles),
+    *(_deepspeed("swap_space"), host.installed, host.notifies, _deepspeed("config"), _deepspeed("compiles")),
 )
 """What a recipe and its config need of this machine, apart from memory and data."""
 
@@ -80,7 +94,7 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: everything that is wrong.
     """
-    local = (deepspeed_config.config, deepspeed_config.swap_disks, host.forgotten_nodes, host.shadows)
+    local = (_deepspeed("config"), _deepspeed("swap_disks"), host.forgotten_nodes, host.shadows)
     return _judge(run, *_QUICK, *_SLOW, *local, _fit)
 
 
@@ -93,7 +107,7 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    quick_checks = (*_ELSEWHERE, few_steps, _streamed, deepspeed_config.unknown)
+    quick_checks = (*_ELSEWHERE, few_steps, _streamed, _deepspeed("unknown"))
     if quick:
         return _judge(run, *quick_checks, _fit)
     from tuner.launch.checks import inputs  # as in `_inputs`
@@ -108,7 +122,7 @@ def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
 
 def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
     """Return what a recipe and its config need of other machines, as far as this machine can check."""
-    return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, deepspeed_config.unknown))
+    return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, _deepspeed("unknown")))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
@@ -118,7 +132,7 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
         MachineError: the command of log.notify does not exist: a mistake wherever the run starts.
     """
     _judge(run, host.notifies)
-    findings = _findings(run, *_QUICK, deepspeed_config.config, deepspeed_config.compiles)
+    findings = _findings(run, *_QUICK, _deepspeed("config"), _deepspeed("compiles"))
     return tuple(
         one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}" for one in findings
     )

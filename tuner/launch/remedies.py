@@ -78,10 +78,10 @@ def _share_states(level: str, other: str) -> bool:
 def commands(
     command: Sequence[str], config: RecipeConfig, level: str, topology: Topology, num_gpus: int, run_path: Path
 ) -> dict[str, str]:
-    """Return the next command to type by cause; 'again' goes on with the run as it is.
+    """Return the next command to type by cause; 'again' resumes the run without a change.
 
     Args:
-        command: What was typed.
+        command: The command that started the run.
         config: The recipe that ran.
         level: The level that ran, or the path of a user's JSON.
         topology: Where it ran.

@@ -71,7 +71,7 @@ def environment(run: ResolvedRun) -> dict[str, str]:
     env |= _meeting(run.topology) if run.topology.launcher != "torchrun" else {}
     if run.topology.launcher == "mpi":
         env["TERM"] = "dumb"  # Open MPI gives each rank a terminal (4.1), also where its own output goes into a file
-    if run.topology.launcher == "env":  # `leftovers` takes it out
+    if run.topology.launcher == "env":  # which `variables.without_leftovers` removes
         env |= {name: environ[name] for name in (AGENT_STORE,) if name in environ}
     path = tool_path(environ)
     return env if path == environ.get("PATH") else {**env, "PATH": path}

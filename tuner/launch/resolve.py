@@ -11,23 +11,30 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.errors import RecipeError, UsageError
-from tuner.files import dump_json, sha256
-from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
+from tuner.files import JsonObject, dump_json, sha256
+from tuner.fit import activations
+from tuner.fit.parameters import has_formula
+from tuner.fit.shares import data_parallel_ranks, refuse_tiles
 from tuner.launch import batch_size, data_rows, final_config, fitting
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
-from tuner.machine import leftovers
-from tuner.machine.hardware import Hardware, decide_precision
+from tuner.machine.hardware import Hardware, Precision, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
+from tuner.machine.variables import leftovers_warning
 from tuner.recipes import loading, path_checks
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero.config import FinalConfig, is_auto, stage, with_measurement_folders
+from tuner.zero.config import FinalConfig, stage, with_measurement_folders
+from tuner.zero.recipe_values import is_auto
 
+_LOGITS_OF_HOST = 0.25
+"""The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -77,7 +84,7 @@ def resolve_run(
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
     measured = with_measurement_folders(resolved.final, RunDirectory(start.run_path).measurements)
     resolved = replace(resolved, final=measured)
-    if warning := leftovers.warning(environ, request.flags.launcher):
+    if warning := leftovers_warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     as_run = loading.anchored(resolved.recipe, resolved.document.pinned)
     if checkpoint:
@@ -237,7 +244,7 @@ def resolve_recipe(
     batch = Batch(*loaded.config.split[:2], ranks)
     final = merged(loaded, batch)
     level = document.preset or document.name
-    loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
+    loaded = _choose_loss(loaded, final.config, topology, hardware, dtype)
     _refuse_compiled_chunks(loaded, final.config)
     fit = fitting.judge(loaded.config, final.config, topology, hardware, dtype, level)
     warnings = (
@@ -246,6 +253,45 @@ def resolve_recipe(
         *filter(None, [contradiction(document.launch, topology), fitting.warning(fit)]),
     )
     return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)
+
+
+def _choose_loss(
+    loaded: Recipe, deepspeed: JsonObject, topology: Topology, hardware: Hardware, precision: Precision
+) -> Recipe:
+    """Return the recipe with the `train_cfg.loss` for `auto`: whole logits if there is room for them."""
+    key, config = "train_cfg.loss", loaded.config
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
+        return loaded
+    whole = config.with_values({"train_cfg.loss": "whole"})
+    if _validates_larger_batches(config):
+        reason = "derived: the batches of the validation are larger than twice those of training"
+        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
+    if hardware.gpus:
+        fit = fitting.judge(whole, deepspeed, topology, hardware, precision, "whole")
+        has_room, place = fit is not None and fit.room >= fitting.TOLERANCE, "on each GPU"
+    else:
+        has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
+    reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
+    return loaded.settled({key: "whole" if has_room else "chunked"}, Place(Kind.DERIVED, reason))
+
+
+def _validates_larger_batches(config: RecipeConfig) -> bool:
+    """Return whether a validation, which computes the same loss, may hold more logits than training."""
+    val = config.val_dataloader
+    if val is None or val.batch_size == "auto":
+        return False
+    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
+    of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
+    return val.batch_size * val.dataset.max_length > 2 * of_step
+
+
+def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
+    architecture = config.architecture
+    if architecture is None or not has_formula(architecture):
+        return False
+    config = data_rows.with_sampled_length(config, config.split.micro_batch)
+    num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
+    return num_bytes <= _LOGITS_OF_HOST * hardware.host_memory_bytes
 
 
 def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, object]) -> None:

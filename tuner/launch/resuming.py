@@ -1,6 +1,6 @@
 """Where a run starts or goes on: the run directory, the checkpoint of --resume, and what the recipe may change.
 
-It looks at checkpoints and changes none. `runs.resume_point` knows how a checkpoint's state moves to other ranks.
+It reads checkpoints and does not change them. `runs.resume_point` knows how a checkpoint's state moves to other ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
-from tuner.fit.split import samples_of_rank
+from tuner.fit.shares import samples_of_rank
 from tuner.launch.resolved_run import Start, batch_settings, is_already_started
 from tuner.machine.topology import Topology
 from tuner.recipes import loading
@@ -21,7 +21,8 @@ from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-from tuner.zero.config import FinalConfig, is_auto
+from tuner.zero.config import FinalConfig
+from tuner.zero.recipe_values import is_auto
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 

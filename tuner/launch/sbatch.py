@@ -36,7 +36,7 @@ class Job:
     """The job to request from Slurm.
 
     Args:
-        tasks_per_node: Ranks on each node, one a GPU where there are any.
+        tasks_per_node: Ranks on each node: one for each GPU, if there are GPUs.
         options: Further options by their long names; None for an option without a value.
         array: As sbatch takes it, such as `0-3` or `0-15%4`.
         stop_before_s: The run saves its last checkpoint this long before the time limit; it ends a validation first.

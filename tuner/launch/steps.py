@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tuner.machine import few_steps
-from tuner.machine.topology import Batch
+from tuner.machine.topology import Batch, few_steps_warning
 from tuner.recipes.schema import RecipeConfig
 
 _BYTES_PER_TOKEN = 4
@@ -197,7 +196,7 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
     """Return about how many rows packing makes of `num_rows` rows, of which some have these lengths in tokens.
 
     Fitted longest first into the first row with room, which needs about as many rows as TRL 1.16's best fit. A row
-    longer than `pack_length` shares its row with none; what is longer than `max_length` is split.
+    longer than `pack_length` has a row of its own; a row longer than `max_length` is split.
     """
     sample = list(lengths) * max(1, min(_MAX_FITTED, num_rows) // len(lengths))  # all rows are fitted if they are few
     rows, room, pieces = 0, list[int](), list[int]()
@@ -223,7 +222,7 @@ def too_few(config: RecipeConfig, batch: Batch, steps: Steps) -> str | None:
     samples = steps.samples
     if config.train_cfg.max_steps or samples.value is None:
         return None
-    return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
+    return few_steps_warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
 
 
 def _described(samples: Count) -> str:

@@ -6,6 +6,7 @@ torchrun turns every failure into 1, so the exit code comes from files that the 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -14,20 +15,25 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from types import FrameType
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
 from tuner.files import JsonObject, write_json
+from tuner.launch import builds, render
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
-from tuner.runs import beats, checkpoints
+from tuner.machine.variables import without_leftovers
+from tuner.runs import beats, checkpoints, swapped
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
+from tuner.zero.config import swap_paths
 
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
 """The second of these signals kills a run. Not SIGHUP: a terminal that closes sends it twice."""
@@ -43,6 +49,60 @@ _SAVES = 3.0
 """Ranks that are told to stop get at least this many times the longest save so far."""
 _STDOUT = 1
 _Output = BinaryIO | int | None
+
+
+def run_ranks(
+    resolved: ResolvedRun, directory: RunDirectory, *, shows_rank_0: bool = True, tells_failure: bool = True
+) -> int:
+    """Compile what the ranks need, run them to their end and return the run's exit code.
+
+    Args:
+        directory: The run directory, with its files.
+        shows_rank_0: Show the output of rank 0 on `resolved.request.output`; it is in its log in any case.
+        tells_failure: Print a failure; it is in status.json in any case.
+
+    Raises:
+        MachineError: an op of DeepSpeed does not compile, or another run swaps to the same folder.
+    """
+    env = _environment(resolved)
+    _compile(resolved, env, directory)
+    printed = contextlib.nullcontext() if tells_failure else contextlib.redirect_stderr(StringIO())
+    swaps_to = swap_paths(resolved.final.config)
+    with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
+        for line in kept:
+            print(line, file=sys.stderr)
+        return run(
+            render.argv(resolved),
+            env,
+            directory,
+            node_rank=resolved.topology.node_rank,
+            ranks=render.of_ranks(resolved.topology),
+            grace_s=resolved.request.grace_s,
+            shows_rank_0=shows_rank_0,
+            output=resolved.request.output,
+        )
+
+
+def become_rank(resolved: ResolvedRun, directory: RunDirectory) -> NoReturn:
+    """Turn this process, a task of Slurm, MPI or a cluster, into its rank; never return.
+
+    Raises:
+        MachineError: an op of DeepSpeed does not compile.
+    """
+    argv, env, here = render.argv(resolved), _environment(resolved), resolved.topology
+    # Under Slurm not the local rank: of tasks that see one GPU each, every one has 0.
+    position = int(resolved.environ.get("SLURM_LOCALID", "0")) if here.launcher == "slurm" else here.local_rank or 0
+    if position == 0:  # once on a node
+        _compile(resolved, env, directory)
+    os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
+
+
+def _environment(resolved: ResolvedRun) -> dict[str, str]:
+    return without_leftovers(resolved.environ) | render.environment(resolved)
+
+
+def _compile(resolved: ResolvedRun, env: dict[str, str], directory: RunDirectory) -> None:
+    builds.build(resolved, env, directory.ranks / f"build-{resolved.topology.node_rank}.log")
 
 
 def run(
@@ -256,7 +316,7 @@ class _Watch:
         return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
-        """Kill what is left of the ranks and their descendants; a psutil.Process never means a reused pid."""
+        """Kill the remaining ranks and their descendants; a psutil.Process never means a reused pid."""
         for process in self.ranks:
             _kill(process)
         deadline = time.monotonic() + _REAP_S

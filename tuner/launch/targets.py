@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tuner.recipes import catalog, document_file, merging, starting_weights
+from tuner.recipes import catalog, merging, starting_weights
 from tuner.recipes.merging import Origin, Place, Section, leaves
+from tuner.recipes.recipe_file import DOCUMENTS
 
 if TYPE_CHECKING:
     from tuner.zero.config import Document
@@ -25,8 +26,11 @@ def kind_of(name: str | None) -> Kind:
     if name is None:
         return "recipe"
     path = Path(name)
-    if document_file.says_what_to_train(path) or document_file.is_recipe(path):
-        return "recipe"
+    if path.suffix in DOCUMENTS:
+        from tuner.recipes import document_file  # few names are files in YAML or JSON
+
+        if document_file.says_what_to_train(path) or document_file.is_recipe(path):
+            return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
         from tuner.runs import directory, listing  # few names are folders
 

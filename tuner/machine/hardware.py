@@ -1,9 +1,10 @@
-"""What this machine has: GPUs (through NVML, or as `accelerators` finds them), memory, cores, a compiler, no torch."""
+"""What this machine has: GPUs of NVIDIA (through NVML) and of other makers, memory, cores, a compiler, no torch."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from tuner.errors import MachineError
-from tuner.machine import accelerators, kernel
+from tuner.machine import kernel, libraries
 
 Answer = TypeVar("Answer")
 Seen = TypeVar("Seen", "Gpu", "Gpu | _Unreadable")
@@ -23,6 +24,49 @@ _NO_GPU = ("", "-1", "NoDevFiles", "none", "void")
 _ON_CPU = 'CUDA_VISIBLE_DEVICES="" trains on the CPU.'
 _NVCC = Path("/usr/local/cuda/bin/nvcc")
 _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
+
+
+class Maker(NamedTuple):
+    """One maker's accelerators.
+
+    Attributes:
+        name: As a user knows it.
+        device: DeepSpeed's and torch's name of the kind (DS_ACCELERATOR).
+        visible: The variables that choose among its devices; the first that is set counts.
+        is_installed: Whether a torch for it is here.
+        devices: A pattern of the kernel's files, one a device.
+    """
+
+    name: str
+    device: str
+    visible: tuple[str, ...]
+    is_installed: Callable[[], bool]
+    devices: str
+
+
+def _torch_is_for(key: str) -> Callable[[], bool]:
+    return lambda: libraries.torch_built_for(key) is not None
+
+
+def _has(package: str) -> Callable[[], bool]:
+    return lambda: libraries.is_installed(package)
+
+
+NVIDIA = "NVIDIA"
+MAKERS = (
+    Maker(
+        "AMD",
+        "cuda",  # ROCm's torch and DeepSpeed say cuda
+        ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        _torch_is_for("hip"),
+        "sys/class/kfd/kfd/topology/nodes/*",
+    ),
+    Maker("Ascend", "npu", ("ASCEND_RT_VISIBLE_DEVICES",), _has("torch_npu"), "dev/davinci[0-9]*"),
+    Maker("Gaudi", "hpu", ("HABANA_VISIBLE_MODULES",), _has("habana_frameworks"), "dev/accel/accel[0-9]*"),
+    Maker("Intel", "xpu", ("ZE_AFFINITY_MASK",), _torch_is_for("xpu"), "dev/dri/renderD*"),
+)
+"""Sources: deepspeed/accelerator/*_accelerator.py (visible_devices_envs), and each driver's own documentation."""
+OF_NAME: Mapping[str, Maker] = {maker.name: maker for maker in MAKERS}
 
 
 class Gpu(NamedTuple):
@@ -65,7 +109,7 @@ class Hardware(NamedTuple):
     host_memory_bytes: int = 0
     has_compiler: bool = False
     """A C++ compiler and ninja, and nvcc beside NVIDIA's GPUs: what DeepSpeed's CPU Adam is built with at first use."""
-    maker: str = accelerators.NVIDIA
+    maker: str = NVIDIA
     """Whose the GPUs are."""
 
     @property
@@ -73,12 +117,12 @@ class Hardware(NamedTuple):
         """What torch and DeepSpeed (DS_ACCELERATOR) call the device of a run: 'cuda', 'npu', ..., or 'cpu'."""
         if not self.gpus:
             return "cpu"
-        return "cuda" if self.maker == accelerators.NVIDIA else accelerators.OF_NAME[self.maker].device
+        return "cuda" if self.maker == NVIDIA else OF_NAME[self.maker].device
 
     @property
     def has_nvidia(self) -> bool:
         """GPUs are visible, and they are NVIDIA's: what is made for CUDA alone runs on them."""
-        return bool(self.gpus) and self.maker == accelerators.NVIDIA
+        return bool(self.gpus) and self.maker == NVIDIA
 
     @property
     def has_native_bf16(self) -> bool:
@@ -118,7 +162,7 @@ def detect(environ: Mapping[str, str]) -> Hardware:
     if environ.get("DS_ACCELERATOR") == "cpu":
         return Hardware((), num_cpus(), _host_memory_bytes(), has_compiler(tool_path(environ)))
     gpus = _nvidia_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
-    if not gpus and (other := accelerators.found()):
+    if not gpus and (other := other_accelerators()):
         return _of_another_maker(*other, environ)
     # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
     builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
@@ -142,8 +186,8 @@ def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
         if isinstance(one, _Unreadable):
             others = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
             without = f"Train without it: CUDA_VISIBLE_DEVICES={others}; " if others else ""
-            what = f"GPU {one.number} cannot be read: {one.call} fails with {one.error!r}"
-            raise MachineError(what, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
+            problem = f"GPU {one.number} cannot be read: {one.call} fails with {one.error!r}"
+            raise MachineError(problem, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
     gpus = tuple(one for one in visible if isinstance(one, Gpu))
     # CUDA shows a process one instance, whatever the variable names (NVIDIA, MIG User Guide, "Device Enumeration").
     return gpus[:1] if gpus and gpus[0].uuid.startswith("MIG-") else gpus
@@ -164,16 +208,16 @@ def _read_gpus() -> list[Gpu | _Unreadable]:
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             return []
-        what = f"NVIDIA's driver is here and does not answer: nvmlInit fails with {str(error)!r}"
+        problem = f"NVIDIA's driver is here and does not answer: nvmlInit fails with {str(error)!r}"
         fix = f"nvidia-smi shows more; after an update of the driver, restart the machine. {_ON_CPU}"
-        raise MachineError(what, where="NVIDIA's driver", fix=fix) from error
+        raise MachineError(problem, where="NVIDIA's driver", fix=fix) from error
     try:
         return _nvml_gpus(pynvml)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _of_another_maker(maker: accelerators.Maker, sizes: list[int], environ: Mapping[str, str]) -> Hardware:
+def _of_another_maker(maker: Maker, sizes: list[int], environ: Mapping[str, str]) -> Hardware:
     wanted = next((environ[name] for name in maker.visible if name in environ), None)
     every = [Gpu(f"{maker.name} accelerator", size, (0, 0), f"{maker.name}-{at}") for at, size in enumerate(sizes)]
     builds = has_compiler(tool_path(environ))
@@ -351,12 +395,12 @@ def _has_instances(nvml: Any, handle: Any) -> bool:
 
 
 def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
-    found = {}
+    uses = {}
     for handle in _handles(nvml):
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         used = tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in processes)
-        found[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
-    return found
+        uses[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
+    return uses
 
 
 def _nvml_cuda_version(nvml: Any) -> tuple[int, int]:
@@ -369,13 +413,45 @@ def _visible(gpus: list[Seen], wanted: str | None) -> tuple[Seen, ...]:
         return tuple(gpus)
     chosen: list[Seen] = []
     for item in (part.strip() for part in wanted.split(",")):
-        found = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
-        if not found:
+        matches = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
+        if not matches:
             break  # CUDA ignores everything after the first entry that it does not know
-        if found[0] in chosen:
+        if matches[0] in chosen:
             return ()  # and shows no GPU at all when one is named twice
-        chosen.append(found[0])
+        chosen.append(matches[0])
     return tuple(chosen)
+
+
+# --- Accelerators of other makers, from the installed torch and from files of the kernel ---
+# None of these could be tried for real here; the files are those that their drivers document.
+
+
+def other_accelerators(root: Path = Path("/")) -> tuple[Maker, list[int]] | None:
+    """Return the maker whose torch and devices are here, with each device's memory in bytes (0: unknown), or None."""
+    for maker in MAKERS:
+        if maker.is_installed():
+            files = [Path(name) for name in sorted(glob.glob(str(root / maker.devices)))]  # noqa: PTH207
+            sizes = [size for file in files if (size := _memory(maker, file)) is not None]
+            if sizes:
+                return maker, sizes
+    return None
+
+
+def _memory(maker: Maker, file: Path) -> int | None:
+    """Return a device's memory; None where the file is of no such device, as AMD's list holds the CPUs too."""
+    if maker.name != "AMD":
+        return 0
+    if _number_in(file / "properties", "simd_count") == 0:
+        return None
+    return sum(_number_in(bank, "size_in_bytes") for bank in file.glob("mem_banks/*/properties"))
+
+
+def _number_in(file: Path, key: str) -> int:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [key]), 0)
 
 
 # --- The compute type: one decision for DeepSpeed, the loaded weights and 4-bit compute ---

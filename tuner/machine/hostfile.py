@@ -68,13 +68,13 @@ def _slots(path: Path) -> dict[str, int]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.strip().startswith("#"):
             continue
-        found, where = _LINE.fullmatch(line.strip()), f"{path}:{number}"
-        if not found or not int(found[2]):
+        match, where = _LINE.fullmatch(line.strip()), f"{path}:{number}"
+        if not match or not int(match[2]):
             fix = "Example: worker-1 slots=8 (a name that ssh knows, and its number of GPUs)."
             raise UsageError(f"{line.strip()!r} is not a host with its slots", where=where, fix=fix)
-        if found[1] in slots:
-            raise UsageError(f"{found[1]} is listed twice", where=where, fix="Keep one of the lines.")
-        slots[found[1]] = int(found[2])
+        if match[1] in slots:
+            raise UsageError(f"{match[1]} is listed twice", where=where, fix="Keep one of the lines.")
+        slots[match[1]] = int(match[2])
     if not slots:
         raise UsageError(f"{path} lists no host", where="--hostfile", fix="Example: worker-1 slots=8.")
     return slots
@@ -83,11 +83,11 @@ def _slots(path: Path) -> dict[str, int]:
 def _filter(text: str, flag: str, slots: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     named: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
-        found = _NAMED.fullmatch(part)
-        if not found:
+        match = _NAMED.fullmatch(part)
+        if not match:
             fix = f"Example: {flag} worker-1@worker-2:0,1."
             raise UsageError(f"{part!r} is not a host with its GPUs", where=flag, fix=fix)
-        name, gpus = found[1], [int(number) for number in found[2].split(",")] if found[2] else None
+        name, gpus = match[1], [int(number) for number in match[2].split(",")] if match[2] else None
         if name not in slots:
             raise UsageError(f"{name} is not in the hostfile", where=flag, fix=f"It has {', '.join(slots)}.")
         beyond = [str(gpu) for gpu in gpus or () if gpu >= slots[name]]
@@ -108,15 +108,15 @@ def variables(folders: Iterable[Path], name: str | None = None) -> dict[str, str
     Raises:
         UsageError: a line that sets no variable.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for file in (folder / (name or _ENVIRONMENT) for folder in folders):
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         for number, line in enumerate(lines, start=1):
             variable = _VARIABLE.fullmatch(line.strip())
             if variable:
-                found[variable[1]] = variable[2]
+                values[variable[1]] = variable[2]
             elif line.strip() and not line.strip().startswith("#"):
                 raise UsageError(
                     f"{line.strip()!r} does not set a variable", where=f"{file}:{number}", fix="Use: NAME=VALUE."
                 )
-    return found
+    return values

@@ -53,11 +53,11 @@ def num_oom_kills(root: Path = Path("/")) -> int | None:
     groups = [folder / name for folder in control_groups(root) for name in ("memory.events", "memory.oom_control")]
     for file in (*groups, root / "proc/vmstat"):
         try:
-            found = _COUNT.search(file.read_text(encoding="utf-8"))
+            match = _COUNT.search(file.read_text(encoding="utf-8"))
         except OSError:
             continue
-        if found:
-            return int(found[1])
+        if match:
+            return int(match[1])
     return None
 
 

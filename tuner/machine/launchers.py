@@ -67,8 +67,8 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
             where, fix = "srun", f"Use srun --ntasks-per-node={num_gpus}."
         elif not topology.is_supervised:
             where, fix = f"--launcher {topology.launcher}", f"Start at most {num_gpus}, one per GPU."
-        what = f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}"
-        raise MachineError(what, where=where, fix=fix)
+        problem = f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}"
+        raise MachineError(problem, where=where, fix=fix)
     return topology
 
 
@@ -219,14 +219,14 @@ _RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm, "mpi": _mpi
 
 
 def _refuse_other_geometry(said: Said, nproc: int, nodes: int, starter: str) -> None:
-    for name, started, what, option in (
+    for name, started, unit, option in (
         ("--nproc-per-node", nproc, "processes per node", "--ntasks-per-node"),
         ("--nnodes", nodes, "nodes", "--nodes"),
     ):
-        asked = count(said, name)
-        if asked not in (None, started):
-            fix = f"Remove it, or use srun {option}={asked}." if starter == "srun" else "Remove it."
-            raise UsageError(f"{asked} {what}, but {starter} started {started}", where=variables.where(name), fix=fix)
+        wanted = count(said, name)
+        if wanted not in (None, started):
+            fix = f"Remove it, or use srun {option}={wanted}." if starter == "srun" else "Remove it."
+            raise UsageError(f"{wanted} {unit}, but {starter} started {started}", where=variables.where(name), fix=fix)
 
 
 def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) -> None:

@@ -112,12 +112,12 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
     """
     missing, asked = False, {**MINIMUM, **(QUANTIZED if quantized else {})}
     for name, minimum in asked.items():
-        found = version_of(name)
-        missing |= found is None
-        if found is None:
+        version = version_of(name)
+        missing |= version is None
+        if version is None:
             yield MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
-        elif numbers(found) < numbers(minimum):
-            yield MachineError(f"{name} {found} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
+        elif numbers(version) < numbers(minimum):
+            yield MachineError(f"{name} {version} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
     if not missing:
         yield from _at_odds({*asked, *_LOADED_ALONG})
     if needs_cuda and torch_cuda_version() is None:
@@ -138,12 +138,14 @@ def _at_odds(ours: set[str]) -> Iterator[MachineError]:
             wanted = Requirement(text)
             if wanted.name.replace("-", "_") not in ours or (wanted.marker and not wanted.marker.evaluate()):
                 continue
-            found = version_of(wanted.name)
-            if found and not wanted.specifier.contains(found, prereleases=True):
-                what = f"{name} {version_of(name)} needs {wanted.name}{wanted.specifier}, and {wanted.name} is {found}"
+            version = version_of(wanted.name)
+            if version and not wanted.specifier.contains(version, prereleases=True):
+                problem = (
+                    f"{name} {version_of(name)} needs {wanted.name}{wanted.specifier}, and {wanted.name} is {version}"
+                )
                 why = _LOADED_ALONG.get(name) or _LOADED_ALONG.get(wanted.name)
                 fix = f"pip install --upgrade {name} '{wanted.name}{wanted.specifier}'"
-                yield MachineError(f"{what}; {why}" if why else what, where="the installed libraries", fix=fix)
+                yield MachineError(f"{problem}; {why}" if why else problem, where="the installed libraries", fix=fix)
 
 
 def cuda_problem(capability: tuple[int, int], *, elsewhere: bool = False) -> str | None:
@@ -176,8 +178,8 @@ def require_names(library: str, holder: Any, *names: str) -> None:
     """
     gone = [name for name in names if not hasattr(holder, name)]
     if gone:
-        what = f"{library} {version_of(library)} has no {holder.__name__}.{gone[0]}, which tuner needs"
-        raise MachineError(what, where=library, fix="Install the tested versions: pip install -r requirements.txt")
+        problem = f"{library} {version_of(library)} has no {holder.__name__}.{gone[0]}, which tuner needs"
+        raise MachineError(problem, where=library, fix="Install the tested versions: pip install -r requirements.txt")
 
 
 def torch_cuda_version() -> str | None:

@@ -105,13 +105,13 @@ def count(said: Said, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT)
     Raises:
         UsageError: as `text`, or it is no count in these limits.
     """
-    found = text(said, name)
-    if found is None:
+    value = text(said, name)
+    if value is None:
         return None
-    if not COUNT.fullmatch(found) or not minimum <= int(found) <= maximum:
+    if not COUNT.fullmatch(value) or not minimum <= int(value) <= maximum:
         fix = f"Use a whole number from {minimum} to {maximum}."
-        raise UsageError(f"{found!r} is not a valid number", where=where(name, *said[name]), fix=fix)
-    return int(found)
+        raise UsageError(f"{value!r} is not a valid number", where=where(name, *said[name]), fix=fix)
+    return int(value)
 
 
 def where(name: str, *others: str) -> str:
@@ -168,8 +168,8 @@ def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
-        what = f"the environment has {there}, but not {', '.join(missing)}"
-        raise UsageError(what, where="--launcher", fix="Set all of them, or none.")
+        problem = f"the environment has {there}, but not {', '.join(missing)}"
+        raise UsageError(problem, where="--launcher", fix="Set all of them, or none.")
 
 
 def nodes(environ: Mapping[str, str]) -> Said:
@@ -189,9 +189,9 @@ def nodes(environ: Mapping[str, str]) -> Said:
         said |= _of_pods(environ) or _of_volcano(environ)
     _refuse_elastic(environ)
     if said and "--nnodes" not in said:
-        found = ", ".join(name for names in said.values() for name in names)
+        names_set = ", ".join(name for names in said.values() for name in names)
         fix = "Set PET_NNODES and PET_NODE_RANK, or use --nnodes and --node-rank without --launcher env."
-        raise UsageError(f"{found} are set, but no number of nodes", where="the environment", fix=fix)
+        raise UsageError(f"{names_set} are set, but no number of nodes", where="the environment", fix=fix)
     return said
 
 
@@ -208,9 +208,9 @@ def _of_volcano(environ: Mapping[str, str]) -> Said:
     if index is None or not lists:
         return {}
     if len(lists) > 1:
-        what = f"{', '.join(lists)}: several groups of pods, and VC_TASK_INDEX counts within one"
+        problem = f"{', '.join(lists)}: several groups of pods, and VC_TASK_INDEX counts within one"
         fix = "Add Volcano's pytorch plugin to the job, which numbers all pods (RANK, WORLD_SIZE)."
-        raise UsageError(what, where="the environment", fix=fix)
+        raise UsageError(problem, where="the environment", fix=fix)
     hosts = environ[lists[0]].split(",")
     return {
         "--nnodes": {f"the hosts of {lists[0]}": str(len(hosts))},
@@ -222,9 +222,9 @@ def _of_volcano(environ: Mapping[str, str]) -> Said:
 def _refuse_elastic(environ: Mapping[str, str]) -> None:
     if ":" in environ.get("PET_NNODES", "") or (environ.get("PET_RDZV_ENDPOINT") and not environ.get("PET_NODE_RANK")):
         names = [name for name in ("PET_NNODES", "PET_RDZV_ENDPOINT") if environ.get(name)]
-        what = f"{', '.join(f'{name}={environ[name]}' for name in names)}: elastic nodes have no fixed rank"
+        problem = f"{', '.join(f'{name}={environ[name]}' for name in names)}: elastic nodes have no fixed rank"
         fix = "Remove the elastic policy: a run has a fixed number of nodes (PET_NNODES, PET_NODE_RANK)."
-        raise UsageError(what, where="the environment", fix=fix)
+        raise UsageError(problem, where="the environment", fix=fix)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
@@ -235,3 +235,67 @@ def speaks(environ: Mapping[str, str]) -> bool:
         if names[0] in environ:
             return environ[names[0]] == "0"
     return "TORCHELASTIC_RUN_ID" not in environ or environ.get("LOCAL_RANK", "0") == "0"
+
+
+# --- Variables that other launchers left behind, and that would change a run in silence: kept from the ranks ---
+
+_OF_ACCELERATE = "accelerate would shard the model differently"
+_OF_DEEPSPEED = "DeepSpeed's launcher set it for its own ranks"
+_OF_MPI_LAUNCHER = "accelerate and DeepSpeed would use it as the rank's number"
+_LEFT_PREFIXES = {
+    "PET_": "torchrun would use it as one of its flags",
+    "TORCHELASTIC_": "torch would take this process for a rank of another torchrun",
+    "ACCELERATE_": "accelerate would train differently",
+    "FSDP_": _OF_ACCELERATE,
+    "MEGATRON_LM_": _OF_ACCELERATE,
+    "PARALLELISM_CONFIG_": _OF_ACCELERATE,
+    "DEEPSPEED_": _OF_DEEPSPEED,
+    "OMPI_COMM_WORLD_": _OF_MPI_LAUNCHER,
+    "MV2_COMM_WORLD_": _OF_MPI_LAUNCHER,
+}
+_LEFT_NAMES = {
+    "PYTHON_EXEC": "torchrun would start the ranks with that Python",
+    "LOCAL_SIZE": _OF_DEEPSPEED,
+    "CROSS_RANK": _OF_DEEPSPEED,
+    "CROSS_SIZE": _OF_DEEPSPEED,
+    **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), _OF_MPI_LAUNCHER),
+}
+"""Read by torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8 in a rank or on the way to it:
+ACCELERATE_DYNAMO_BACKEND compiles the model and so changes its weights, PET_NNODES makes torchrun wait for ever."""
+_HARMLESS = {
+    *("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY"),
+    *("ACCELERATE_ENABLE_RICH", "ACCELERATE_DISABLE_RICH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+}
+"""They only print more, or bind cores."""
+_EXPECTED = {
+    "mpi": ("OMPI_", "MV2_", "PMI_", "MPI_"),
+    "env": ("PET_", "TORCHELASTIC_"),
+    "slurm": ("PMI_",),  # of srun's own, on clusters whose MPI asks for it
+}
+"""Expected with that launcher: the ranks do not get them, and no warning is needed."""
+
+
+def leftovers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ranks must not see, sorted by name, each with the reason."""
+    reasons = {name: _reason(name) for name in sorted(environ) if name not in _HARMLESS}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _reason(name: str) -> str | None:
+    return _LEFT_NAMES.get(name) or next((why for start, why in _LEFT_PREFIXES.items() if name.startswith(start)), None)
+
+
+def without_leftovers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the leftovers; the caller starts ranks with this copy."""
+    left = leftovers(environ)
+    return {name: value for name, value in environ.items() if name not in left}
+
+
+def leftovers_warning(environ: Mapping[str, str], launcher: str) -> str | None:
+    """Return one line with the leftovers and the reasons why the ranks do not get them; None without leftovers."""
+    expected = _EXPECTED.get(launcher, ())
+    left = {name: reason for name, reason in leftovers(environ).items() if not name.startswith(expected)}
+    if not left:
+        return None
+    reasons = "; ".join(dict.fromkeys(left.values()))
+    return f"ignored for the ranks: {', '.join(left)} in the environment, set by another launcher: {reasons}."

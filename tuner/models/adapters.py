@@ -1,12 +1,12 @@
-"""An adapter on the model that is trained: a new one, or a trained one to go on with.
+"""The adapter on the model to train: a new one, or a trained one that is trained further.
 
-It loads no base model; `load` does.
+`load` loads the base model.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -20,17 +20,20 @@ from tuner import paths
 from tuner.errors import ModelError
 from tuner.recipes.schema import Model, RecipeConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
-    """Return the model with the recipe's adapter on it: a new one, or the trained one that it names.
+
+def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> PeftModel:
+    """Return the model with the recipe's adapter: a new one, or the trained one that the recipe names.
 
     Raises:
-        ModelError: it does not fit the model.
+        ModelError: the adapter does not fit the model.
     """
     adapter = config.adapter
     assert adapter is not None
     lora = LoraConfig(
-        # PEFT trains the new head of a model that scores, and saves it with the adapter.
+        # PEFT trains the new head of a reward model, and saves it with the adapter.
         task_type="SEQ_CLS" if config.objective.facts.scores else "CAUSAL_LM",
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
@@ -49,35 +52,37 @@ def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
         if adapter.path:
             adapted = _continued(model, str(paths.expanded(adapter.path)), adapter.lora_dropout)
         else:
-            torch.manual_seed(config.randomness.seed)  # pissa_niter_N begins with chance, and anew where a run goes on
+            torch.manual_seed(
+                config.randomness.seed
+            )  # pissa_niter_N begins with random numbers, again when a run resumes
             adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
     if config.objective.facts.has_reference and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
-        what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
-        raise ModelError(what, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
+        message = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
+        raise ModelError(message, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted
 
 
-def _save_for_base(model: Any, dtype: torch.dtype) -> None:
-    """Save the adapter as one for the base that was loaded, of which PiSSA and OLoRA have taken a part out.
+def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:
+    """Make `save_pretrained` write an adapter for the unchanged base; PiSSA and OLoRA take a part out of the base.
 
-    W - B0 A0 + B A is W + [B, -B0] [A; A0]: twice the rank, and the same scale. PEFT 0.21 does this by loading the
-    beginning as a second adapter, which ZeRO-3's sharded weights do not take.
+    W - B0 A0 + B A is W + [B, -B0] [A; A0]: twice the rank, and the same scale. PEFT 0.21 loads the first A0 and B0 as
+    a second adapter for this, which does not work with ZeRO-3's sharded weights.
     """
     for name, weight in model.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.to(dtype)  # PEFT leaves its decompositions in fp32
     began = {name: weight.detach().clone() for name, weight in get_peft_model_state_dict(model).items()}
 
-    def save(folder: Any, **named: Any) -> None:
-        type(model).save_pretrained(model, folder, **named)
+    def save(folder: str | Path, **options: object) -> None:
+        type(model).save_pretrained(model, folder, **options)
         stored, saved = load_file(Path(folder) / paths.TENSORS), PeftConfig.from_pretrained(folder)
         for name, first in began.items():
             half = first.to("cpu", stored[name].dtype)
-            # A layer that is narrower than the rank begins with fewer: zeros make up for them.
+            # A layer that is narrower than the rank has fewer values: zeros fill the rest.
             if ".lora_A." in name:
                 stored[name] = pad(torch.cat([stored[name], half], dim=0), (0, 0, 0, 2 * saved.r - 2 * half.shape[0]))
             elif ".lora_B." in name:
@@ -90,11 +95,11 @@ def _save_for_base(model: Any, dtype: torch.dtype) -> None:
     model.save_pretrained = save
 
 
-def _continued(model: Any, folder: str, dropout: float) -> Any:
-    """Return the model with the trained adapter in a folder on it, to be trained further.
+def _continued(model: PreTrainedModel, folder: str, dropout: float) -> PeftModel:
+    """Return the model with the trained adapter of a folder, to be trained further.
 
     Raises:
-        ModelError: a weight of it has no place in the model, or the other way round.
+        ModelError: the adapter has a weight that the model does not have, or lacks one.
     """
     saved = PeftConfig.from_pretrained(folder)
     saved.lora_dropout, saved.inference_mode = dropout, False
@@ -102,20 +107,20 @@ def _continued(model: Any, folder: str, dropout: float) -> Any:
         adapted = PeftModel.from_pretrained(
             model, folder, is_trainable=True, config=saved, autocast_adapter_dtype=False, torch_device="cpu"
         )
-    except (RuntimeError, SafetensorError) as error:  # of shapes, and of files that are cut off
-        told = " ".join(str(error).split())
-        raise ModelError(f"the adapter in {folder!r} does not fit this model: {told}", where=paths.ADAPTED) from error
+    except (RuntimeError, SafetensorError) as error:  # wrong shapes, and truncated files
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the adapter in {folder!r} does not fit this model: {reason}", where=paths.ADAPTED) from error
     with safe_open(paths.expanded(folder) / paths.TENSORS, "pt") as stored:
-        held = set(stored.keys())
-    if lacking := sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - held):
-        what = f"the adapter in {folder!r} lacks {lacking[0]}, which this model needs"
-        raise ModelError(what, where=paths.ADAPTED, fix="Give the model that it was trained on: --model BASE.")
+        stored_names = set(stored.keys())
+    if lacking := sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - stored_names):
+        message = f"the adapter in {folder!r} lacks {lacking[0]}, which this model needs"
+        raise ModelError(message, where=paths.ADAPTED, fix="Give the model that it was trained on: --model BASE.")
     return adapted
 
 
 def commit(model: Model, path: str) -> str | None:
-    """Return the commit of what was just loaded from the hub, which an adapter records; None for a folder."""
+    """Return the commit of the model that was just loaded from the hub, for the adapter's config; None for a folder."""
     if paths.local(path) is not None:
         return None
-    found = try_to_load_from_cache(path, "config.json", revision=model.revision)
-    return Path(found).parent.name if isinstance(found, str) else model.revision
+    cached = try_to_load_from_cache(path, "config.json", revision=model.revision)
+    return Path(cached).parent.name if isinstance(cached, str) else model.revision

@@ -1,6 +1,6 @@
-"""What is mended in transformers and bitsandbytes where models are loaded or written, and the private names for it.
+"""The private parts of transformers and bitsandbytes that loading and saving models use or repair.
 
-Versions seen: transformers 5.23, TRL 1.16, bitsandbytes 0.50.2. It decides nothing about a model.
+Seen with transformers 5.23, TRL 1.16 and bitsandbytes 0.50.2. It decides nothing about a model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel, modeling_utils
@@ -19,14 +19,18 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from tuner.errors import MachineError
 from tuner.machine.libraries import KERNELS, require_names
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers.modeling_utils import LoadStateDictConfig
+
 _BACKBONE = "model"
 
 
 def check_names() -> None:
-    """Refuse a transformers without the names that are taken here.
+    """Refuse a release of transformers without the private names that are used here.
 
     Raises:
-        MachineError: one is gone.
+        MachineError: a name is missing.
     """
     require_names("transformers", modeling_utils, "_load_state_dict_into_zero3_model")
     require_names("transformers", PreTrainedModel, "_adjust_missing_and_unexpected_keys")
@@ -34,20 +38,23 @@ def check_names() -> None:
 
 
 @contextmanager
-def zero3_told() -> Iterator[set[str]]:
-    """Yield a set that gets the names which ZeRO-3's loader finds no place for.
+def unexpected_at_zero3() -> Iterator[set[str]]:
+    """Yield a set; ZeRO-3's loader adds the names of weights that have no place in the model.
 
-    transformers 5.23 reports none of them there: "we assume only best-case scenario" (modeling_utils.py, 4537).
-    No public hook sees what the loader is given.
+    transformers 5.23 does not report them at ZeRO-3: "we assume only best-case scenario" (modeling_utils.py, 4537).
+    No public hook sees the names that the loader reads.
     """
     unexpected: set[str] = set()
     load = modeling_utils._load_state_dict_into_zero3_model
 
-    def telling(model: Any, state_dict: Any, load_config: Any = None) -> Any:
+    def load_and_note(
+        model: PreTrainedModel, state_dict: dict[str, Tensor], load_config: LoadStateDictConfig | None = None
+    ) -> object:
+        assert load_config is not None, "transformers passes it"
         unexpected.update(_without_place(model, list(state_dict), load_config.weight_mapping or ()))
         return load(model, state_dict, load_config)
 
-    modeling_utils._load_state_dict_into_zero3_model = telling
+    modeling_utils._load_state_dict_into_zero3_model = load_and_note
     try:
         yield unexpected
     finally:
@@ -55,49 +62,52 @@ def zero3_told() -> Iterator[set[str]]:
 
 
 def repeat_heads_on_old_gpus(capability: tuple[int, int]) -> None:
-    """Let SDPA have keys and values copied to all query heads on GPUs older than compute capability 8.0.
+    """Copy keys and values to all query heads for SDPA on GPUs older than compute capability 8.0.
 
-    transformers 5.23 asks torch to group the heads (`enable_gqa`) wherever there is no mask. Torch's flash kernel can
-    from 8.0 on and its memory-efficient kernel nowhere, so that an older GPU took the plain one, which holds the scores
-    of all pairs of tokens in fp32 (transformers issue 48633).
+    transformers 5.23 asks torch to group the heads (`enable_gqa`) if there is no mask. Torch's flash kernel supports it
+    from 8.0 on, and its memory-efficient kernel on no GPU, so an older GPU used the plain kernel, which keeps the
+    scores of all pairs of tokens in fp32 (transformers issue 48633).
     """
     if capability < (8, 0):
         sdpa_attention.use_gqa_in_sdpa = lambda *_: False
 
 
-def _without_place(model: Any, names: Iterable[str], mapping: Iterable[Any]) -> set[str]:
-    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
-    converters = [one for one in mapping if isinstance(one, WeightConverter)]
+def _without_place(
+    model: PreTrainedModel, names: Iterable[str], mapping: Iterable[WeightRenaming | WeightConverter]
+) -> set[str]:
+    """Return the names of stored weights that have no place in the model."""
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     expected = model.state_dict()
     renamed = {rename_source_key(name, renamings, converters, model.base_model_prefix, expected)[0] for name in names}
-    told = LoadStateDictInfo(set(), renamed - expected.keys(), set(), [], {}, set())
-    model._adjust_missing_and_unexpected_keys(told)  # what an architecture says may be left out
-    return set(told.unexpected_keys)
+    report = LoadStateDictInfo(set(), renamed - expected.keys(), set(), [], {}, set())
+    model._adjust_missing_and_unexpected_keys(report)  # it removes the names that the architecture ignores
+    return set(report.unexpected_keys)
 
 
 def hide_kernels_of_gpus() -> None:
-    """Keep transformers from calling packages of CUDA kernels with tensors of the CPU, where there is no GPU."""
+    """Keep transformers from calling packages of CUDA kernels with CPU tensors on a machine without a GPU."""
     if not torch.cuda.is_available():
         for name in KERNELS:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
-def keep_4_bits_as_stored(model: Any) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights, as it does in eval mode on a CPU with AVX512-BF16.
+def keep_4_bits_as_stored(model: PreTrainedModel) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights, which it does in eval mode on a CPU with AVX512-BF16.
 
-    ZeRO-3 drops the repacking and is silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28,
-    measured on 0.50.2).
+    ZeRO-3 loses the repacked weights, and results are silently wrong from the first validation on (validation loss 7.51
+    instead of 7.28, measured with 0.50.2).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
-def name_parts(model: Any) -> None:
+def name_parts(model: PreTrainedModel) -> None:
     """Let TRL 1.16 find the layers below the head, and the number of experts for the loss that balances them.
 
-    In transformers 5.23 Llama 4's class names a prefix that is another class's, and Granite's configs call their
-    experts local ones, for which others (Mixtral's) keep the usual name too.
+    In transformers 5.23 Llama 4's class has the prefix of another class, and Granite's configs have only the name
+    `num_local_experts`, where others (Mixtral's) also have the usual `num_experts`.
     """
     if model.base_model is model and hasattr(model, _BACKBONE):
         model.base_model_prefix = _BACKBONE
@@ -110,13 +120,13 @@ def name_parts(model: Any) -> None:
 _KEPT = "_weight_conversions"
 
 
-def keep_conversions(model: Any, conversions: list[Any]) -> None:
-    """Leave on a model what `save_pretrained` reverts: `from_pretrained` alone does so (transformers#42396).
+def keep_conversions(model: PreTrainedModel, conversions: list[WeightConverter]) -> None:
+    """Store on a model the conversions that `save_pretrained` reverts (transformers#42396).
 
     Raises:
-        MachineError: this transformers looks for another name, and would revert nothing.
+        MachineError: this release of transformers looks for another name, and would revert nothing.
     """
     if _KEPT not in revert_weight_conversion.__code__.co_consts:
-        what = f"transformers does not look for {_KEPT} when it saves, which tuner builds on"
-        raise MachineError(what, fix="Install the tested versions: pip install -r requirements.txt")
+        message = f"transformers does not look for {_KEPT} when it saves, which tuner builds on"
+        raise MachineError(message, fix="Install the tested versions: pip install -r requirements.txt")
     setattr(model, _KEPT, conversions)

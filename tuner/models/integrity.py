@@ -6,7 +6,7 @@ transformers fills missing weights with random numbers, and ignores weights with
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers.core_model_loading import dot_natural_key
@@ -16,57 +16,71 @@ from tuner.errors import ModelError
 from tuner.recipes.schema import RecipeConfig
 from tuner.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 HEAD = "score"
-"""What every decoder that transformers can let score texts calls its head."""
+"""The name of the head in every reward model of transformers."""
 _LEARNED = ("weight", "bias")
-"""How the names of what modules learn end; masks and tables that older versions saved have names of their own."""
+"""The last part of the names of trained weights; masks and tables that older versions saved have other names."""
 _FIX = "Download or copy the model again with its config.json: they belong to different models, or are incomplete."
 
 
-def check(model: Any, report: Mapping[str, Any], path: str, layers: Any, *, new_head: bool) -> None:
-    """Check what `from_pretrained` reports with `output_loading_info`.
+def check(
+    model: PreTrainedModel,
+    report: Mapping[str, Iterable[str]],
+    path: str,
+    layers: torch.nn.ModuleList | None,
+    *,
+    new_head: bool,
+) -> None:
+    """Check the report of `from_pretrained` with `output_loading_info`.
 
     Args:
-        model: What was loaded.
-        report: `missing_keys` and `unexpected_keys`; shapes that do not fit, it raises itself.
-        path: Where it was loaded from.
-        layers: The model's decoder layers.
-        new_head: The checkpoint is of a model that writes, and this one scores: its head is meant to be new.
+        model: The loaded model.
+        report: `missing_keys` and `unexpected_keys`; wrong shapes raise in `from_pretrained`.
+        path: The folder or id that it was loaded from.
+        layers: The decoder layers of the model.
+        new_head: A reward model is made from the checkpoint of a language model, so its head is new.
 
     Raises:
-        ModelError: a weight is missing, or one that the model would need has no place in it.
+        ModelError: a weight is missing, or a weight that the model would need has no place in it.
     """
     missing = [name for name in report["missing_keys"] if not (new_head and name.startswith(f"{HEAD}."))]
     others = list(report["unexpected_keys"])
     if missing:
-        what = f"{_told(missing)} of the weights that its config.json asks for are missing in {path!r}"
+        message = f"{_count_and_first(missing)} of the weights that its config.json asks for are missing in {path!r}"
         if others:
-            what += f", which holds {_told(others)} that the model does not have"
-        raise ModelError(f"{what}; they would be random", where="model.path", fix=_FIX)
+            message += f", which holds {_count_and_first(others)} that the model does not have"
+        raise ModelError(f"{message}; they would be random", where="model.path", fix=_FIX)
     places = dict(model.named_modules(remove_duplicate=False))
     lost = [name for name in others if _is_lost(name, places, layers, model.config.get_text_config())]
     if lost:
-        what = f"{_told(lost)} of the weights in {path!r} are not part of the model that its config.json describes"
-        raise ModelError(f"{what}; they would be ignored", where="model.path", fix=_FIX)
+        number = _count_and_first(lost)
+        message = f"{number} of the weights in {path!r} are not part of the model that its config.json describes"
+        raise ModelError(f"{message}; they would be ignored", where="model.path", fix=_FIX)
 
 
-def _told(names: Iterable[str]) -> str:
+def _count_and_first(names: Iterable[str]) -> str:
     ordered = sorted(names, key=dot_natural_key)
     return f"{len(ordered)} ({ordered[0]}{', ...' if len(ordered) > 1 else ''})"
 
 
-def _is_lost(name: str, places: Mapping[str, Any], layers: Any, config: Any) -> bool:
-    """Return whether a weight without a place belongs to what the model computes.
+def _is_lost(
+    name: str, places: Mapping[str, torch.nn.Module], layers: torch.nn.ModuleList | None, config: PreTrainedConfig
+) -> bool:
+    """Return whether a weight without a place would belong to the computation of the model.
 
-    Other heads, towers for images and layers that predict further tokens do not; a bias that config.json switches off,
-    a part of a decoder layer that this kind of model has not, and a layer more than config.json counts do.
+    Lost are: a bias that config.json switches off, a part of a decoder layer that this kind of model does not have, and
+    a layer beyond config.json's number. Not lost are other heads, towers for images, and layers that predict further
+    tokens.
     """
     parent, _, last = name.rpartition(".")
     if parent in places:
-        # torch keeps the place of a weight that is switched off
+        # torch keeps the name of a weight that is switched off, with the value None
         return hasattr(places[parent], last) and getattr(places[parent], last) is None
     within = next((f"{place}." for place, module in places.items() if module is layers), None)
-    if within is None or not name.startswith(within) or last not in _LEARNED:
+    if layers is None or within is None or not name.startswith(within) or last not in _LEARNED:
         return False
     number = name.removeprefix(within).partition(".")[0]
     num_predicting = getattr(config, "num_nextn_predict_layers", None) or 0
@@ -76,11 +90,11 @@ def _is_lost(name: str, places: Mapping[str, Any], layers: Any, config: Any) -> 
 # A row for each token
 
 
-def fit_rows(model: Any, vocab: Vocabulary, config: RecipeConfig, path: str) -> None:
-    """Add the rows that the tokenizer needs, where the recipe asks for them; the same ones on every rank and each time.
+def fit_rows(model: PreTrainedModel, vocab: Vocabulary, config: RecipeConfig, path: str) -> None:
+    """Add the embedding rows that the tokenizer needs, if the recipe asks for it; all ranks add the same rows.
 
     Raises:
-        ModelError: rows are lacking, and the recipe asks for none, or would not train them.
+        ModelError: rows are missing, and the recipe does not add or train them.
     """
     last, num_rows = vocab.last, num_rows_of(model)
     if last is None or last[1] < num_rows:
@@ -93,19 +107,21 @@ def fit_rows(model: Any, vocab: Vocabulary, config: RecipeConfig, path: str) -> 
         raise vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
     with torch.random.fork_rng():
         torch.manual_seed(config.randomness.seed)
-        model.resize_token_embeddings(last[1] + 1)  # transformers draws new rows around the mean of the old ones
+        model.resize_token_embeddings(last[1] + 1)  # transformers draws new rows around the mean of the old rows
 
 
-def num_rows_of(model: Any) -> int:
-    """Return the rows of the input embeddings; ZeRO-3 has taken the weight itself apart."""
+def num_rows_of(model: PreTrainedModel) -> int:
+    """Return the number of rows of the input embeddings, also if ZeRO-3 has sharded the weight."""
     weight = model.get_input_embeddings().weight
     return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
-def _names(model: Any) -> tuple[str, ...]:
-    """Return the last parts of the names of the modules that have a row for each token."""
+def _names(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the last parts of the names of the input and output embeddings."""
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
     names = (
-        (name for name, one in model.named_modules() if one is module) for module in embeddings if module is not None
+        (name for name, other in model.named_modules() if other is module)
+        for module in embeddings
+        if module is not None
     )
     return tuple(next(name).rpartition(".")[2] for name in names)

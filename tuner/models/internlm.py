@@ -1,6 +1,6 @@
-"""InternLM 1, 2 and 3 as transformers' own Llama: configs, tokenizers, InternLM2's layout; no remote code.
+"""InternLM 1, 2 and 3 as transformers' own Llama, without remote code: configs, tokenizers, InternLM2's weights.
 
-It defines no layer: what differs from Llama is only how the publisher's files are written.
+It defines no layer: only the format of the published files differs from Llama's.
 
 Shapes: G key-value groups, Q queries per group, D head_dim, H hidden_size.
 """
@@ -31,6 +31,7 @@ from transformers.convert_slow_tokenizer import SentencePieceExtractor
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
 from tuner.errors import ModelError
+from tuner.files import JsonObject
 
 _FOR_REMOTE_CODE = ("auto_map", "attn_implementation")
 _HEADS = (
@@ -39,7 +40,7 @@ _HEADS = (
     (AutoModelForSequenceClassification, LlamaForSequenceClassification),
 )
 _ROTARY = {"base": 10000, "type": "dynamic"}
-"""What the publisher's code takes where config.json has no `rotary`, as the first ones have not."""
+"""The publisher's default if config.json has no `rotary`, as in the first models."""
 _USER_DEFINED = 4
 """SentencePiece.Type.USER_DEFINED, sentencepiece_model.proto."""
 _QKV = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"]
@@ -47,24 +48,24 @@ _QKV = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.
 
 @strict
 class PublishedConfig(LlamaConfig):  # type: ignore[misc]
-    """A published config.json, read without what is for the publisher's code."""
+    """A published config.json, read without the keys for the publisher's code."""
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> PublishedConfig:
+    def from_dict(cls, config_dict: JsonObject, **kwargs: object) -> PublishedConfig:
         """Return the config of a published config.json; `kwargs` win, as in transformers.
 
-        Two of its keys are for the publisher's code only: auto_map, which would dangle after save_pretrained, and
-        attn_implementation, which says 'eager' and would take SDPA away from everyone who asks for nothing.
+        Two of its keys are only for the publisher's code: auto_map, which would point to missing files after
+        save_pretrained, and attn_implementation, which is 'eager' and would replace the default, SDPA.
         """
         facts = {key: value for key, value in config_dict.items() if key not in _FOR_REMOTE_CODE}
         config: PublishedConfig = super().from_dict(facts, **kwargs)
         return config
 
 
-def published_rope(facts: dict[str, Any], key: str) -> dict[str, Any]:
+def published_rope(facts: JsonObject, key: str) -> JsonObject:
     """Return `rope_theta` and `rope_scaling` for the rope_parameters of a config; `key` names the kind of scaling.
 
-    Readers of the published format take a missing rope_theta as 10,000.
+    Readers of the published format use 10,000 if rope_theta is missing.
     """
     rope = {
         name: value for name, value in (facts["rope_parameters"] or {}).items() if name not in ("type", "rope_type")
@@ -75,7 +76,7 @@ def published_rope(facts: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def register(config: type[PublishedConfig], tokenizer: type[TokenizersBackend]) -> None:
-    """Register a config with the Auto classes: Llama's classes under its name, so that its files get its conversion."""
+    """Register a config, and Llama's classes under its name, with the Auto classes, so that its conversion is used."""
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoTokenizer.register(config, tokenizer_class=tokenizer, exist_ok=True)
     name = config.__name__.removesuffix("Config")
@@ -99,13 +100,13 @@ class InternLM2Config(PublishedConfig):
             raise ModelError(
                 "an InternLM2 with bias = true is not supported",
                 where="config.json",
-                fix="Use a published InternLM2, whose config.json has bias = false.",
+                fix="Use a published InternLM2: its config.json has bias = false.",
             )
         super().__post_init__(**kwargs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the config with the publisher's keys; readers of the published format take a missing bias as true."""
-        facts: dict[str, Any] = super().to_dict()
+    def to_dict(self) -> JsonObject:
+        """Return the config with the publisher's keys; readers of the published format read a missing bias as true."""
+        facts: JsonObject = super().to_dict()
         return facts | published_rope(facts, "type") | {"bias": False}
 
 
@@ -114,12 +115,12 @@ class SplitGroups(ConversionOps):  # type: ignore[misc]
 
     def convert(
         self,
-        input_dict: dict[str, Any],
+        input_dict: dict[str, Tensor | list[Tensor]],
         source_patterns: list[str],
         target_patterns: list[str],
         *,
         config: PretrainedConfig,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Tensor]:
         (fused,) = (_only(value) for value in input_dict.values())
         groups, queries, dim = _layout(config)
@@ -137,17 +138,17 @@ class FuseGroups(ConversionOps):  # type: ignore[misc]
     """The inverse of `SplitGroups`, for save_pretrained.
 
     Raises:
-        ModelError: the projections are packed in 4 or 8 bits, whose blocks cross the groups.
+        ModelError: the projections are quantized to 4 or 8 bits; such blocks cross the groups.
     """
 
     def convert(
         self,
-        input_dict: dict[str, Any],
+        input_dict: dict[str, Tensor | list[Tensor]],
         source_patterns: list[str],
         target_patterns: list[str],
         *,
         config: PretrainedConfig,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Tensor]:
         groups, _, dim = _layout(config)
         parts = [_only(input_dict[pattern]) for pattern in source_patterns]
@@ -172,22 +173,21 @@ def _layout(config: PretrainedConfig) -> tuple[int, int, int]:
     return groups, config.num_attention_heads // groups, config.head_dim
 
 
-def _only(value: Any) -> Tensor:
-    tensor: Tensor = value[0] if isinstance(value, list) else value
-    return tensor
+def _only(value: Tensor | list[Tensor]) -> Tensor:
+    return value[0] if isinstance(value, list) else value
 
 
 class InternLM2Tokenizer(TokenizersBackend):  # type: ignore[misc]
-    """The published tokenizer: tokenizer.json where the folder has one, else tokenizer.model converted.
+    """The published tokenizer: tokenizer.json if the folder has one, otherwise tokenizer.model, converted.
 
-    It has no __init__: transformers reads tokenizer.json as it stands only for classes without one.
+    It has no __init__: transformers reads tokenizer.json unchanged only for classes without one.
     """
 
     @classmethod
-    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: str) -> JsonObject:
         """Return the arguments of __init__; the publisher's class adds the beginning-of-sequence token by default."""
-        native: dict[str, Any] = super().convert_to_native_format(trust_remote_code, **kwargs)
-        # As in PublishedConfig: the files it points at are not written by save_pretrained.
+        native: JsonObject = super().convert_to_native_format(trust_remote_code, **kwargs)
+        # As in PublishedConfig: save_pretrained does not write the files that it names.
         native.pop("auto_map", None)
         if "tokenizer_object" in native:
             native.setdefault("add_bos_token", True)
@@ -198,12 +198,12 @@ class InternLM2Tokenizer(TokenizersBackend):  # type: ignore[misc]
 
 
 def _finish(tokenizer: Tokenizer, proto: Any) -> None:
-    """Take over what transformers leaves out of a sentencepiece model: whole symbols, and the space before the text."""
+    """Add what transformers leaves out of a sentencepiece model: whole symbols, and the space before the text."""
     vocab = tokenizer.get_vocab()
     symbols = [piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED and piece.piece in vocab]
     tokenizer.add_tokens([AddedToken(symbol, normalized=False, special=False) for symbol in symbols])
     if proto.normalizer_spec.add_dummy_prefix:
-        # Not a Metaspace pre-tokenizer, as Llama has: it adds no space where the text begins with one.
+        # Not Llama's Metaspace pre-tokenizer: it adds no space if the text begins with one.
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), tokenizer.normalizer])
         tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", left=1)])
 
@@ -224,21 +224,21 @@ def _weight_map() -> list[WeightRenaming | WeightConverter]:
 
 @strict
 class InternLMConfig(PublishedConfig):
-    """InternLM 1's config.json: `bias` is of q, k, v and o; `rotary` is the rotary embedding."""
+    """InternLM 1's config.json: `bias` belongs to q, k, v and o; `rotary` describes the rotary embedding."""
 
     model_type = "internlm"
     attribute_map: ClassVar[dict[str, str]] = {"bias": "attention_bias"}
     attention_bias: bool = True
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: JsonObject | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         rotary = _ROTARY | (kwargs.pop("rotary", None) or {})
         self.rope_parameters = self.rope_parameters or _rope(rotary)
         super().__post_init__(**kwargs)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the config with the publisher's keys beside transformers' own."""
-        facts: dict[str, Any] = super().to_dict()
+        facts: JsonObject = super().to_dict()
         rope = facts["rope_parameters"]
         rotary = {"base": rope["rope_theta"], "type": "origin"}
         if rope["rope_type"] == "dynamic":
@@ -246,7 +246,7 @@ class InternLMConfig(PublishedConfig):
         return facts | {"bias": self.attention_bias, "rotary": rotary}
 
 
-def _rope(rotary: dict[str, Any]) -> dict[str, Any]:
+def _rope(rotary: JsonObject) -> JsonObject:
     rope = {"rope_type": "default", "rope_theta": float(rotary["base"])}
     if rotary["type"] == "dynamic":
         rope |= {"rope_type": "dynamic", "factor": float(rotary.get("scaling_factor", 1.0))}
@@ -255,12 +255,12 @@ def _rope(rotary: dict[str, Any]) -> dict[str, Any]:
 
 @strict
 class InternLM3Config(PublishedConfig):
-    """InternLM3's config.json: `qkv_bias` is of q, k and v, `bias` of every other projection.
+    """InternLM3's config.json: `qkv_bias` belongs to q, k and v, `bias` to every other projection.
 
     transformers 5.18 has no InternLM3; later ones have, but drop both keys when they save.
 
     Raises:
-        ModelError: only one of the two is true, which Llama cannot do and no published InternLM3 does.
+        ModelError: only one of the two is true; Llama does not support that, and no published InternLM3 has it.
     """
 
     model_type = "internlm3"
@@ -275,19 +275,19 @@ class InternLM3Config(PublishedConfig):
                 fix="Use a published InternLM3, where both are false.",
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the config with the publisher's keys beside transformers' own."""
-        facts: dict[str, Any] = super().to_dict()
+        facts: JsonObject = super().to_dict()
         biases = {"qkv_bias": self.attention_bias, "bias": self.mlp_bias}
         return facts | published_rope(facts, "rope_type") | biases
 
 
 class InternLMTokenizer(InternLM2Tokenizer):
-    """InternLM2's, under the name in the files of InternLM 1: transformers looks a class up by that name."""
+    """InternLM2's tokenizer under the name in the files of InternLM 1: transformers looks up the class by that name."""
 
 
 class InternLM3Tokenizer(InternLM2Tokenizer):
-    """InternLM2's, under the name in the files of InternLM3."""
+    """InternLM2's tokenizer under the name in the files of InternLM3."""
 
 
 register(InternLMConfig, InternLMTokenizer)

@@ -1,6 +1,6 @@
-"""Load what a recipe names: tokenizer, weights in the run's compute type or in 4 bits, adapter.
+"""Load the tokenizer, the weights in the compute type or in 4 bits, and the adapter of a recipe.
 
-It does not train, and it never runs a model's own code unless the recipe pins a commit.
+It does not train, and it runs a model's own code only if the recipe pins a commit.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -32,26 +32,32 @@ from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+LoadOptions = dict[str, Any]
+"""Keyword arguments of `from_pretrained`."""
+
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
-"""How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""
+"""Stored formats that transformers turns into 16-bit weights while it loads a checkpoint."""
 
 _OF_ITS_FILES = (
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
     *(SafetensorError, StrictDataclassError),
 )
-"""What transformers raises over files that are damaged; tokenizers raises a bare Exception.
+"""The errors that transformers raises for damaged files; tokenizers raises a bare Exception.
 
-Of RuntimeErrors only that of shapes: a GPU that is out of memory is one too.
+A RuntimeError is not among them: a GPU out of memory raises one too. Wrong shapes are recognized by their text.
 """
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""Of weights and arithmetic, by the names that recipes and flags have for them."""
+"""The types of weights and arithmetic, by their names in recipes and flags."""
 
 
 def source(model: Model) -> str:
-    """Return what `from_pretrained` takes: a folder, or an id on the hub. The package's tiny model is made first."""
+    """Return the model's folder or its id on the hub, for `from_pretrained`; the package's tiny model is made first."""
     assert model.path is not None, "checked before the ranks start"
     if model.path.startswith(assets.ASSET):
         return str(materialize(Path(assets.asset(model.path)), CACHE))
@@ -59,12 +65,12 @@ def source(model: Model) -> str:
     return str(folder) if folder else model.path
 
 
-def tokenizer_of(config: RecipeConfig, path: str) -> Any:
-    """Load the tokenizer to train with: that of the model, or what an adapter to go on with was trained with.
+def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer to train with: the model's own, or that of the adapter that is trained further.
 
     Args:
         config: The recipe.
-        path: What `source` returned for its model.
+        path: The result of `source` for the model.
 
     Raises:
         ModelError, MachineError: as `load_tokenizer`.
@@ -75,11 +81,11 @@ def tokenizer_of(config: RecipeConfig, path: str) -> Any:
     return load_tokenizer(config.model, path)
 
 
-def load_tokenizer(model: Model, path: str) -> Any:
-    """Load the tokenizer, with the recipe's chat template where it names one.
+def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer, with the recipe's chat template if it names one.
 
     Raises:
-        ModelError: there is none, or it needs code of its own.
+        ModelError: there is no tokenizer, or it needs remote code.
         MachineError: the hub cannot be reached.
     """
     with explained(path):
@@ -99,19 +105,19 @@ def load_model(
     *,
     shards: bool,
     vocabulary: Vocabulary | None = None,
-) -> Any:
+) -> PreTrainedModel:
     """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
     Args:
         config: The recipe.
-        path: What `source` returned.
-        dtype: The run's compute type: of the weights, and of the arithmetic on 4-bit weights.
+        path: The result of `source`.
+        dtype: The compute type of the run, for the weights and for arithmetic on 4-bit weights.
         device: 'cpu', or this rank's 'cuda:N'.
         shards: ZeRO-3 partitions the weights while they are loaded, so they are not put on a device here.
-        vocabulary: The embeddings have, or get, a row for each of its tokens; None: not checked.
+        vocabulary: The embeddings are checked for a row for each of its tokens; None leaves out this check.
 
     Raises:
-        ModelError: there is no such model, it needs code of its own, or the recipe does not fit it.
+        ModelError: there is no such model, it needs remote code, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
     model = _load(config, path, dtype, device, shards, vocabulary)
@@ -131,11 +137,11 @@ def load_reference(
     *,
     shards: bool,
     vocabulary: Vocabulary | None = None,
-) -> Any | None:
-    """Load the frozen copy that the model is compared with, or None where nothing needs one.
+) -> PreTrainedModel | None:
+    """Load the frozen copy that the model is compared with; None if no copy is needed.
 
-    With a new adapter that is the base model itself, the adapter switched off; with one that goes on it is the frozen
-    copy of it that TRL makes. Arguments and errors as `load_model`.
+    With a new adapter the reference is the base model with the adapter switched off; with an adapter that is trained
+    further it is TRL's frozen copy of the adapter. Arguments and errors as `load_model`.
     """
     objective = config.objective
     if not objective.loads_reference or config.adapter:
@@ -144,9 +150,14 @@ def load_reference(
 
 
 def _load(
-    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
-) -> Any:
-    arguments: dict[str, Any] = {}
+    config: RecipeConfig,
+    path: str,
+    dtype: torch.dtype,
+    device: str,
+    shards: bool,
+    vocabulary: Vocabulary | None,
+) -> PreTrainedModel:
+    arguments: LoadOptions = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
         arguments["quantization_config"] = quantized(config.quantization, dtype)
@@ -154,7 +165,7 @@ def _load(
             arguments["device_map"] = {"": device}
     model = load_weights(config.model, path, dtype, scores=config.objective.facts.scores, **arguments)
     if config.model.use_liger_kernel is True:
-        # TRL's head and ours compute the loss (worker/loss.py); Liger's would take the forward that they stand on.
+        # TRL's head and ours compute the loss (worker/loss.py); Liger's loss would replace the forward that they use.
         apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     if vocabulary is not None:
         integrity.fit_rows(model, vocabulary, config, path)
@@ -162,23 +173,23 @@ def _load(
     return model
 
 
-def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, **arguments: Any) -> Any:
-    """Load the weights that a folder or an id on the hub holds, into the compute type, as they are.
+def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, **arguments: Any) -> PreTrainedModel:
+    """Load the unchanged weights of a folder or an id on the hub in the compute type.
 
     Args:
-        model: Which commit, and how attention is computed.
-        path: What `source` returned.
-        dtype: Of the weights that are not quantized.
-        scores: The model has a head of one score instead of one that writes.
-        arguments: More of `from_pretrained`.
+        model: The commit, and how attention is computed.
+        path: The result of `source`.
+        dtype: The type of weights that are not quantized.
+        scores: Load a reward model: its head gives one score instead of logits.
+        arguments: More arguments of `from_pretrained`.
 
     Raises:
-        ModelError: there is no such model, a weight is missing or has no place in it, or it needs code of its own.
+        ModelError: there is no such model, a weight is missing or has no place in it, or it needs remote code.
         MachineError: the hub cannot be reached, or a package is missing.
     """
     arguments |= {"dtype": dtype, **pinned(model)}
-    if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
-        arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
+    if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)
+        arguments["use_safetensors"] = True  # old repositories on the hub have only pickles, which may hold code
     if _can_attend(model.attn_implementation):
         arguments["attn_implementation"] = model.attn_implementation
     compat.hide_kernels_of_gpus()
@@ -187,7 +198,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     if scores:
         arguments["num_labels"] = 1
-    with explained(path), compat.zero3_told() as unexpected, shown(f"loading {path}"):
+    with explained(path), compat.unexpected_at_zero3() as unexpected, shown(f"loading {path}"):
         transformers.utils.logging.set_tqdm_hook(tqdm_hook)
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
     report["unexpected_keys"] |= unexpected
@@ -197,21 +208,21 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     return loaded
 
 
-def is_scorer(config: Any) -> bool:
-    """Return whether a checkpoint is of a model that scores texts, by its config."""
+def is_scorer(config: PreTrainedConfig) -> bool:
+    """Return whether the config belongs to a reward model."""
     return bool(config.architectures) and config.architectures[0].endswith("ForSequenceClassification")
 
 
 def _can_attend(name: str | None) -> bool:
-    """Return whether to ask for an attention: a run's on GPUs may have none on the CPU that its result is tried on."""
+    """Return whether this machine has an attention: that of a run on GPUs may not exist on a CPU."""
     return name not in (None, "auto") and (name not in FLASH or torch.cuda.is_available())
 
 
-def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -> None:
-    """Ask for 16-bit weights where a checkpoint is stored in fewer bits, as gpt-oss and DeepSeek-V3 are.
+def _unpack_stored(config: RecipeConfig, path: str, arguments: LoadOptions) -> None:
+    """Ask for 16-bit weights if a checkpoint is stored in fewer bits, as gpt-oss and DeepSeek-V3 are.
 
     Raises:
-        ModelError: the recipe needs weights that such a checkpoint does not give.
+        ModelError: the recipe needs weights that such a checkpoint does not have.
     """
     with explained(path):
         stored = transformers.AutoConfig.from_pretrained(path, **pinned(config.model))
@@ -219,48 +230,48 @@ def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -
     if method is None:
         return
     if config.quantization:
-        what = f"the weights of {path!r} are already stored in {method} and cannot be quantized again"
-        raise ModelError(what, where="quantization", fix="Use the method lora, or a 16-bit copy of the model.")
+        message = f"the weights of {path!r} are already stored in {method} and cannot be quantized again"
+        raise ModelError(message, where="quantization", fix="Use the method lora, or a 16-bit copy of the model.")
     if method in _UNPACKED:
         arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
     elif not config.adapter:
-        what = f"the weights of {path!r} are stored in {method} and cannot be trained"
-        raise ModelError(what, where="model.path", fix="Use the method lora, or a 16-bit copy of the model.")
+        message = f"the weights of {path!r} are stored in {method} and cannot be trained"
+        raise ModelError(message, where="model.path", fix="Use the method lora, or a 16-bit copy of the model.")
 
 
-def _freeze_all_but(model: Any, count: int) -> None:
-    """Leave the last `count` decoder layers, and a new score head, to be trained."""
+def _freeze_all_but(model: PreTrainedModel, count: int) -> None:
+    """Freeze all weights except the last `count` decoder layers and a score head."""
     layers = decoder_layers(model)
     if count > len(layers):
-        what = f"trainable_layers = {count}, but the model has {len(layers)} decoder layers"
-        raise ModelError(what, where="train_cfg.trainable_layers", fix=f"Use at most {len(layers)}.")
+        message = f"trainable_layers = {count}, but the model has {len(layers)} decoder layers"
+        raise ModelError(message, where="train_cfg.trainable_layers", fix=f"Use at most {len(layers)}.")
     model.requires_grad_(False)
     for module in (*layers[-count:], getattr(model, integrity.HEAD, None)):
         if module is not None:
             module.requires_grad_(True)
 
 
-def decoder_layers(model: Any) -> Any:
-    """Return the decoder's layers: the list as long as the config says, whatever an architecture calls it.
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """Return the decoder layers: the module list with the length that the config states, whatever its name.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such list.
     """
     layers = _layers(model)
     if layers is None:
-        what = f"{type(model).__name__} has no list of decoder layers with the length that its config says"
-        raise ModelError(what, where="train_cfg.trainable_layers", fix="Use another method.")
+        message = f"{type(model).__name__} has no list of decoder layers with the length that its config says"
+        raise ModelError(message, where="train_cfg.trainable_layers", fix="Use another method.")
     return layers
 
 
-def _layers(model: Any) -> Any | None:
+def _layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
     number = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     return next((module for module in lists if len(module) == number), None)
 
 
 def quantized(block: Quantization, dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
-    """Return what `from_pretrained` takes for a recipe's `quantization`, with arithmetic in the compute type."""
+    """Return the argument of `from_pretrained` for a recipe's `quantization`, with arithmetic in the compute type."""
     if block.bits == 8:
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
     return transformers.BitsAndBytesConfig(
@@ -268,22 +279,22 @@ def quantized(block: Quantization, dtype: torch.dtype) -> transformers.BitsAndBy
         bnb_4bit_quant_type=block.quant_type,
         bnb_4bit_use_double_quant=block.double_quant,
         bnb_4bit_compute_dtype=dtype,
-        # Any other storage than this or the compute type is cast by value and trains silently wrong.
+        # Another storage type, unless it is the compute type, is cast by value and silently trains wrong weights.
         bnb_4bit_quant_storage=torch.uint8,
     )
 
 
-def pinned(model: Model) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that say which commit is meant, and whether its code may run."""
+def pinned(model: Model) -> LoadOptions:
+    """Return the arguments of `from_pretrained` for the commit, and for whether its code may run."""
     return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
 
 class explained:
-    """Say what from_pretrained's many exceptions mean for the user.
+    """Turn the many exceptions of from_pretrained into errors for the user.
 
     Raises:
         MachineError: the hub cannot be reached, or a package is missing.
-        ModelError: there is no such model, it is not whole, or it needs code of its own.
+        ModelError: there is no such model, it is incomplete, or it needs remote code.
         DiskError: there is no room to download it.
     """
 
@@ -292,7 +303,7 @@ class explained:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "Free space, or set HF_HOME to a folder on another disk."
             raise DiskError(f"not enough space to download {self.path!r}: {error.strerror}", fix=fix) from error
@@ -313,13 +324,13 @@ class explained:
             raise ModelError(f"{self.path!r} needs remote code", where=self.where, fix=fix) from error
         if isinstance(error, _OF_ITS_FILES) or type(error) is Exception or "mismatched_sizes" in str(error):
             fix = "Its files do not match or are damaged: download or copy it again."
-            told = " ".join(str(error).split())
-            raise ModelError(f"cannot load {self.path!r}: {told}", where=self.where, fix=fix) from error
+            reason = " ".join(str(error).split())
+            raise ModelError(f"cannot load {self.path!r}: {reason}", where=self.where, fix=fix) from error
 
 
 def _is_network(error: BaseException | None) -> bool:
     text, inner = str(error), error
-    while inner is not None:  # transformers tells of a download that broke off as of a folder that lacks a file
+    while inner is not None:  # transformers reports a broken download like a folder without a file
         if isinstance(inner, httpx.TransportError):
             return True
         inner = inner.__cause__ or inner.__context__

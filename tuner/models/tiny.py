@@ -1,7 +1,4 @@
-"""Owns the weights of the `tiny` model: the same bytes from the shipped files on every machine, made once.
-
-It trains nothing and knows no recipe.
-"""
+"""Makes the weights of the `tiny` model from the shipped files: once, and with the same bytes on every machine."""
 
 from __future__ import annotations
 
@@ -9,9 +6,12 @@ import hashlib
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tuner.files import disk_errors, make_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT_VERSION = 1
 SEED = 0
@@ -22,8 +22,8 @@ WEIGHTS = "model.safetensors"
 def materialize(assets: Path, cache: Path) -> Path:
     """Return the complete model folder below `cache`, made from `assets` unless it is there already.
 
-    The folder's name holds the hash of the assets, so that changed assets never meet old weights. Any number of
-    processes may call this at once: each makes its own copy, and the first one under the final name is kept.
+    The folder's name holds the hash of the assets, so changed assets get new weights. Several processes may call this
+    at once: each makes its own copy, and the first copy under the final name is kept.
 
     Raises:
         DiskError: `cache` cannot be written.
@@ -52,7 +52,7 @@ def _publish(draft: Path, folder: Path) -> None:
     try:
         draft.rename(folder)
     except OSError:
-        # A folder that is not empty cannot be renamed over: another process was first.
+        # A rename cannot replace a folder with files: another process was first.
         if not folder.is_dir():
             raise
 
@@ -64,11 +64,11 @@ def _write_weights(folder: Path) -> None:
     save_file(_weights(folder), folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _weights(folder: Path) -> dict[str, Any]:
+def _weights(folder: Path) -> dict[str, Tensor]:
     """Return fp32 tensors by name for the config in `folder`: ones for norms, else uniform noise around 0.
 
-    Uniform, because it takes exact arithmetic alone: the logarithms of normal noise differ by vector width. The
-    library's own initialization is not used: its order of draws changes between versions.
+    Uniform noise needs only exact arithmetic; the logarithms for normal noise depend on the vector width. The library's
+    own initialization is not used, because its order of draws changes between versions.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

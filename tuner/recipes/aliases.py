@@ -1,6 +1,6 @@
 """Other tools' words for a recipe's keys, which aliases.toml lists: those of XTuner, Hugging Face, PEFT and others.
 
-It rewrites one word and its value; whether the result is a recipe's, `overrides` and the schema decide.
+It rewrites one word and its value; `overrides` and the schema check the result.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Alias(NamedTuple):
     values: Mapping[str, str] = MappingProxyType({})
     """Pattern of the whole value, in any case -> how it is written here; any other value stays as it is."""
     instead: str | None = None
-    """What to do where there is no key, or where no pattern of `values` fits."""
+    """What to do if tuner has no such key, or if no pattern of `values` matches."""
     flag: str | None = None
 
     def value(self, text: str) -> str | None:
-        """Return a value as it is written here, or None where it has no counterpart."""
+        """Return the value in tuner's words, or None if tuner has no such value."""
         for pattern, ours in self.values.items():
-            if found := re.fullmatch(pattern, text.strip(), re.IGNORECASE):
-                return found.expand(ours)
+            if match := re.fullmatch(pattern, text.strip(), re.IGNORECASE):
+                return match.expand(ours)
         return None if self.instead else text
 
 
@@ -40,22 +40,22 @@ _PATHS = {"--model": "model.path", "--data": "train_dataloader.dataset.path"}
 
 
 def by_word(groups: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    """Return a table that says for several words at once what they mean as one that says it for each."""
+    """Return a table with one key for each word of the keys, which hold several words each."""
     return {word: meaning for words, meaning in groups.items() for word in words.split()}
 
 
 @cache
 def table() -> Mapping[str, Alias]:
-    """Return what each word means."""
+    """Return the meaning of each word."""
     import tomllib  # 2 ms, and most commands hold no other tool's word
 
-    found = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    rows = found["values"]
+    groups = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    rows = groups["values"]
     return by_word(
         {
-            **{words: Alias(flag=flag) for flag, words in found["flags"].items()},
-            **{words: Alias(key) for key, words in found["same"].items()},
-            **{words: Alias(instead=instead) for instead, words in found["instead"].items()},
+            **{words: Alias(flag=flag) for flag, words in groups["flags"].items()},
+            **{words: Alias(key) for key, words in groups["same"].items()},
+            **{words: Alias(instead=instead) for instead, words in groups["instead"].items()},
             **{
                 words: Alias(row["key"], row.get("ours") or rows[row["like"]]["ours"], row.get("instead"))
                 for words, row in rows.items()
@@ -65,7 +65,7 @@ def table() -> Mapping[str, Alias]:
 
 
 _BLOCKS = ("training_args.", "model_args.", "data_args.", "peft_config.", "model.llm.", "model.lora.", "lora.")
-"""Under which blocks other tools keep these words; `model.lora.r` is their `r`."""
+"""The blocks in which other tools keep these words; `model.lora.r` is their `r`."""
 _PATH = r"(?!dict\(|\{|none$|null$).+"
 _BLOCK_HERE = {
     "model": _PATH,
@@ -73,24 +73,24 @@ _BLOCK_HERE = {
     "optimizer": r"(?:paged_)?adamw?(?:_\w+)?|sgd|rmsprop|lion",
     "adapter": "[qd]?lora",
 }
-"""Words that are a block here, and another tool's where the value is as this pattern says."""
+"""Words that name a block here, and another tool's key if the value matches the pattern."""
 
 
 def find(key: str, value: str = "") -> Alias | None:
-    """Return what a word of another tool means, or None where it is none: a recipe's own key, or an unknown one."""
+    """Return the meaning of another tool's word; None for a recipe's own key and for an unknown word."""
     word = bare(key)
     theirs = _BLOCK_HERE.get(word)
     return None if theirs and not re.fullmatch(theirs, value.strip(), re.IGNORECASE) else table().get(word)
 
 
 def bare(key: str) -> str:
-    """Return a key without the block that another tool keeps it in."""
+    """Return a key without the block in which another tool keeps it."""
     block = next((block for block in _BLOCKS if key.startswith(block)), "")
     return key.removeprefix(block).replace("-", "_")
 
 
 def key_hint(key: str, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown key in a recipe file, where the `known` ones may stand."""
+    """Return what to write instead of an unknown key of a recipe file; `known` are the keys of its block."""
     known = list(known)
     return _hint(key) or did_you_mean(key, known) or f"Known: {', '.join(known)}."
 

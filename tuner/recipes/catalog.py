@@ -31,7 +31,7 @@ OURS = "tuner"
 HERE = "tuner_configs"
 VARIABLE = "TUNER_CATALOG"
 GROUP = "tuner.catalog"
-"""Of entry points; each names the module whose folder holds the parts."""
+"""The group of entry points; each names a module, and the folder of that module holds the parts."""
 PRESETS = "deepspeed_presets"
 FOLDERS = ("models", "methods", "objectives", "datasets", "recipes", TEMPLATES, PRESETS)
 """The folders of a catalog."""
@@ -45,7 +45,7 @@ _given: list[Path] = []
 
 
 class Folder(NamedTuple):
-    """A folder laid out as `tuner/configs`; `origin` is what users call it, `kind` whose values its parts hold."""
+    """A folder laid out as `tuner/configs`; `origin` is its name in messages, `kind` the kind of its places."""
 
     path: str
     origin: str
@@ -61,7 +61,7 @@ _OURS = Folder(str(CONFIGS), OURS, Kind.PACKAGE)
 
 
 class PartFile(NamedTuple):
-    """The file of a part, what messages call it, and the folders whose part of the same name it shadows."""
+    """The file of a part, its name in messages, and the folders with a part of the same name that it shadows."""
 
     full: str
     shown: str
@@ -70,20 +70,20 @@ class PartFile(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Where it is, from the root; made when it is asked for, as a list of 600 names takes long over Paths."""
+        """The absolute path. It is made on use: 600 Paths would make a list of names slow."""
         return Path(self.full)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it ships with the package; any other counts as a file of the user's."""
+        """Whether the part ships with the package; any other part counts as the user's file."""
         return self.folder.kind is Kind.PACKAGE
 
 
 @contextmanager
-def using(*given: Path) -> Iterator[None]:
-    """Look in these folders before all others, as `--catalog` asks."""
+def using(*paths: Path) -> Iterator[None]:
+    """Search these folders before all others, as `--catalog` does."""
     before = given_folders()
-    _given[:] = [*given, *before]
+    _given[:] = [*paths, *before]
     try:
         yield
     finally:
@@ -117,7 +117,7 @@ def folders() -> tuple[Folder, ...]:
 
 
 def has_own() -> bool:
-    """Say whether there is any folder of parts but the package's, or an entry point that names none."""
+    """Return whether there is a folder of parts besides the package's, or an entry point without a folder."""
     return len(folders()) > 1 or bool(_homeless(tuple(sys.path)))
 
 
@@ -132,7 +132,7 @@ def files(kind: str) -> Mapping[str, PartFile]:
 
 
 def _changed(folder: Folder, kind: str) -> int:
-    """Return when files of a folder were last added or removed; the package's stay as they are."""
+    """Return when files of a folder were last added or removed; 0 for the package's, which do not change."""
     try:
         return 0 if folder.kind is Kind.PACKAGE else os.stat(folder.of(kind)).st_mtime_ns  # noqa: PTH116
     except OSError:
@@ -141,21 +141,21 @@ def _changed(folder: Folder, kind: str) -> int:
 
 @lru_cache(maxsize=256)
 def _files(kind: str, cwd: str, stamped: tuple[tuple[Folder, int], ...]) -> Mapping[str, PartFile]:
-    """`cwd` tells folders of the same relative path apart, and the stamps those that changed."""
-    found: dict[str, PartFile] = {}
+    """Return the parts of a kind; `cwd` and the time stamps are in the cache's key."""
+    parts: dict[str, PartFile] = {}
     for folder, _ in stamped:
         unsaid = f"{PACKAGE}/" if folder.kind is Kind.PACKAGE else ""
         for name, path in _listed(folder, kind):
-            if name in found:
-                first = found[name]
-                found[name] = first._replace(shadowed=(*first.shadowed, folder))
+            if name in parts:
+                first = parts[name]
+                parts[name] = first._replace(shadowed=(*first.shadowed, folder))
             elif NAME.fullmatch(name):
-                found[name] = PartFile(os.path.join(cwd, path), path.removeprefix(unsaid), folder)  # noqa: PTH118
-    return dict(sorted(found.items()))
+                parts[name] = PartFile(os.path.join(cwd, path), path.removeprefix(unsaid), folder)  # noqa: PTH118
+    return dict(sorted(parts.items()))
 
 
 def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the file of everything in a folder that is meant to be a part of a kind."""
+    """Yield the name and the path of each file in a folder that has a part's suffix."""
     place, suffix = folder.of(kind), _SUFFIXES.get(kind, ".py")
     for name in _entries(place):
         if name.endswith(suffix) and not name.startswith(("_", ".")):  # __init__.py of a package's folder
@@ -163,18 +163,18 @@ def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _entries(place: str) -> list[str]:
-    """Return the names in a folder; none where it is not there."""
+    """Return the names in a folder, or an empty list if there is no such folder."""
     try:
         return os.listdir(place)  # noqa: PTH208 (every command asks for 600 names)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        what = f"the folder cannot be read: {error.strerror}"
-        raise UsageError(what, where=place, fix="Correct its permissions, or use another catalog.") from error
+        message = f"the folder cannot be read: {error.strerror}"
+        raise UsageError(message, where=place, fix="Correct its permissions, or use another catalog.") from error
 
 
 def misplaced() -> Iterator[RecipeError]:
-    """Yield what in a user's catalog is not read: a folder nearly named as a kind, a file not named as a part."""
+    """Yield what is not read in a user's catalog: a folder with nearly a kind's name, a file without a part's name."""
     for folder in folders():
         if folder.kind is Kind.PACKAGE:
             continue
@@ -186,14 +186,14 @@ def misplaced() -> Iterator[RecipeError]:
                 if not NAME.fullmatch(name):
                     yield RecipeError(f"{name!r} is not a valid name for a part", where=path, fix=f"Use {NAME_RULE}.")
     for entry_point, _, module in _homeless(tuple(sys.path)):
-        what = f"the entry point {entry_point!r} of {GROUP} points to {module!r}, and that folder does not exist"
-        yield RecipeError(what, where="installed packages", fix="Install that package again.")
+        message = f"the entry point {entry_point!r} of {GROUP} points to {module!r}, and that folder does not exist"
+        yield RecipeError(message, where="installed packages", fix="Install that package again.")
 
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[Folder, ...]:
-    found = ((origin, place) for _, origin, module in _announced(path) for place in _places(module))
-    return tuple(Folder(place, origin, Kind.FILE) for origin, place in found)
+    places = ((origin, place) for _, origin, module in _announced(path) for place in _places(module))
+    return tuple(Folder(place, origin, Kind.FILE) for origin, place in places)
 
 
 def _homeless(path: tuple[str, ...]) -> list[tuple[str, str, str]]:
@@ -208,8 +208,8 @@ def _announced(path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
         return ()
     from importlib.metadata import entry_points
 
-    found = {(f"package {one.dist.name if one.dist else one.name}", one) for one in entry_points(group=GROUP)}
-    ordered = sorted(found, key=lambda pair: (pair[0], pair[1].name))
+    entries = {(f"package {one.dist.name if one.dist else one.name}", one) for one in entry_points(group=GROUP)}
+    ordered = sorted(entries, key=lambda pair: (pair[0], pair[1].name))
     return tuple((one.name, origin, one.module) for origin, one in ordered)
 
 
@@ -277,7 +277,7 @@ class Parts(NamedTuple):
     def kinds(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each part in the order of merging, later wins.
 
-        The objective comes after the method: a preference model bears one small learning rate, adapter or not.
+        The objective comes after the method, so that its learning rate replaces the method's.
         """
         yield "models", self.model
         yield "methods", self.method
@@ -286,9 +286,9 @@ class Parts(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a name means: a recipe of the catalog or parts; `epochs` only where they are to be set over it.
+    """The meaning of a name: a recipe of the catalog, or parts; `epochs` replaces those of a recipe.
 
-    `words` are XTuner's, outermost first: the first is laid last.
+    `words` are XTuner's, outermost first: the first one is merged last.
     """
 
     base: str | Parts
@@ -307,12 +307,12 @@ def presets() -> tuple[str, ...]:
 
 
 def is_of_xtuner(name: str) -> bool:
-    """Say whether XTuner has a recipe of this very name, whose numbers are kept."""
+    """Return whether XTuner has a recipe of exactly this name; its numbers are kept."""
     return name in XTUNER.read_text(encoding="utf-8").split()
 
 
 def part_file(kind: str, name: str) -> PartFile:
-    """Return the file of a part, and whose it is.
+    """Return the file of a part, with its folder.
 
     Raises:
         RecipeError: there is no such part.
@@ -330,7 +330,7 @@ def part_path(kind: str, name: str) -> Path:
 
 
 def shadowing(kind: str, name: str) -> str | None:
-    """Return the line that says which other parts of its name a part stands before, or None where there is none."""
+    """Return a line about the parts of the same name that a part shadows, or None."""
     file = files(kind).get(name)
     if file is None or not file.shadowed:
         return None
@@ -339,7 +339,7 @@ def shadowing(kind: str, name: str) -> str | None:
 
 
 def text_of(kind: str, name: str) -> str:
-    """Return the text of a part; nothing where it is one of the user's that cannot be read."""
+    """Return the text of a part; an empty text if it is a user's file that cannot be read."""
     return _text(part_file(kind, name))
 
 
@@ -351,26 +351,26 @@ def _text(file: PartFile) -> str:
 
         return read_named_text(file.path, RecipeError, max_bytes=_MAX_BYTES, fix="", name=file.shown)
     except RecipeError:
-        return ""  # whoever needs what it holds reads it, and is told what is wrong
+        return ""  # the code that needs its values reads it again and raises
 
 
 def part_named(hub_id: str) -> str | None:
-    """Return the model part whose path is this, the user's own before the package's, or None."""
+    """Return the model part with this `model.path`, a user's before the package's, or None."""
     needle = re.compile(rf"""path["']?\s*[=:]\s*["']{re.escape(hub_id)}["']""")
     mine_first = sorted(files("models").items(), key=lambda item: item[1].is_ours)
     return next((name for name, _ in mine_first if needle.search(text_of("models", name))), None)
 
 
 def summary(kind: str, name: str) -> str:
-    """Return the first line of a part's docstring; nothing of one that has none or is no Python."""
+    """Return the first line of a part's docstring; an empty text if it has no docstring or is not Python."""
     return summary_of(part_file(kind, name))
 
 
 def summary_of(file: PartFile) -> str:
-    """Return the summary of a part whose file is known: `tuner list` asks for 600."""
+    """Return the summary of a part by its file; `tuner list` needs 600 of them."""
     if not file.is_ours:
         return _first_line(_text(file))
-    # Ours all begin with it.
+    # All files of the package begin with it.
     with open(file.full, encoding="utf-8") as stream:  # noqa: PTH123
         return stream.readline().strip().strip('"').strip()
 
@@ -400,11 +400,11 @@ def with_epochs(name: str) -> tuple[str, int | None]:
 
 
 def read(name: str, hidden: str | None = None) -> Reading:
-    """Return what a name means: as it is written, or else with the fewest of XTuner's words taken out of it.
+    """Return the meaning of a name: as it is written, or else with as few of XTuner's words replaced as possible.
 
     Args:
         name: A composed name, a recipe of the catalog with or without `_eN`, or one of XTuner's.
-        hidden: A recipe that the name does not mean, because it builds on it.
+        hidden: A recipe that builds on this name, so the name does not mean that recipe.
 
     Raises:
         RecipeError: no recipe has this name; the message holds the nearest one.
@@ -437,7 +437,7 @@ def has(name: str) -> bool:
 
 
 def parse(name: str) -> Parts:
-    """Take a composed name apart. The default objective is not written, so no name has two readings.
+    """Split a composed name into its parts. A name leaves the default objective out, so it has one reading.
 
     Raises:
         RecipeError: the name is not composed of known parts; the message holds the nearest one that is.
@@ -452,7 +452,7 @@ def _composed(stem: str, epochs: int | None) -> Parts | None:
     """Return the parts that a name is composed of, or None.
 
     Raises:
-        RecipeError: it can be read in two ways, as the user's own parts may be named.
+        RecipeError: it can be read in two ways, which the names of a user's own parts can cause.
     """
     readings = [*_readings(stem, epochs)] if epochs else []
     if len(readings) > 1:
@@ -478,7 +478,7 @@ def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
 
 
 def trainings() -> dict[str, tuple[str, str]]:
-    """Return how a name says each objective and method, such as 'lora' and 'dpo_lora', with the two."""
+    """Return the objective and the method of each training word in names, such as 'lora' and 'dpo_lora'."""
     others = [name for name in names("objectives") if name != DEFAULT_OBJECTIVE]
     plain = {method: (DEFAULT_OBJECTIVE, method) for method in names("methods")}
     return plain | {f"{objective}_{method}": (objective, method) for objective in others for method in plain}
@@ -488,7 +488,7 @@ def training(name: str) -> tuple[str, str]:
     """Return the objective and the method that `--method` names: a method, alone or after its objective.
 
     Raises:
-        RecipeError: there is none of this name.
+        RecipeError: there is no such method.
     """
     known = trainings()
     if name not in known:
@@ -514,7 +514,7 @@ def _unknown(name: str) -> RecipeError:
 
 
 def _suggest_spelled(name: str) -> str | None:
-    """Return what `suggest` finds once the epochs and XTuner's words at the name's end are off; they are put back."""
+    """Return the suggestion for a name without its epochs and XTuner's words at the end, with these added again."""
     stems = [with_epochs(text)[0] for text, _ in _translations(name)]
     stem = [stem for stem in stems if name.startswith(stem)][-1]
     nearest_name = suggest(stem)
@@ -522,7 +522,7 @@ def _suggest_spelled(name: str) -> str | None:
 
 
 def suggest(name: str) -> str | None:
-    """Return the recipe name that `name` most likely means, mending one part after the other."""
+    """Return the recipe name that `name` most likely means; one part after the other is corrected."""
     import difflib
 
     spelled = re.sub(r"_e0+(?=[1-9])", "_e", re.sub(r"[-. ]", "_", name.strip().lower()))
@@ -536,17 +536,17 @@ def suggest(name: str) -> str | None:
         return f"{model}_{training}_{dataset}_e{epochs or 3}"
     if model and training and _is_whole(f"{model}_{training}"):
         return f"{model}_{training}"
-    # Most are a model's exceptions, whose names look alike: only a near one is what was meant.
+    # Most recipes are exceptions of one model with similar names, so only a close match is suggested.
     return next(iter(difflib.get_close_matches(stem, names("recipes"), n=1, cutoff=0.9)), None)
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether XTuner's words fill in what a name lacks."""
+    """Return whether a name is complete with XTuner's defaults."""
     return any(_composed(*with_epochs(text)) for text, _ in _translations(name))
 
 
 def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:
-    """Return the known name that the first tokens are most like, the longer of two alike, and the tokens after it."""
+    """Return the known name most similar to the first tokens, the longer of two equal ones, and the tokens after it."""
     import difflib
 
     known, best = tuple(known), (0.0, "", 0)

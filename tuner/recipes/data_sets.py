@@ -12,6 +12,7 @@ from typing import Any
 
 from tuner import paths
 from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.files import JsonObject
 from tuner.recipes import catalog
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
@@ -21,8 +22,8 @@ from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, 
 _TRAIN, _ = LOADERS
 
 
-def data_sets_of(text: str) -> list[dict[str, Any]]:
-    """Return the data sets that a value of --data names: "a.jsonl", or several as in "a.jsonl,b.jsonl:0.5".
+def data_sets_of(text: str) -> list[JsonObject]:
+    """Return the data sets in a value of --data: "a.jsonl", or several as in "a.jsonl,b.jsonl:0.5".
 
     A file or folder of that whole name is taken first, so names with commas and colons keep their meaning.
     """
@@ -37,21 +38,21 @@ def _exists(text: str) -> bool:
     return place is not None and bool(paths.matching(place))
 
 
-def _share(text: str) -> dict[str, Any]:
+def _share(text: str) -> JsonObject:
     path, _, weight = text.rpartition(":")
     is_weight = path and re.fullmatch(r"\d+(\.\d*)?|\.\d+", weight) and not _exists(text)
     return {"path": path, "weight": float(weight)} if is_weight else {"path": text}
 
 
 def settle_mixtures(merged: Merged) -> None:
-    """Leave each loader either a path or a mixture, and in the mixture no name of a part.
+    """Keep either the path or the mixture of each loader, and replace the names of parts in the mixture.
 
     Raises:
-        RecipeError: a path and a mixture in one layer, an unknown part, or one that says nothing of where its rows are.
+        RecipeError: a path and a mixture in one layer, an unknown part, or a part without a path.
     """
     for loader in LOADERS:
         keys = (loader, "dataset", "mixture")
-        # Whatever is no list of dicts is left for the schema to refuse.
+        # The schema refuses anything that is not a list of dicts.
         if isinstance(merged.get(keys), list | tuple):
             dataset = merged.get(keys[:-1])
             _keep_later(merged, loader, dataset)
@@ -64,9 +65,9 @@ def settle_mixtures(merged: Merged) -> None:
 
 
 def _place_functions(merged: Merged, keys: Keys, named: Sequence[str]) -> None:
-    """Say of a mixture that names a part with a row function that it stands in that part's file.
+    """If a mixture names a part with a row function, set the mixture's place to that part's file.
 
-    What is typed after --set may name any function; a file that somebody else wrote may not (`refuse_functions`).
+    A user may name any function after --set; a file may not (`loading.refuse_functions`).
     """
     dotted = ".".join(keys)
     if place := next(filter(None, map(_function_place, named)), None):
@@ -74,7 +75,7 @@ def _place_functions(merged: Merged, keys: Keys, named: Sequence[str]) -> None:
 
 
 def _function_place(name: str) -> Place | None:
-    """Return where a data-set part, or one that it is a mixture of, names a row function; None where none does."""
+    """Return the place where a data-set part, or a part of its mixture, names a row function, or None."""
     part = read_part("datasets", name)
     rows = lookup(part.values, (_TRAIN, "dataset"), {})
     shares = rows.get("mixture") or ()
@@ -85,24 +86,24 @@ def _function_place(name: str) -> Place | None:
     return next(filter(None, inner), None)
 
 
-def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:
+def _keep_later(merged: Merged, loader: str, dataset: JsonObject) -> None:
     block = (loader, "dataset")
     mixture = merged.order_of((*block, "mixture"))
-    given = {key: merged.order_of((*block, key)) for key in ("path", *OF_ONE_DATA_SET) if dataset.get(key)}
-    if given.get("path", 0) > mixture:
+    orders = {key: merged.order_of((*block, key)) for key in ("path", *OF_ONE_DATA_SET) if dataset.get(key)}
+    if orders.get("path", 0) > mixture:
         merged.lay(Layer.at(merged.place_of((*block, "path")), nested((*block, "mixture"), None)))
         return
-    for key, order in given.items():
+    for key, order in orders.items():
         if order >= mixture:
-            what = f"{loader}.dataset has both a mixture and {key} = {brief_repr(dataset[key])}"
+            message = f"{loader}.dataset has both a mixture and {key} = {brief_repr(dataset[key])}"
             fix = "Use one of them." if key == "path" else f"Set {key} in each entry of the mixture."
-            raise RecipeError(what, where=merged.place_of((*block, key)), fix=fix)
-    if given:
-        merged.lay(Layer.at(merged.place_of((*block, "mixture")), nested(block, dict.fromkeys(given))))
+            raise RecipeError(message, where=merged.place_of((*block, key)), fix=fix)
+    if orders:
+        merged.lay(Layer.at(merged.place_of((*block, "mixture")), nested(block, dict.fromkeys(orders))))
 
 
-def _shares(entry: Any, where: str, inside: tuple[str, ...]) -> Iterator[Any]:
-    """Yield an entry as it is, or what the part that it names stands for; `inside` are the parts that led here."""
+def _shares(entry: object, where: str, inside: tuple[str, ...]) -> Iterator[Any]:
+    """Yield an entry as it is, or the data sets of the part that it names; `inside` are the parts around it."""
     if not isinstance(entry, dict):
         yield entry
         return
@@ -110,29 +111,29 @@ def _shares(entry: Any, where: str, inside: tuple[str, ...]) -> Iterator[Any]:
     if "part" not in entry:
         yield entry
         return
-    given = {key: value for key, value in entry.items() if key != "part"}
+    settings = {key: value for key, value in entry.items() if key != "part"}
     rows = _rows_of(entry["part"], where, inside)
     if "mixture" not in rows:
-        yield _named({**rows, **given}, entry["part"], where)
+        yield _named({**rows, **settings}, entry["part"], where)
         return
-    if other := given.keys() - {"weight"}:
-        what = f"part {entry['part']!r} is a mixture itself, so {min(other)!r} cannot be set for it"
-        raise RecipeError(what, where=where, fix="Set only its weight, or list its data sets instead.")
+    if other := settings.keys() - {"weight"}:
+        message = f"part {entry['part']!r} is a mixture itself, so {min(other)!r} cannot be set for it"
+        raise RecipeError(message, where=where, fix="Set only its weight, or list its data sets instead.")
     for part in rows["mixture"]:
-        yield from (_weighted(share, given) for share in _shares(part, where, (*inside, entry["part"])))
+        yield from (_weighted(share, settings) for share in _shares(part, where, (*inside, entry["part"])))
 
 
-def _check_keys(entry: dict[str, Any], where: str) -> None:
+def _check_keys(entry: JsonObject, where: str) -> None:
     known = ("part", *Share.model_fields)
     if unknown := entry.keys() - set(known):
         key = min(map(str, unknown))
         raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=key_hint(key, known))
     if not entry.get("part") and not entry.get("path"):
-        what = f"an entry of the mixture has no data set: {brief_repr(entry)}"
-        raise RecipeError(what, where=where, fix="Use dict(part='alpaca') or dict(path='my.jsonl').")
+        message = f"an entry of the mixture has no data set: {brief_repr(entry)}"
+        raise RecipeError(message, where=where, fix="Use dict(part='alpaca') or dict(path='my.jsonl').")
 
 
-def _rows_of(name: Any, where: str, inside: tuple[str, ...]) -> dict[str, Any]:
+def _rows_of(name: object, where: str, inside: tuple[str, ...]) -> JsonObject:
     known = catalog.names("datasets")
     if name not in known:
         fix = did_you_mean(str(name), known, see="tuner list --datasets")
@@ -144,18 +145,18 @@ def _rows_of(name: Any, where: str, inside: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in loader.get("dataset", {}).items() if key in (*Rows.model_fields, "mixture")}
 
 
-def _named(share: dict[str, Any], part: str, where: str) -> dict[str, Any]:
+def _named(share: JsonObject, part: str, where: str) -> JsonObject:
     if not share.get("path"):
         fix = f"Use dict(part={part!r}, path='my.jsonl')."
         raise RecipeError(f"part {part!r} has no data of its own", where=where, fix=fix)
     return share
 
 
-def _weighted(share: Any, given: dict[str, Any]) -> Any:
+def _weighted(share: JsonObject, settings: JsonObject) -> JsonObject:
     try:
-        return {**share, "weight": share.get("weight", 1.0) * given.get("weight", 1.0)}
+        return {**share, "weight": share.get("weight", 1.0) * settings.get("weight", 1.0)}
     except TypeError:
-        return {**share, **given}  # for the schema to refuse
+        return {**share, **settings}  # the schema refuses it
 
 
 _TRAIN, _VAL = LOADERS
@@ -170,15 +171,15 @@ _OF_OTHER_ROWS = {
     **{"path": None, "split": "train", "mixture": None, "max_rows": None, "streaming": False},
     **{"val_split": None, "val_seed": None, "held_out": False},
 }
-"""What other rows do not take over from the training rows."""
+"""Keys that other rows do not copy from the training rows."""
 OF_OWN_DATA = Layer.at(Place(Kind.DEFAULT, "default without a recipe"), nested(_SPLIT, "auto"))
-"""The layer that has rows held out of the user's own data: how many, `launch.data_rows` decides."""
+"""The layer that holds out rows of the user's own data; `launch.data_rows` decides how many."""
 _FOLLOWS = Place(Kind.DERIVED, "derived: as train_dataloader")
-"""Where a value of the validation stands that nobody wrote: it becomes the training's, with the training's place."""
+"""The place of a validation value that is copied from the training block later, with its place."""
 
 
-def validation_block(merged: Merged) -> dict[str, Any]:
-    """Return a block like the training data's for other rows: one data set, without a path yet."""
+def validation_block(merged: Merged) -> JsonObject:
+    """Return a copy of the training block for other rows: one data set, without a path yet."""
     loader = deepcopy(merged.values[_TRAIN])
     return {**loader, "dataset": {**loader["dataset"], **_OF_OTHER_ROWS}}
 
@@ -189,7 +190,7 @@ def validation_layer(place: Place, merged: Merged) -> Layer:
 
 
 def validation_of_file(place: Place, path: str, merged: Merged) -> Layer:
-    """Return the layer that makes the rows at `path` the validation's, read as the recipe reads its training rows."""
+    """Return the layer that validates on the rows at `path`, which are read like the training rows."""
     loader = validation_block(merged)
     loader["dataset"] |= {"_delete_": True, "path": path}
     if merged.values.get(_VAL) is not None:  # its batch_size and num_workers stay
@@ -198,18 +199,18 @@ def validation_of_file(place: Place, path: str, merged: Merged) -> Layer:
     return layer._replace(values={_TRAIN: {"dataset": {"val_split": None}}, **layer.values})
 
 
-def _validation_layer(place: Place, loader: dict[str, Any]) -> Layer:
+def _validation_layer(place: Place, loader: JsonObject) -> Layer:
     own = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
     return Layer({_VAL: loader}, lambda keys: place if keys in own else _FOLLOWS)
 
 
 def settle_validation(merged: Merged) -> None:
-    """Make of `val_split` a validation on the rows that it holds out; of it and a `val_dataloader` the later counts.
+    """Turn `val_split` into a validation block on the held-out rows; of it and a `val_dataloader` the later one counts.
 
-    What nobody set for validation rows is as the training rows have it in the end.
+    Every other value of the validation block is copied from the final training block.
 
     Raises:
-        RecipeError: val_split stands in val_dataloader, or a flag asks for answers to validation rows without any.
+        RecipeError: val_split is in val_dataloader, or a flag asks for answers but there are no validation rows.
     """
     _settle_split(merged)
     _refuse_no_prompts(merged)
@@ -221,25 +222,25 @@ def settle_validation(merged: Merged) -> None:
 
 
 def _refuse_no_prompts(merged: Merged) -> None:
-    """Check that there are validation rows where a flag asks for answers to some of them."""
+    """Check that there are validation rows if a flag asks for answers to some of them."""
     count, place = merged.get(_SAMPLES), merged.place_of(_SAMPLES)
     if merged.get((_VAL,)) is None and place.kind is Kind.FLAG and isinstance(count, int) and count > 0:
-        what = f"log.num_samples = {count} asks for answers to validation rows, and there are none"
-        raise RecipeError(what, where=place, fix="Add --val-split 0.05, or --val FILE.")
+        message = f"log.num_samples = {count} asks for answers to validation rows, and there are none"
+        raise RecipeError(message, where=place, fix="Add --val-split 0.05, or --val FILE.")
 
 
 def _settle_split(merged: Merged) -> None:
     train, val = merged.get((_TRAIN,)), merged.get((_VAL,))
     holds = bool(merged.get((_VAL, "dataset", "held_out")))
     if merged.get((_VAL, "dataset", "val_split")) and not holds:
-        what = f"{_VAL}.dataset.val_split has no effect"
-        raise RecipeError(what, where=merged.place_of((_VAL, "dataset", "val_split")), fix=f"Set {_KEY} instead.")
+        message = f"{_VAL}.dataset.val_split has no effect"
+        raise RecipeError(message, where=merged.place_of((_VAL, "dataset", "val_split")), fix=f"Set {_KEY} instead.")
     if merged.get(_SPLIT) == "auto" and not _has_rows_to_hold_out(train["dataset"]):
         merged.lay(Layer.at(merged.place_of(_SPLIT), nested(_SPLIT, None)))
     if merged.get(_SPLIT) is None and holds:
         merged.lay(Layer.at(merged.place_of(_SPLIT), {_VAL: None}))
     if not isinstance(merged.get(_SPLIT), float) and merged.get(_SPLIT) != "auto":
-        return  # none, or for the schema to refuse
+        return  # no split, or a value that the schema refuses
     if val is not None and not holds and merged.order_of((_VAL,)) > merged.order_of(_SPLIT):
         merged.lay(Layer.at(merged.place_of((_VAL,)), nested(_SPLIT, None)))
         return
@@ -254,12 +255,12 @@ def _settle_split(merged: Merged) -> None:
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {_KEY}"), values))
 
 
-def _has_rows_to_hold_out(dataset: dict[str, Any]) -> bool:
+def _has_rows_to_hold_out(dataset: JsonObject) -> bool:
     return not dataset.get("streaming") and bool(dataset.get("path") or dataset.get("mixture"))
 
 
-def held_out_note(values: dict[str, Any]) -> str | None:
-    """Return in a line what is held out, or None."""
+def held_out_note(values: JsonObject) -> str | None:
+    """Return a line about the rows that are held out, or None."""
     dataset = values[_TRAIN]["dataset"]
     if dataset["val_split"] in (None, "auto"):
         return None

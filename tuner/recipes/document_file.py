@@ -8,16 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable
 from tuner.recipes.merging import Keys, Kind, leaves
-from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, RecipeFile
+from tuner.recipes.recipe_file import DOCUMENTS, MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
-YAML = (".yaml", ".yml")
 _MAX_BYTES = 64_000
 _ACCELERATE = "accelerate"
 _MARKS = {
@@ -39,39 +37,39 @@ _MARKS = {
     ),
 }
 MARKS = {tool: frozenset(words.split()) for tool, words in _MARKS.items()}
-"""Tool, as `tuner import --from` has it -> keys at the top that tell its files from others'."""
+"""Tool, in the words of `tuner import --from` -> top-level keys that only its files have."""
 _SHARED = "training-arguments"
 _OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
-"""Words that several tools have: they are of transformers' own where no key is another's."""
+"""Keys that several tools have: a file with only these holds transformers' TrainingArguments."""
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
 def telltale_keys() -> frozenset[str]:
-    """Return every key that tells a tool's files from others'."""
+    """Return every key that identifies a tool's files."""
     return frozenset[str]().union(*MARKS.values())
 
 
 def tools_with(keys: Iterable[str]) -> list[str]:
-    """Return the tools that have the most of these keys at the top as tell-tale ones; several may have as many."""
-    found = {*keys}
-    counts = {name: len(found.intersection(marks)) for name, marks in MARKS.items()}
+    """Return the tools with the most identifying keys among these top-level keys; several in a tie."""
+    known = {*keys}
+    counts = {name: len(known.intersection(marks)) for name, marks in MARKS.items()}
     if most := max(counts.values()):
         return [name for name, count in counts.items() if count == most]
-    return [_SHARED] if found.intersection(_OF_ALL) else []
+    return [_SHARED] if known.intersection(_OF_ALL) else []
 
 
 def tool_of(path: Path) -> str | None:
-    """Return whose YAML a file is, told by its keys, or None where that is not known."""
+    """Return the tool that a YAML file belongs to, by its keys, or None."""
     return next(iter(tools_with(re.findall(r"^([A-Za-z_]\w*) *:", beginning(path), re.MULTILINE))), None)
 
 
 def says_what_to_train(path: Path) -> bool:
-    """Say whether a YAML file is one that says what to train, not how DeepSpeed is launched."""
+    """Return whether a YAML file is a training config of another tool, and not a launch config of accelerate."""
     return path.suffix in YAML and tool_of(path) not in (None, _ACCELERATE)
 
 
 def refusal_of_tool(name: str) -> RecipeError | None:
-    """Return the refusal of another tool's YAML in place of a recipe; None where no tool is known by its keys."""
+    """Return an error if a file is another tool's YAML; None if no tool has its keys."""
     owner = tool_of(Path(name))
     if owner == _ACCELERATE:
         fix = f"Use: tuner train RECIPE --deepspeed {name}"
@@ -82,20 +80,21 @@ def refusal_of_tool(name: str) -> RecipeError | None:
 
 
 def xtuner_error(path: Path, where: object) -> RecipeError | None:
-    """Return the refusal of a config of XTuner's as the base of a recipe; None where the file is none."""
+    """Return an error if the file is an XTuner config, which a recipe cannot build on; otherwise None."""
     if not imports_xtuner(path):
         return None
-    what = "this is an XTuner config, which contains XTuner's own classes"
-    return RecipeError(what, where=where, fix=f"Turn it into a recipe: tuner import {path} -o {path.stem}_recipe.py.")
+    message = "this is an XTuner config, which contains XTuner's own classes"
+    fix = f"Turn it into a recipe: tuner import {path} -o {path.stem}_recipe.py."
+    return RecipeError(message, where=where, fix=fix)
 
 
 def imports_xtuner(path: Path) -> bool:
-    """Say whether a Python file is a config of XTuner's."""
+    """Return whether a Python file is an XTuner config."""
     return bool(_IMPORTS_XTUNER.search(beginning(path)))
 
 
 def beginning(path: Path) -> str:
-    """Return the first text of a file, nothing of one that cannot be read."""
+    """Return the beginning of a file's text; an empty text if it cannot be read."""
     try:
         with path.open("rb") as stream:
             return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
@@ -103,7 +102,6 @@ def beginning(path: Path) -> str:
         return ""
 
 
-SUFFIXES = (*YAML, ".json")
 _BASE = "_base_"
 _SHARED = "deepspeed"
 """A key of recipes and of several tools, with the same meaning."""
@@ -112,8 +110,8 @@ _FIX = "Give a recipe's name, or a file of recipe keys."
 
 
 def is_recipe(path: Path) -> bool:
-    """Say whether a YAML or JSON file is a recipe, also one with a mistake in it; another tool's config is none."""
-    if path.suffix not in SUFFIXES or not paths.is_file(path):
+    """Return whether a YAML or JSON file is a recipe, perhaps with a mistake in it, and not another tool's config."""
+    if path.suffix not in DOCUMENTS or not paths.is_file(path):
         return False
     from tuner.recipes import yaml_text  # PyYAML, for files of these names alone
 
@@ -124,8 +122,8 @@ def is_recipe(path: Path) -> bool:
         return bool(keys.intersection((_BASE, *RecipeConfig.model_fields)) - telltale_keys() - {_SHARED})
 
 
-def holds_recipe(values: Mapping[str, Any]) -> bool:
-    """Say whether values are a recipe's: more of its keys, with their blocks, than words that tell other tools."""
+def holds_recipe(values: Mapping[str, object]) -> bool:
+    """Return whether values have more keys of a recipe, with their blocks, than identifying keys of another tool."""
     known = schema_keys()
     ours = sum(tuple(key.split(".")) in known for key, _ in leaves(values) if "." in key)
     others = {
@@ -151,7 +149,7 @@ def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
     return file
 
 
-def _scalars(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+def _scalars(value: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield (*keys, key), key
@@ -163,8 +161,8 @@ def _scalars(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
         yield keys, value
 
 
-def _wrong(value: Any) -> tuple[str, str] | None:
-    """Return what is wrong with a value that the schema cannot judge, and what to do."""
+def _wrong(value: object) -> tuple[str, str] | None:
+    """Return what is wrong with a value that the schema does not check, and what to do; None if it is right."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"a text longer than {MAX_TEXT} characters", "Put it into a file of its own."
     if isinstance(value, str) and not is_writable(value):

@@ -20,14 +20,14 @@ from pydantic_core import ErrorDetails
 from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
-from tuner.files import is_writable
+from tuner.files import JsonObject, is_writable
 from tuner.recipes import catalog, data_sets, model_facts, starting_weights
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.overrides import layer_of
 from tuner.recipes.overrides import layers as override_layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
-from tuner.recipes.recipe_file import SUFFIXES, RecipeFile, read_file, read_part
+from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
 from tuner.recipes.schema.objectives import objectives_with
 
@@ -42,16 +42,15 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     """Load a recipe by a composed name, by a catalog recipe's name, or from a file; or make one for a model.
 
     Args:
-        name: None: the base recipe, with the model and the method that the overrides name. A model's folder or its
-            id on the hub in its place means the same.
-        overrides: What the command line changes.
-        allow_code: A file that is no data is run.
+        name: A recipe's name or file, or a model's folder or hub id. None: the overrides name the model.
+        overrides: The changes of the command line.
+        allow_code: Run a file that holds code.
 
     Raises:
-        RecipeError: an unknown name, a file that is no data, or a value that does not fit the schema.
+        RecipeError: an unknown name, a file that holds code, or a value that does not fit the schema.
     """
-    asked = Asked(name, overrides or Overrides(), allow_code)
-    name, overrides = _asked(name, asked.overrides)
+    request = Asked(name, overrides or Overrides(), allow_code)
+    name, overrides = _asked(name, request.overrides)
     merged = Merged()
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides):
         merged.lay(layer)
@@ -70,18 +69,18 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), asked)
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), request)
 
 
 def _pushed(block: Checkpoint) -> str | None:
-    """Return in a line what is pushed to the hub, or None."""
+    """Return a line about what is pushed to the hub, or None."""
     if block.repository is None:
         return None
     return f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
 
 
 def _settle(merged: Merged) -> None:
-    """Work out what the values mean together; whatever is of the wrong type is left for the schema to refuse."""
+    """Derive the values that depend on others; the schema refuses values of a wrong type later."""
     if isinstance(merged.values.get("model"), dict):
         starting_weights.settle(merged)
     data_sets.settle_mixtures(merged)
@@ -90,15 +89,15 @@ def _settle(merged: Merged) -> None:
 
 
 def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
-    """Return the recipe that is named, if one is, with a model in its place among the overrides.
+    """Return the recipe's name and the overrides; a model in place of a recipe becomes an override.
 
     Raises:
-        RecipeError: two models, nothing at all, or a method beside a recipe that has one.
+        RecipeError: two models, neither a recipe nor a model, or a method besides the recipe's.
     """
     if name is not None and starting_weights.is_model(name):
         if overrides.model is not None:
-            what = f"both {name!r} and --model {overrides.model} set the model"
-            raise RecipeError(what, where="--model", fix="Use one of them.")
+            message = f"both {name!r} and --model {overrides.model} set the model"
+            raise RecipeError(message, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
     if name is not None and not name.endswith(".py") and not catalog.has(name):
         from tuner.recipes import mistaken  # for a name that is not a recipe's
@@ -115,7 +114,7 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
 
 
 def _own_layers(overrides: Overrides) -> Iterator[Layer]:
-    """Yield the base recipe with a method, for a model that is laid over it."""
+    """Yield the base recipe with a method, for a run without a recipe; the model follows as an override."""
     base = read_base()
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
@@ -130,10 +129,10 @@ def _name_of(overrides: Overrides) -> str:
 
 
 def check_part(kind: str, name: str) -> None:
-    """Check one part by itself, as part of whatever recipe it would stand in.
+    """Check one part by itself, as it would be in any recipe.
 
     Raises:
-        RecipeError: it is no data, or holds what the schema refuses; with the file and, where it has one, the line.
+        RecipeError: it holds code, or a value that the schema refuses; with the file and the line.
     """
     if kind == TEMPLATES:
         catalog.chat_template(str(catalog.part_path(kind, name)))
@@ -145,7 +144,7 @@ def check_part(kind: str, name: str) -> None:
 
 
 def check_file(part: RecipeFile) -> None:
-    """Check what a part of a recipe's name holds; raises as `check_part` does."""
+    """Check the values of one part; raises as `check_part` does."""
     base, merged = read_base(), Merged()
     merged.lay(Layer(base.values, base.place))
     merged.lay(layer_of(part))
@@ -154,23 +153,24 @@ def check_file(part: RecipeFile) -> None:
 
 
 def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse row functions and callbacks of Python and of installed packages that the recipe names: `subprocess:Popen`.
+    """Refuse a recipe that names row functions or callbacks of Python or of installed packages: `subprocess:Popen`.
 
-    A module on PYTHONPATH is the user's own, and so is a name that is typed after --set.
+    A module on PYTHONPATH is the user's own code. A name after --set is the user's own choice.
 
     Raises:
-        RecipeError: there is one, and code is not allowed.
+        RecipeError: the recipe names one, and code is not allowed.
     """
     for key, name in () if allow_code else _functions(recipe.config):
         place = recipe.origins[key].place
         if _is_installed(name.partition(":")[0]) and place.kind is not Kind.FLAG:
             written, purpose = ("callbacks", "training") if key == _CALLBACKS else ("format", "rows")
-            what = f"{written} = {name!r} refers to code of an installed package, which was not written for {purpose}"
-            raise RecipeError(what, where=place, fix="Read that code, then add --allow-code.")
+            package = "code of an installed package, which was not written for"
+            message = f"{written} = {name!r} refers to {package} {purpose}"
+            raise RecipeError(message, where=place, fix="Read that code, then add --allow-code.")
 
 
 def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
-    """Yield each name of Python code in a recipe, with the key that it is written at."""
+    """Yield the key and the name of each Python function in a recipe."""
     for key, loader in config.loaders.items():
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
             yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
@@ -178,25 +178,25 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
 
 
 def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse a command (`log.notify`) and an upload (`checkpoint.repository`) that the recipe names, not the user.
+    """Refuse a command (`log.notify`) and an upload (`checkpoint.repository`) that a recipe file asks for.
 
-    What is typed after --set or --push is the user's own.
+    The user may ask for both with --set and --push.
 
     Raises:
-        RecipeError: there is one, and code is not allowed.
+        RecipeError: the recipe names one, and code is not allowed.
     """
     notify, place = recipe.config.log.notify, recipe.origins["log.notify"].place
     if notify and not allow_code and place.kind is not Kind.FLAG:
-        what = f"log.notify = {notify!r} names a command, which runs when the run ends"
-        raise RecipeError(what, where=place, fix="Look at that command, then add --allow-code.")
+        message = f"log.notify = {notify!r} names a command, which runs when the run ends"
+        raise RecipeError(message, where=place, fix="Look at that command, then add --allow-code.")
     name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
     if name and not allow_code and place.kind is not Kind.FLAG:
-        what = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
-        raise RecipeError(what, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
+        message = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
+        raise RecipeError(message, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module comes with Python or an installed package; nothing is imported to see it."""
+    """Return whether a module belongs to Python or an installed package, without importing it."""
     import sysconfig  # few recipes name code
 
     top = module.partition(".")[0]
@@ -211,8 +211,8 @@ def _is_installed(module: str) -> bool:
     return any(home in Path(place).resolve().parents for place in places if place for home in homes)
 
 
-def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
-    """Return the recipe with its local paths made absolute and its DeepSpeed choice pinned: it runs from anywhere."""
+def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
+    """Return the recipe with absolute paths and a fixed DeepSpeed config, so that it runs from any folder."""
     config = recipe.config.model_dump()
     config["deepspeed"] = deepspeed
     _anchor(config["model"], "path")
@@ -228,7 +228,7 @@ def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
     return Recipe(recipe.name, RecipeConfig.model_validate(config), recipe.origins)
 
 
-def _anchor(block: dict[str, Any], key: str) -> None:
+def _anchor(block: JsonObject, key: str) -> None:
     path = block[key]
     if path and paths.matching(paths.expanded(path)):
         block[key] = str(paths.expanded(path).absolute())
@@ -248,7 +248,7 @@ def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
 
 
 class _RecipeSource(NamedTuple):
-    """A recipe's file, and what messages call it; `name` where it is one of a catalog."""
+    """A recipe's file and its name in messages; `name` if it is a recipe of a catalog."""
 
     path: Path
     shown: str
@@ -259,16 +259,16 @@ class _RecipeSource(NamedTuple):
 def _named_layers(
     name: str, allow_code: bool, read: Iterator[int], depth: int = 0, above: _RecipeSource | None = None
 ) -> Iterator[Layer]:
-    """Yield what a name means; `above` is the recipe that builds on it."""
+    """Yield the layers of a name; `above` is the recipe that builds on it."""
     reading = catalog.read(name, above.name if above else None)
     if isinstance(reading.base, str):
         file = catalog.part_file("recipes", reading.base)
         source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
-        # A recipe of the package builds on composed names alone, so it begins no circle.
+        # A recipe of the package builds on composed names only, so it cannot be part of a cycle.
         yield from _file_layers(source, allow_code, read, 0 if file.is_ours else depth)
     else:
         parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
-        # The package's own files build on XTuner's recipes.
+        # The package's own recipe files build on XTuner's recipes.
         is_of_xtuner = (above and above.kind is Kind.PACKAGE) or catalog.is_of_xtuner(name)
         yield from with_xtuner(parts) if is_of_xtuner else with_adapter_rate(parts)
     if reading.epochs:
@@ -278,7 +278,7 @@ def _named_layers(
 
 
 def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
-    """Yield the layers of a name's parts; an objective's own learning rate, meant for all weights, fits an adapter.
+    """Yield the layers of a name's parts; an adapter gets ten times the objective's learning rate.
 
     An adapter learns best at ten times the rate of full training ("LoRA Without Regret", Thinking Machines, 2025), and
     TRL's DPO and ORPO examples use ten times the rate with LoRA. At 5e-7 DPO taught an adapter nothing
@@ -295,7 +295,7 @@ def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
 
 
 def with_xtuner(parts: Sequence[Layer]) -> Iterator[Layer]:
-    """Yield the layers of a name's parts with XTuner's defaults: below them, those of the adapter next to it."""
+    """Yield XTuner's defaults and the layers of a name's parts; its adapter's defaults follow the part with one."""
     ours = layer_of(read_xtuner())
     adapter = ours.values.pop("adapter")
     yield ours
@@ -335,8 +335,8 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 
 
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
-    """Read a file as data, and only where that fails and code is allowed, by running it."""
-    if source.path.suffix in SUFFIXES and source.path.suffix != ".py":
+    """Read a file as data; if that fails and code is allowed, run it."""
+    if source.path.suffix in DOCUMENTS:
         from tuner.recipes import document_file  # PyYAML, which a recipe in Python does without
 
         return document_file.read_document(source.path, source.shown, source.kind)
@@ -361,16 +361,16 @@ _PAUSE = 0.2
 
 
 def run_file(path: Path, shown: str) -> RecipeFile:
-    """Run a file as mmengine does and return the values it leaves, without their lines.
+    """Run a file with mmengine and return its values, without their lines.
 
     Raises:
-        RecipeError: mmengine cannot read it, or it imports what is not installed. What else the file's own code raises
-            comes through as it is.
+        RecipeError: mmengine cannot read it, or it imports a module that is not installed. Other exceptions of the
+            file's own code are not caught.
     """
     config = mmengine_config()
     from mmengine.config.utils import ConfigParsingError
 
-    # mmengine does not run the imports of a file that it takes for one of its lazy ones: `os.sep` would be a stand-in.
+    # mmengine does not run the imports of a file that it takes for a lazy config: `os.sep` would be a placeholder.
     lazy = None if b"read_base" in path.read_bytes() else False
     try:
         values = dict(config.fromfile(path, lazy_import=lazy).to_dict())
@@ -385,10 +385,10 @@ def run_file(path: Path, shown: str) -> RecipeFile:
 
 
 def mmengine_config() -> Any:
-    """Import mmengine's Config class, also while another process imports it for the first time on this machine.
+    """Return mmengine's Config class, also while another process imports it for the first time on this machine.
 
-    yapf 0.43, which mmengine imports, gives its cache file its name before it has written it, so a process that starts
-    at the same moment (another task of Slurm) reads nothing from it and fails.
+    yapf 0.43, which mmengine imports, creates its cache file before it writes to it, so a process that starts at the
+    same moment (another task of Slurm) reads an empty file and fails.
 
     Raises:
         EOFError: yapf's cache stays empty.
@@ -412,7 +412,7 @@ def validate(merged: Merged) -> RecipeConfig:
     """Return the merged values as a checked recipe.
 
     Raises:
-        RecipeError: values that do not fit the schema, each with its key and where it stands.
+        RecipeError: values that do not fit the schema, each with its key and place.
     """
     try:
         return RecipeConfig.model_validate(merged.values)
@@ -431,7 +431,7 @@ def validate(merged: Merged) -> RecipeConfig:
 
 
 def _keys(detail: ErrorDetails, merged: Merged) -> Keys:
-    """Return the recipe's key that an error is about."""
+    """Return the recipe's key of an error."""
     keys = tuple(str(key) for key in detail["loc"])
     if keys[:1] == ("objective",) and len(keys) > 1:
         keys = (keys[0], *keys[2:])  # the second key is the branch of the union: ('objective', NAME, 'beta')
@@ -471,13 +471,13 @@ def _explain(detail: ErrorDetails, keys: Keys, merged: Merged) -> RecipeError:
     return RecipeError(f"{dotted} = {brief_repr(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
 
 
-def _none_of(keys: Keys, value: Any, expected: str, merged: Merged) -> RecipeError:
+def _none_of(keys: Keys, value: object, expected: str, merged: Merged) -> RecipeError:
     hint = did_you_mean(value, _choices(schema_keys().get(keys))) if isinstance(value, str) else ""
     message = f"{'.'.join(keys)} = {brief_repr(value)}: input should be {expected}"
     return RecipeError(message, where=merged.place_of(keys), fix=hint or None)
 
 
-def _choices(annotation: Any) -> list[str]:
+def _choices(annotation: object) -> list[str]:
     """Return the texts of all `Literal`s in an annotation."""
     inner = get_args(annotation)
     return [one for one in inner if isinstance(one, str)] + [text for one in inner for text in _choices(one)]
@@ -488,7 +488,7 @@ def _of_another_objective(keys: Keys) -> bool:
 
 
 def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
-    """Return the error for a setting that the objective's type does not have; the fix is about the later of the two."""
+    """Return the error for a setting that the objective does not have; the fix changes the later of the two."""
     kind = merged.values["objective"]["type"]
     message = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
     if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:

@@ -8,31 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 Keys = tuple[str, ...]
 """The path to a value through nested dicts."""
 
 
+if TYPE_CHECKING:
+    from tuner.files import JsonObject
+
+
 class Kind(Enum):
-    """Who wrote a value."""
+    """The kind of place that a value comes from."""
 
     PACKAGE = auto()
     """A part, a recipe or a preset that ships with the package."""
     FILE = auto()
-    """A file of the user's."""
+    """A user's file."""
     FLAG = auto()
-    """The user, on this command line."""
+    """This command line."""
     NAME = auto()
-    """The recipe's name, as its epochs."""
+    """The recipe's name, for example its epochs."""
     DERIVED = auto()
-    """Worked out of other values, or seen on the machine."""
+    """Derived from other values, or detected on the machine."""
     DEFAULT = auto()
-    """The schema."""
+    """The schema's default."""
 
 
 class Place(NamedTuple):
-    """Where a value stands: `name` is a file as messages call it, or what was typed; line and column count from 1."""
+    """The place of a value: `name` is a file's name in messages, or the typed words; line and column count from 1."""
 
     kind: Kind
     name: str
@@ -44,51 +48,51 @@ class Place(NamedTuple):
 
 
 class Overridden(NamedTuple):
-    """A value that another one was laid over, and where it was written."""
+    """A value that was replaced, and its place."""
 
-    value: Any
+    value: object
     place: Place
 
 
 class Origin(NamedTuple):
-    """Where a value came from, and the values that it overrode, latest first."""
+    """The place of a value, and the values that it replaced, latest first."""
 
     place: Place
     overridden: tuple[Overridden, ...] = ()
 
     @classmethod
     def derived(cls, text: str, overridden: tuple[Overridden, ...] = ()) -> Origin:
-        """Return the origin of a value that tuner worked out, and `text` says how."""
+        """Return the origin of a value that tuner derived; `text` says how."""
         return cls(Place(Kind.DERIVED, text), overridden)
 
-    def over(self, place: Place, value: Any) -> Origin:
-        """Return the origin of what is written at `place` over `value`, whose origin this is."""
+    def over(self, place: Place, value: object) -> Origin:
+        """Return the origin of a value at `place` that replaces `value`, which has this origin."""
         return Origin(place, (Overridden(value, self.place), *self.overridden))
 
     @property
     def source(self) -> str:
-        """The place, to be shown."""
+        """The place as text."""
         return str(self.place)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"from": self.source, "beat": [{"value": old.value, "from": str(old.place)} for old in self.overridden]}
 
 
 DEFAULT = Origin(Place(Kind.DEFAULT, "default"))
-"""The origin of a value that nobody wrote."""
+"""The origin of the schema's defaults."""
 
 
 class Layer(NamedTuple):
-    """Values to lay over those before, where each stands, and a warning or a note about them for the user."""
+    """Values to lay over those before, the place of each, and a warning or a note about them for the user."""
 
-    values: dict[str, Any]
+    values: JsonObject
     place: Callable[[Keys], Place]
     warning: str | None = None
     note: str | None = None
 
     @classmethod
-    def at(cls, place: Place, values: dict[str, Any], warning: str | None = None, note: str | None = None) -> Layer:
-        """Return a layer of which all values come from one place."""
+    def at(cls, place: Place, values: JsonObject, warning: str | None = None, note: str | None = None) -> Layer:
+        """Return a layer with one place for all values."""
         return cls(values, lambda _: place, warning, note)
 
 
@@ -96,7 +100,7 @@ class Layer(NamedTuple):
 class Merged:
     """The values so far. `order` numbers the layer that wrote each key last."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)
     num_layers: int = 0
@@ -104,38 +108,38 @@ class Merged:
     notes: list[str] = field(default_factory=list)
 
     def lay(self, layer: Layer) -> None:
-        """Lay one more layer over the values; a dict goes into the dict below it, or replaces it with `_delete_`."""
+        """Lay one more layer over the values; a dict is merged into the dict below, or with `_delete_` replaces it."""
         self.num_layers += 1
         self.warnings += [layer.warning] if layer.warning else []
         self.notes += [layer.note] if layer.note else []
         self._lay(self.values, layer.values, (), layer)
 
     def get(self, keys: Keys) -> Any:
-        """Return a key's value, or None where there is none, whatever stands in its block's place."""
+        """Return a key's value, or None if the key is missing or its block is not a dict."""
         return lookup(self.values, keys)
 
     def place_of(self, keys: Keys) -> Place:
-        """Return where a key's value came from: the key's own origin, its first inner one, or its block's."""
+        """Return the place of a key's value: the key's own, the first inside it, or its block's."""
         for end in range(len(keys), 0, -1):
             if inner := self._at(keys[:end]):
                 return self.origins[inner[0]].place
         return DEFAULT.place
 
     def places_in(self, keys: Keys) -> set[Place]:
-        """Return where the value at a key, and the values in its block, came from."""
+        """Return the places of the value at a key and of the values inside it."""
         return {self.origins[key].place for key in self._at(keys)}
 
     def order_of(self, keys: Keys) -> int:
-        """Return the number of the layer that wrote a key, or the latest of its block, last; 0: none did."""
+        """Return the number of the last layer that wrote a key or a key inside it; 0 if no layer did."""
         dotted = ".".join(keys)
         return max((order for key, order in self.order.items() if _is_in(key, dotted)), default=0)
 
     def _at(self, keys: Keys) -> list[str]:
-        """Return the dotted keys of the leaves that stand at a key or below it."""
+        """Return the dotted keys of the leaves at a key or below it."""
         dotted = ".".join(keys)
         return [key for key in self.origins if _is_in(key, dotted)]
 
-    def _lay(self, below: dict[str, Any], above: dict[str, Any], prefix: Keys, layer: Layer) -> None:
+    def _lay(self, below: JsonObject, above: JsonObject, prefix: Keys, layer: Layer) -> None:
         for key, value in above.items():
             keys, old = (*prefix, key), below.get(key)
             if key == "_delete_" and prefix:
@@ -147,7 +151,7 @@ class Merged:
             else:
                 self._replace(below, keys, value, layer)
 
-    def _prune(self, below: dict[str, Any], above: dict[str, Any], prefix: Keys) -> None:
+    def _prune(self, below: JsonObject, above: JsonObject, prefix: Keys) -> None:
         for key in list(below):
             old, new = below[key], above.get(key)
             if key not in above:
@@ -156,7 +160,7 @@ class Merged:
             elif isinstance(old, dict) and isinstance(new, dict):
                 self._prune(old, new, (*prefix, key))
 
-    def _replace(self, below: dict[str, Any], keys: Keys, value: Any, layer: Layer) -> None:
+    def _replace(self, below: JsonObject, keys: Keys, value: object, layer: Layer) -> None:
         existed, old = keys[-1] in below, below.get(keys[-1])
         before = self._forget(keys) if existed else None
         self.order[".".join(keys)] = self.num_layers
@@ -172,20 +176,20 @@ class Merged:
             self.origins[".".join(keys)] = Origin(place, before.overridden if before else ())
 
     def _forget(self, keys: Keys) -> Origin | None:
-        """Drop the origins of a key and of all below it; return the first of them."""
+        """Remove the origins of a key and of all below it; return the first of them."""
         gone = self._at(keys)
         for key in gone:
             self.order.pop(key, None)
-        found = [self.origins.pop(key) for key in gone]
-        return found[0] if found else None
+        origins = [self.origins.pop(key) for key in gone]
+        return origins[0] if origins else None
 
 
 def _is_in(key: str, block: str) -> bool:
     return key == block or key.startswith(f"{block}.")
 
 
-def lookup(values: Any, keys: Sequence[Any], default: Any = None) -> Any:
-    """Return what stands at `keys` in nested dicts, or `default` where the way there is no dict."""
+def lookup(values: object, keys: Sequence[object], default: object = None) -> Any:
+    """Return the value at `keys` in nested dicts, or `default` if there is no such key."""
     for key in keys:
         if not isinstance(values, Mapping) or key not in values:
             return default
@@ -193,14 +197,15 @@ def lookup(values: Any, keys: Sequence[Any], default: Any = None) -> Any:
     return values
 
 
-def nested(keys: Keys, value: Any) -> dict[str, Any]:
-    """Return the nested dicts in which `value` stands at `keys`, of which there is at least one."""
-    for key in reversed(keys):
-        value = {key: value}
-    return dict(value)
+def nested(keys: Keys, value: object) -> JsonObject:
+    """Return nested dicts with `value` at `keys`; there is at least one key."""
+    block: JsonObject = {keys[-1]: value}
+    for key in reversed(keys[:-1]):
+        block = {key: block}
+    return block
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield (dotted key, value) of every leaf: the keys of `origins`."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -210,9 +215,9 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 class Section(NamedTuple):
-    """Nested values, and where each leaf comes from (by dotted key)."""
+    """Nested values, and the origin of each leaf by its dotted key."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     origins: Mapping[str, Origin]
 
     def sides(self) -> dict[str, Side]:
@@ -223,21 +228,21 @@ class Section(NamedTuple):
 class Side(NamedTuple):
     """One side's value and its origin."""
 
-    value: Any
+    value: object
     origin: Origin
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"value": self.value, **self.origin.to_json()}
 
 
 class Difference(NamedTuple):
-    """A key that differs; a side that has no such key is None."""
+    """A key that differs; None for a side without this key."""
 
     key: str
     left: Side | None
     right: Side | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "left": self.left.to_json() if self.left else None,
             "right": self.right.to_json() if self.right else None,
@@ -245,7 +250,7 @@ class Difference(NamedTuple):
 
 
 def differences(left: Section, right: Section) -> Iterator[Difference]:
-    """Yield what differs, block by block in the order of the left side."""
+    """Yield the keys that differ, block by block in the order of the left side."""
     ours, theirs = left.sides(), right.sides()
     blocks = list(dict.fromkeys([*left.values, *right.values]))
     for key in sorted(dict.fromkeys([*ours, *theirs]), key=lambda key: blocks.index(key.split(".")[0])):
@@ -254,6 +259,6 @@ def differences(left: Section, right: Section) -> Iterator[Difference]:
             yield Difference(key, one, other)
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: object, right: object) -> bool:
     # 1 == True in Python, and not in a config; 5e8 == 500000000 in both.
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)

@@ -1,6 +1,6 @@
-"""What stands in a recipe's place and is no recipe (data, a model, a part of a name), and the command to write instead.
+"""Names in place of a recipe that mean data, a model or a part of a name, and the command to write instead.
 
-Of a right name it reads nothing; of a wrong one file names and the catalog.
+For a right name it reads nothing; for a wrong one, names of files and the catalog.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog, document_file
+from tuner.recipes.recipe_file import DOCUMENTS, YAML
 
 DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
-"""How the names of data files end; a .json file may be a recipe or a DeepSpeed config too."""
+"""The suffixes of data files; a .json file may also be a recipe or a DeepSpeed config."""
 _EXAMPLE_DATA = "alpaca"
 _PATH = re.compile(r"""path["']?\s*[=:]\s*["']([^"']+)["']""")
 _ROWS = re.compile(r"\{[^\n]*\}[ \t\r]*\n\s*\{")
-"""How JSON Lines begin."""
+"""The beginning of JSON Lines."""
 _DEEPSPEED = re.compile(r'"(zero_optimization|fp16|bf16|train_\w*batch_size\w*|gradient_\w+|optimizer|scheduler)"\s*:')
 _NOUNS = {"methods": "a method", "objectives": "an objective", "datasets": "a data set"}
 
 
 def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
-    """Return what is wrong with a name that means data, a model or a missing file; None: it may be a recipe.
+    """Return an error for a name that means data, a model or a missing file; None if it may be a recipe.
 
     Args:
         name: As the user wrote it.
@@ -33,7 +34,7 @@ def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
     """
     if name.endswith(DATA):
         return _of_data(name)
-    if name.endswith(document_file.SUFFIXES):
+    if name.endswith(DOCUMENTS):
         path = paths.expanded(name)
         return _document(name, path) if paths.exists(path) else missing(name)
     if "/" in name or name.endswith(".py"):
@@ -52,10 +53,10 @@ def _of_data(name: str) -> RecipeError:
 
 
 def _document(name: str, path: Path) -> RecipeError | None:
-    """Return whose YAML or JSON a file is; None: a recipe, or nobody's, and what is wrong with its keys is said."""
+    """Return an error if a YAML or JSON file is not a recipe; None if reading it as one reports its mistakes."""
     if document_file.is_recipe(path):
         return None
-    if name.endswith(document_file.YAML):
+    if name.endswith(YAML):
         return document_file.refusal_of_tool(name)
     if holds_rows(path):
         return _of_data(name)
@@ -65,13 +66,13 @@ def _document(name: str, path: Path) -> RecipeError | None:
 
 
 def holds_rows(path: Path) -> bool:
-    """Return whether a JSON file begins as data do: a list, or objects on lines of their own."""
+    """Return whether a JSON file begins like data: a list, or one object on each line."""
     text = document_file.beginning(path).lstrip()
     return text.startswith("[") or bool(_ROWS.match(text))
 
 
 def missing(name: str) -> RecipeError:
-    """Return the refusal of a file that is not there, with the nearest one beside it."""
+    """Return an error for a missing file, with the nearest name in its folder."""
     folder = paths.expanded(name).parent
     names = [entry.name for entry in folder.iterdir()] if paths.is_folder(folder) else []
     near = did_you_mean(Path(name).name, names)
@@ -79,7 +80,7 @@ def missing(name: str) -> RecipeError:
 
 
 def hub_id(name: str) -> str | None:
-    """Return the path of the catalog's model that a name means in any case and with any of `-`, `_` and `.`."""
+    """Return the hub id of the catalog's model with this name; case and the characters `-`, `_` and `.` are ignored."""
     part = _model(name)
     return _path_of(part) if part else None
 
@@ -102,7 +103,7 @@ def _part(name: str, data: Sequence[str]) -> RecipeError | None:
 
 
 def _model(name: str) -> str | None:
-    """Return the model part of this name, or whose hub id ends in it; case, dashes, dots and underscores are free."""
+    """Return the model part with this name or this end of a hub id; case, dashes, dots and underscores are ignored."""
     known, folded = catalog.names("models"), _folded(name)
     if name in known:
         return name

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from tuner import assets, paths
 from tuner.errors import RecipeError
-from tuner.files import read_json_object
+from tuner.files import JsonObject, read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
@@ -30,11 +29,11 @@ _NAMES = {
     "n_positions": "max_position_embeddings",
     "seq_length": "max_position_embeddings",
 }
-"""transformers' attribute_map of its oldest families; and the context of BLOOM's tokenizer, which has no limit."""
-_DEFAULTS: dict[str, dict[str, Any]] = {
+"""transformers' attribute_map of its oldest families, and the context of BLOOM (its tokenizer has no limit)."""
+_DEFAULTS: dict[str, JsonObject] = {
     "bloom": {"max_position_embeddings": 2048},
     "falcon": {"max_position_embeddings": 2048},
-    # Published Gemma 3 configs hold of their text half what differs from transformers' class alone.
+    # Published Gemma 3 configs hold only the values of the text half that differ from transformers' class.
     "gemma3_text": {
         "head_dim": 256,
         "max_position_embeddings": 131072,
@@ -43,13 +42,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 262208,
     },
 }
-"""What published configs leave out because it is their class's default."""
+"""Values that published configs leave out because they are the class's defaults."""
 _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-"""In other types, layer_types tell windows from full attention, which have the same size."""
+"""In other types, layer_types separate windows from full attention, and both have the same size."""
 
 
 def derive_architecture(merged: Merged) -> None:
-    """A model path that is newer than the facts beside it makes those facts another model's."""
+    """Read the architecture again if a later layer than that of the facts has set the model's path."""
     path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
     if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
         return
@@ -58,54 +57,56 @@ def derive_architecture(merged: Merged) -> None:
         part = catalog.part_named(path)
         source = read_part("models", part) if part else None
         facts = source.values.get("architecture") if source else _downloaded(merged, path)
-        # What the hub's cache holds is said to be of the hub's id, as its folder is named by a commit.
+        # Facts from the hub's cache name the hub id, because the folder is named by a commit.
         place = source.place(()) if source else place if facts else Place(Kind.DERIVED, "unknown model")
     merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
 
 
-def _downloaded(merged: Merged, path: str) -> dict[str, Any] | None:
-    """Return the architecture of a model of the hub whose config.json was fetched before, or None."""
+def _downloaded(merged: Merged, path: str) -> JsonObject | None:
+    """Return the architecture of a hub model if its config.json is in the cache, or None."""
     if paths.local(path) is not None or not paths.is_hub_id(path):
         return None
-    from huggingface_hub import try_to_load_from_cache  # 0.01 s, for models alone that the catalog has not
+    from huggingface_hub import try_to_load_from_cache  # 0.01 s, only for models that the catalog does not have
 
-    found = try_to_load_from_cache(path, "config.json", revision=merged.get(("model", "revision")))
-    return read_architecture(Path(found).parent) if isinstance(found, str) else None
+    file = try_to_load_from_cache(path, "config.json", revision=merged.get(("model", "revision")))
+    return read_architecture(Path(file).parent) if isinstance(file, str) else None
 
 
 def kind_of(merged: Merged) -> str | None:
-    """Return the model_type that the facts name, or the model's folder where its config.json does not hold all."""
+    """Return the model_type in the facts, or in the model's folder if its config.json lacks some facts."""
     kind, path = merged.get(("architecture", "model_type")), merged.get(_MODEL)
     if isinstance(merged.get(("architecture",)), dict):
         return kind if isinstance(kind, str) else None
     return read_type(paths.expanded(assets.asset(path))) if isinstance(path, str) else None
 
 
-def read_architecture(folder: Path) -> dict[str, Any] | None:
-    """Return the architecture block for a model's folder or config.json; None where that does not hold all of it."""
+def read_architecture(folder: Path) -> JsonObject | None:
+    """Return the architecture block for a model's folder or config.json; None if facts are missing there."""
     known = _known(folder)
     try:
         Architecture.model_validate(known)
-    except ValidationError as error:  # a strange value is refused where the recipe is validated
+    except ValidationError as error:  # a wrong value is refused when the recipe is validated
         return None if any(detail["type"] in ("missing", LACKS) for detail in error.errors()) else known
     return known
 
 
 def why_unknown(folder: Path) -> str:
-    """Return what config.json lacks, where `read_architecture` returns None."""
+    """Return what config.json lacks if `read_architecture` returns None."""
     try:
         Architecture.model_validate(_known(folder))
     except ValidationError as error:
-        found = (".".join(map(str, detail["loc"])) or str(detail["msg"]) for detail in error.errors(include_url=False))
-        return f"without {', '.join(dict.fromkeys(found))}"
+        missing = (
+            ".".join(map(str, detail["loc"])) or str(detail["msg"]) for detail in error.errors(include_url=False)
+        )
+        return f"without {', '.join(dict.fromkeys(missing))}"
     return "nothing is missing"
 
 
-def _known(folder: Path) -> dict[str, Any]:
-    """Return the keys of `Architecture` that config.json holds, its family's defaults among them."""
+def _known(folder: Path) -> JsonObject:
+    """Return the keys of `Architecture` in config.json, with its family's defaults."""
     config = _read(folder)
     kind = config.get("model_type")
-    # transformers 4 left tie_word_embeddings out where it was True (Gemma), and wrote every False.
+    # transformers 4 left tie_word_embeddings out if it was True (Gemma), and wrote every False.
     config = {"tie_word_embeddings": True} | _DEFAULTS.get(str(kind), {}) | config
     if kind not in _LAYERS_OF_TWO_KINDS:
         config.pop("layer_types", None)
@@ -120,27 +121,27 @@ def _known(folder: Path) -> dict[str, Any]:
 
 
 def num_layers(folder: Path) -> int:
-    """Return the number of layers that a model folder's config.json says, or 0 where it says none."""
+    """Return the number of layers in a model folder's config.json, or 0 if it has no such number."""
     count = _read(folder).get("num_hidden_layers")
     return count if isinstance(count, int) else 0
 
 
 def read_type(folder: Path) -> str | None:
-    """Return the model_type of a model folder, its text half's where it has one, or None where there is none."""
+    """Return the model_type of a model folder (of its text half if it has one), or None."""
     kind = _read(folder).get("model_type")
     return kind if isinstance(kind, str) else None
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """Return config.json with the text half's values laid over it; nothing where it is no JSON object."""
+def _read(folder: Path) -> JsonObject:
+    """Return config.json with the text half's values laid over it; an empty dict if it is not a JSON object."""
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
         config |= half
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
 
 
-def _of_full_attention(config: dict[str, Any]) -> dict[str, Any]:
-    """Return Gemma 4's two keys of its full-attention layers from what transformers 5 writes layer by layer."""
+def _of_full_attention(config: JsonObject) -> JsonObject:
+    """Return Gemma 4's two keys of its full-attention layers, which transformers 5 writes layer by layer."""
     layers = config.get("per_layer_config")
     if not isinstance(layers, dict) or not layers:
         return {}
@@ -158,7 +159,7 @@ FUSED_EXPERTS = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
     "qwen3_next": (*_GROUPED, "in_proj_qkvz", "in_proj_ba", "out_proj"),
 }
-"""model_types whose experts PEFT 0.21 adapts as one tensor, without dropout and without DoRA; their other layers."""
+"""model_types with experts that PEFT 0.21 adapts as one tensor, without dropout or DoRA -> their other layers."""
 ODD_LINEARS = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), ("in_proj",)),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h"), (*_GROUPED, "in_proj", *_MLP)),
@@ -167,42 +168,42 @@ ODD_LINEARS = {
     "phimoe": _GROUPED,
     "zamba2": (*_GROUPED, "in_proj", "gate_up_proj", "down_proj"),
 }
-"""model_types with linear layers that an adapter does not fit, and their others.
+"""model_types with linear layers that an adapter does not fit -> their other layers.
 
-A router that returns more than one tensor ends the run. Kernels of a state space take the weights of its layers alone,
-and pass the adapter by: PEFT 0.21 refuses some of them.
+A router that returns more than one tensor ends the run. Kernels of a state space read the weights of its layers
+directly and ignore the adapter: PEFT 0.21 refuses some of them.
 """
 _NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def settle_constraints(merged: Merged, kind: str | None) -> None:
-    """Let what the model does not take give way.
+    """Replace values of the catalog that the model does not support, with a note; refuse those that the user chose.
 
     Args:
         merged: The recipe's values.
-        kind: The model_type; None: it is not known before the model is loaded.
+        kind: The model_type; None if it is not known before the model is loaded.
 
     Raises:
-        RecipeError: the user asked for it.
+        RecipeError: the user chose such a value.
     """
     for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind), *_router(merged)):
-        _give_way(merged, keys, value, why)
+        _replace_value(merged, keys, value, why)
 
 
-def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]]:
+def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
     adapter = merged.values.get("adapter")
     if kind is None or not isinstance(adapter, dict) or adapter.get("target_modules") != "all-linear":
         return
     if kind in ODD_LINEARS:
         why = f"an adapter does not fit every linear layer of a {kind} model, so the others are adapted"
         yield ("adapter", "target_modules"), ODD_LINEARS[kind], why
-    asked = next((key for key in ("lora_dropout", "use_dora") if adapter.get(key)), None)
-    if asked and kind in FUSED_EXPERTS:
-        why = f"PEFT adapts the fused experts of {kind} only without {asked}, so only attention is adapted"
+    setting = next((key for key in ("lora_dropout", "use_dora") if adapter.get(key)), None)
+    if setting and kind in FUSED_EXPERTS:
+        why = f"PEFT adapts the fused experts of {kind} only without {setting}, so only attention is adapted"
         yield ("adapter", "target_modules"), FUSED_EXPERTS[kind], why
 
 
-def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]]:
+def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
     if kind is None or kind in KEEPS_APART:
         return
     why = f"packed samples may attend to each other in a {kind} model, so each sample is a padded row of its own"
@@ -212,7 +213,7 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]
             yield keys, False, why
 
 
-def _router(merged: Merged) -> Iterator[tuple[Keys, Any, str]]:
+def _router(merged: Merged) -> Iterator[tuple[Keys, object, str]]:
     keys, facts = ("model", "router_aux_loss_coef"), merged.values.get("architecture")
     if not merged.get(keys):
         return
@@ -222,7 +223,7 @@ def _router(merged: Merged) -> Iterator[tuple[Keys, Any, str]]:
         yield keys, None, "a reward model is trained without router loss"
 
 
-def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:
+def _replace_value(merged: Merged, keys: Keys, value: object, why: str) -> None:
     dotted, place, old = ".".join(keys), merged.place_of(keys), merged.get(keys)
     if place.kind is not Kind.PACKAGE:
         raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or remove it.")

@@ -1,17 +1,16 @@
-"""The text of a new part: a model's, from its config.json, and a data set's, from what a look at its rows found.
+"""The text of a new part: of a model, from its config.json; of a data set, from its first rows.
 
-Text out: it writes no file.
+It writes no file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tuner import paths
 from tuner.errors import ModelError, UsageError
-from tuner.files import read_json_object
+from tuner.files import JsonObject, read_json_object
 from tuner.recipes import catalog, model_facts, starting_weights
 from tuner.recipes.recipe import render, render_docstring
 
@@ -20,20 +19,20 @@ _LONGEST = 90
 
 
 def refuse_name(name: str) -> None:
-    """Check that a part may be called so.
+    """Check the name of a new part.
 
     Raises:
-        UsageError: the name has other characters than recipe names are read from.
+        UsageError: the name has characters that recipe names cannot have.
     """
     if not catalog.NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a valid name for a part", where="NAME", fix=f"Use {catalog.NAME_RULE}.")
 
 
-def facts_of(source: Path) -> dict[str, Any]:
-    """Return the architecture that a config.json, or the one in a folder, holds.
+def facts_of(source: Path) -> JsonObject:
+    """Return the architecture in a config.json, given as a file or by its folder.
 
     Raises:
-        ModelError: there is none, or it does not hold what planning needs.
+        ModelError: there is no such file, or it lacks facts that planning needs.
     """
     file = source / "config.json" if source.is_dir() else source
     if not paths.is_file(file):
@@ -41,13 +40,13 @@ def facts_of(source: Path) -> dict[str, Any]:
         raise ModelError(f"there is no file {str(file)!r}", where="--from", fix=fix)
     facts = model_facts.read_architecture(source)
     if facts is None:
-        what = f"it does not describe a language model that can be planned: {model_facts.why_unknown(source)}"
-        raise ModelError(what, where=file, fix="Use the config.json that the model was published with.")
+        message = f"it does not describe a language model that can be planned: {model_facts.why_unknown(source)}"
+        raise ModelError(message, where=file, fix="Use the config.json that the model was published with.")
     return facts
 
 
 def path_of(source: Path) -> str:
-    """Return what `model.path` is to be: the folder with the weights, or the hub id that config.json names."""
+    """Return the value for `model.path`: the folder with the weights, or the hub id in config.json."""
     folder = source if source.is_dir() else source.parent
     if source.is_dir() or any(file.suffix in _WEIGHTS for file in folder.iterdir()):
         return str(folder)
@@ -55,13 +54,13 @@ def path_of(source: Path) -> str:
     return named if isinstance(named, str) and "/" in named and paths.is_hub_id(named) else str(folder)
 
 
-def model(summary: str, path: str, source: Path, facts: Mapping[str, Any]) -> str:
+def model(summary: str, path: str, source: Path, facts: Mapping[str, object]) -> str:
     """Return the text of a model part.
 
     Args:
         summary: The line that `tuner list` shows.
         path: A folder, or an id on the hub.
-        source: The config.json that `facts` are read from, or the folder that holds it.
+        source: The config.json that `facts` were read from, or its folder.
     """
     folder = source if source.is_dir() else source.parent
     lines = [
@@ -107,9 +106,9 @@ def dataset(
 
     Args:
         summary: The line that `tuner list` shows.
-        columns: A format's column -> the data set's, where the user named some.
+        columns: A format's column -> the data set's, for those that the user named.
         there: The columns of the rows.
-        objectives: Those that learn from rows of this format.
+        objectives: The objectives that learn from rows of this format.
     """
     lines = [
         render_docstring(summary),

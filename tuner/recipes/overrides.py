@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from tuner import paths
 from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.files import JsonObject
 from tuner.recipes import aliases, catalog, data_sets, starting_weights
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
@@ -23,16 +24,16 @@ _TRUTHS = {"true": True, "false": False}
 _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
 
 
-def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
-    """Return the keys and the value of one `KEY=VALUE`; another tool's word means the key that `aliases` says.
+def parse_override(text: str, flag: str, present: Mapping[str, object]) -> tuple[Keys, object]:
+    """Return the keys and the value of one `KEY=VALUE`; `aliases` translates another tool's word.
 
     Args:
         text: What the user typed.
-        flag: The flag it was typed after, for messages.
+        flag: The flag before it, for messages.
         present: The recipe so far; a tail is unique when one key of this recipe ends in it.
 
     Raises:
-        RecipeError: no `=`, an unknown or ambiguous key, one that has no counterpart, or a value that is no data.
+        RecipeError: no `=`, an unknown or ambiguous key, another tool's key that tuner lacks, or a wrong value.
     """
     key, equals, value = text.partition("=")
     if not equals:
@@ -40,11 +41,11 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
     return read_pair(key, value, f"{flag} {text}", present)
 
 
-def read_pair(key: str, value: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
+def read_pair(key: str, value: str, where: str, present: Mapping[str, object]) -> tuple[Keys, object]:
     """Return the keys and the value of a key and a value as texts.
 
     Args:
-        where: What stands before them in messages.
+        where: The place of both, for messages.
         present: As for `parse_override`.
 
     Raises:
@@ -55,8 +56,8 @@ def read_pair(key: str, value: str, where: str, present: Mapping[str, Any]) -> t
     return keys, _convert(value, annotation, where)
 
 
-def find_key(key: str, where: str, present: Mapping[str, Any]) -> Keys:
-    """Return the keys that a key of a recipe means, by its full path or any unique tail.
+def find_key(key: str, where: str, present: Mapping[str, object]) -> Keys:
+    """Return the full path of a recipe's key, given by its full path or any unique tail.
 
     Raises:
         RecipeError: an unknown or ambiguous key.
@@ -77,7 +78,7 @@ def _translated(key: str, value: str, where: str) -> tuple[str, str]:
     return alias.key, ours
 
 
-def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
+def _find(key: str, where: str, present: Mapping[str, object]) -> tuple[Keys, object]:
     known = schema_keys()
     wanted = tuple(key.split("."))
     if wanted in known:
@@ -91,7 +92,7 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
         raise RecipeError(f"{key!r} could be {' or '.join(dotted)}", where=where, fix="Use a longer part of the key.")
     if inside := _inside(wanted, where, present):
         return inside
-    # What a model is made of is nobody's typo of a setting: `lora_rank` is near to its `q_lora_rank` alone.
+    # A wrong setting is not compared with the architecture's keys: `lora_rank` would match only `q_lora_rank`.
     settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
     tails = [tail for path in settings for tail in _tails(path)]
     hint = (
@@ -101,8 +102,8 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
 
 
-def _inside(wanted: Keys, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any] | None:
-    """Return a new key of a mapping whose keys the user chooses (`dataset.columns`), and the type of its values."""
+def _inside(wanted: Keys, where: str, present: Mapping[str, object]) -> tuple[Keys, object] | None:
+    """Return a new key of a mapping with free keys (`dataset.columns`), and the type of its values."""
     *outer, name = wanted
     mappings = [keys for keys, annotation in schema_keys().items() if _values_of(annotation)]
     if not outer or not any(keys[-len(outer) :] == tuple(outer) for keys in mappings):
@@ -111,13 +112,13 @@ def _inside(wanted: Keys, where: str, present: Mapping[str, Any]) -> tuple[Keys,
     return (*keys, name), _values_of(annotation)
 
 
-def _values_of(annotation: Any) -> Any:
-    """Return the type of the values where an annotation is or may be a dict, None where it is none."""
+def _values_of(annotation: object) -> object:
+    """Return the type of a dict's values if an annotation allows a dict; otherwise None."""
     dicts = (one for one in (annotation, *get_args(annotation)) if get_origin(one) is dict)
     return next((get_args(one)[1] for one in dicts), None)
 
 
-def _convert(text: str, annotation: Any, where: str) -> Any:
+def _convert(text: str, annotation: object, where: str) -> object:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     word = text.strip().lower()
     if word in _NOTHING and (type(None) in options or str not in options):
@@ -136,28 +137,28 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
     return _split_words(value) if isinstance(value, str) and _holds_words(options) else value
 
 
-def _text_or_container(text: str, options: Iterable[Any], where: str) -> Any:
+def _text_or_container(text: str, options: Iterable[object], where: str) -> object:
     stripped = text.strip()
     value = _data(stripped, where) if stripped[:1] in {"[", "(", "{"} else text
     if isinstance(value, list | tuple | dict):
         return value
-    # The shell eats the quotes of ['q_proj', 'v_proj']; PEFT would read what is left as one regular expression.
+    # The shell removes the quotes of ['q_proj', 'v_proj']; PEFT would read the rest as one regular expression.
     return _split_words(stripped) if stripped[:1] + stripped[-1:] == "[]" and _holds_words(options) else text
 
 
-def _data(text: str, where: str) -> Any:
+def _data(text: str, where: str) -> object:
     try:
         return read_value(text, where)
     except RecipeError:
         return text.strip()
 
 
-def _holds_words(options: Iterable[Any]) -> bool:
+def _holds_words(options: Iterable[object]) -> bool:
     inner = [get_args(option)[0] for option in _containers(options) if get_origin(option) is not dict]
     return any(kind is str or get_origin(kind) is Literal for kind in inner)
 
 
-def _containers(options: Iterable[Any]) -> list[Any]:
+def _containers(options: Iterable[object]) -> list[object]:
     return [option for option in options if get_origin(option) in (list, tuple, dict)]
 
 
@@ -184,20 +185,22 @@ KEY_FLAGS = {
     "--report-to": "log.trackers",
     "--push": "checkpoint.repository",
 }
-"""The options that set one key of a recipe each."""
+"""Options that set one key of a recipe."""
 _FREE_SPLIT = {"train_dataloader": {"batch_size": "auto"}, "optim_wrapper": {"accumulative_counts": "auto"}}
+_FlagLayer = Callable[[Place, Any, Merged], Layer]
+"""The function that makes the layer of a flag's value; each takes the type of its flag's value."""
 PYTHON = "override"
-"""What stands before a key in a message where a flag would: the call was Python's."""
+"""The word before a key in messages about a call in Python, in place of a flag."""
 
 
 def layer_of(source: RecipeFile) -> Layer:
-    """Return a file's values as a layer; its helpers are left out.
+    """Return a file's values as a layer, without its helpers.
 
     Raises:
         RecipeError: a key that no recipe has.
     """
     known = set(RecipeConfig.model_fields)
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for key, value in source.values.items():
         if key in known:
             values[key] = value
@@ -207,25 +210,25 @@ def layer_of(source: RecipeFile) -> Layer:
 
 
 def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:
-    """Yield the layers of all overrides; each is laid over `merged` before the next is asked for.
+    """Yield the layers of all overrides; the caller lays each over `merged` before it asks for the next.
 
     Raises:
-        RecipeError: one of them means nothing.
+        RecipeError: one of them has no meaning.
     """
     if overrides.model is not None or overrides.adapter is not None:
         yield from _start_layers(overrides, merged, name)
-    for flag, given, layer in _flags(overrides):
-        if given is not None:
-            values = given if isinstance(given, tuple) else (given,)
-            yield layer(Place(Kind.FLAG, " ".join(f"{flag} {value}" for value in values)), given, merged)
-    for key, value in overrides.values.items():
-        yield from _value_layers(key, value, merged, name)
+    for flag, value, layer in _flags(overrides):
+        if value is not None:
+            values = value if isinstance(value, tuple) else (value,)
+            yield layer(Place(Kind.FLAG, " ".join(f"{flag} {text}" for text in values)), value, merged)
+    for key, text in overrides.values.items():
+        yield from _value_layers(key, text, merged, name)
     for flag, text in overrides.pairs:
         yield from _pair_layers(flag, text, merged, name)
 
 
-def _value_layers(key: str, value: Any, merged: Merged, name: str | None) -> Iterator[Layer]:
-    """Yield the layers of one key and its value, as a caller in Python writes them; `lora_rank` means --lora-rank."""
+def _value_layers(key: str, value: object, merged: Merged, name: str | None) -> Iterator[Layer]:
+    """Yield the layers of one key and value of a call in Python; `lora_rank` means --lora-rank."""
     flag = f"--{key.replace('_', '-')}"
     if flag in KEY_FLAGS:
         place = Place(Kind.FLAG, f"{PYTHON} {key}={brief_repr(value)}")
@@ -238,35 +241,34 @@ def _value_layers(key: str, value: Any, merged: Merged, name: str | None) -> Ite
         yield from _key_layers(keys, value, place, merged)
         return
     if not isinstance(value, dict) and aliases.find(key, str(value)):
-        yield from _pair_layers(PYTHON, f"{key}={value}", merged, name)  # the table of other tools' words holds texts
+        yield from _pair_layers(PYTHON, f"{key}={value}", merged, name)  # the table of other tools' words is for texts
         return
     where = f"{PYTHON} {key}={brief_repr(value)}"
     yield from _key_layers(find_key(key, where, merged.values), value, Place(Kind.FLAG, where), merged)
 
 
 def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
-    """Yield the layers of one KEY=VALUE, whose key may be another tool's word, or of an option for one key."""
+    """Yield the layers of one KEY=VALUE, perhaps with another tool's key, or of an option for one key."""
     if flag in KEY_FLAGS:
         where, place = f"{flag} {text}", Place(Kind.FLAG, f"{flag} {text}")
-        if flag == _BATCH_SIZE:  # how a rank computes its share of it is open then
+        if flag == _BATCH_SIZE:  # then the split of a step is chosen again
             yield Layer.at(place, _FREE_SPLIT)
         yield from _key_layers(*read_pair(KEY_FLAGS[flag], text, where, merged.values), place, merged)
         return
-    key, _, given = text.partition("=")
-    place, alias = Place(Kind.FLAG, f"{flag} {text}"), aliases.find(key.strip(), given)
+    key, _, value = text.partition("=")
+    place, alias = Place(Kind.FLAG, f"{flag} {text}"), aliases.find(key.strip(), value)
     if alias and alias.flag:
-        meant = Overrides(model=given) if alias.flag == "--model" else Overrides(data=given)
+        meant = Overrides(model=value) if alias.flag == "--model" else Overrides(data=value)
         for layer in layers(meant, merged, name):
-            # Facts of a catalog's part stand where they are written, the user's own word where it was typed.
+            # Facts of a catalog's part keep their place; the user's own value has the place of its flag.
             is_typed = layer.place(()).kind is Kind.FLAG
             yield Layer.at(place, layer.values) if is_typed else layer
         return
-    keys, value = parse_override(text, flag, merged.values)
-    yield from _key_layers(keys, value, place, merged)
+    yield from _key_layers(*parse_override(text, flag, merged.values), place, merged)
 
 
-def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged) -> Iterator[Layer]:
-    """Yield the layer of one value at its keys, below one of the validation data where there is none yet."""
+def _key_layers(keys: Keys, value: object, place: Place, merged: Merged) -> Iterator[Layer]:
+    """Yield the layer of one value at its keys, after a validation block if the key needs one."""
     if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
         yield data_sets.validation_layer(place, merged)
     # A mapping may be None until it gets its first key: dataset.columns.
@@ -274,8 +276,8 @@ def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged) -> Iterato
     yield Layer.at(place, nested(keys, value))
 
 
-def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, Merged], Layer]], ...]:
-    """Return each flag of one value, its value or None, and the layer that it means."""
+def _flags(overrides: Overrides) -> tuple[tuple[str, object, _FlagLayer], ...]:
+    """Return each flag with one value: the flag, the value or None, and the function that makes its layer."""
     return (
         ("--data", overrides.data_sets or None, _of_data),
         ("--val", overrides.val, data_sets.validation_of_file),
@@ -285,9 +287,9 @@ def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, 
     )
 
 
-def _of_data(place: Place, given: Sequence[str], _: Merged) -> Layer:
+def _of_data(place: Place, texts: Sequence[str], _: Merged) -> Layer:
     """Return the layer of one data set, or of a mixture of several."""
-    shares = [share for text in given for share in data_sets.data_sets_of(text)]
+    shares = [share for text in texts for share in data_sets.data_sets_of(text)]
     is_one = len(shares) == 1 and "weight" not in shares[0]
     dataset = one_data_set(shares[0]["path"] if is_one else None)
     if not is_one:
@@ -295,16 +297,16 @@ def _of_data(place: Place, given: Sequence[str], _: Merged) -> Layer:
     return Layer.at(place, {_TRAIN: {"dataset": dataset}, _VAL: None})
 
 
-def _of_epochs(count: float) -> dict[str, Any]:
+def _of_epochs(count: float) -> JsonObject:
     return {"train_cfg": {"max_epochs": int(count) if count == int(count) else count, "max_steps": None}}
 
 
-def _at(values: Callable[[Any], dict[str, Any]]) -> Callable[[Place, Any, Merged], Layer]:
-    return lambda place, given, _: Layer.at(place, values(given))
+def _at(values: Callable[[Any], JsonObject]) -> _FlagLayer:
+    return lambda place, value, _: Layer.at(place, values(value))
 
 
 def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:
-    """Yield the model that --model or --adapter means, with its catalog part's facts, and the adapter on it."""
+    """Yield the model of --model or --adapter, with its catalog part's facts, and the adapter on it."""
     flag, text = ("--adapter", overrides.adapter) if overrides.model is None else ("--model", overrides.model)
     assert text is not None
     start = starting_weights.find(text, flag)
@@ -312,12 +314,12 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
         raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Give its base with --model.")
     place = Place(Kind.FLAG, f"{flag} {text}")
     if flag == "--model" or not _is_same_model(merged, start.path, name):
-        of_part: dict[str, Any] = {}
+        of_part: JsonObject = {}
         if part := catalog.part_named(start.path):
             source = read_part("models", part)
             of_part = dict(source.values.get("model", {}))
             if source.kind is not Kind.PACKAGE:
-                # Only where the recipe's name names the part itself does its code run: not for any part of this path.
+                # A part's code is trusted only if the recipe's name holds the part, not if its path is the same.
                 of_part.pop("trust_remote_code", None)
             rest = {key: value for key, value in source.values.items() if key != "model"}
             yield layer_of(source._replace(values=rest))
@@ -331,7 +333,7 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
 
 
 def _is_same_model(merged: Merged, base: str, name: str | None) -> bool:
-    """Return whether a recipe's model can stand for an adapter's base by name; `starting_weights` judges hub ids."""
+    """Return whether a recipe keeps its model for an adapter: both name hub ids, which `starting_weights` compares."""
     path = merged.get(("model", "path"))
     both_on_hub = isinstance(path, str) and not (paths.local(path) or paths.local(base))
     return name is not None and both_on_hub
@@ -341,15 +343,15 @@ def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
     place = place or Place(Kind.FLAG, f"--adapter {adapter}")
     folder = starting_weights.result_of(adapter) or adapter
     if merged.values.get("adapter") is None:
-        what = f"{adapter!r} is an adapter, and this recipe trains every weight"
+        message = f"{adapter!r} is an adapter, and this recipe trains every weight"
         fix = f"Merge it first: tuner export {adapter} DEST --merge, then --model DEST."
-        raise RecipeError(what, where=place, fix=fix)
+        raise RecipeError(message, where=place, fix=fix)
     return Layer.at(place, {"adapter": {"path": folder}})
 
 
-def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
+def _refuse_below_none(keys: Keys, values: object, where: str) -> None:
     for end in range(1, len(keys)):
         if lookup(values, keys[:end]) is None:
             block = ".".join(keys[:end])
-            what = f"{block} is None in this recipe, so {'.'.join(keys)} has no effect"
-            raise RecipeError(what, where=where, fix=f"Use a method that has one, or set {block} as a whole.")
+            message = f"{block} is None in this recipe, so {'.'.join(keys)} has no effect"
+            raise RecipeError(message, where=where, fix=f"Use a method that has one, or set {block} as a whole.")

@@ -1,4 +1,4 @@
-"""Whether the model, the adapter and the data that a recipe names are there, may be read and hold something."""
+"""Check that the model, the adapter and the data of a recipe exist, may be read and are not empty."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tuner.runs.directory import resume_command
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000
-"""Of a folder of data: `datasets` takes 20 s to find the files of so many."""
+"""Files in a folder of data; `datasets` takes 20 s to find that many."""
 _RELATIVES = {
     "Qwen/Qwen-": "qwen1_5_7b_chat",
     "THUDM/chatglm": "glm4_9b_chat_hf",
     "deepseek-ai/deepseek-moe": "deepseek_v2_lite",
     "openbmb/MiniCPM-": "minicpm3_4b",
 }
-"""Parts whose architecture transformers has, by what the hub ids begin with whose architecture it has not."""
+"""Beginnings of hub ids with an architecture that transformers lacks -> a related part that it can load."""
 
 
 def check_model(config: RecipeConfig) -> None:
-    """Check that the model's path is set, transformers has its architecture, and its folder and template are there.
+    """Check that the model's path is set, transformers has its architecture, and its folder and template exist.
 
     Raises:
-        ModelError: no path, only code that the recipe does not trust, nothing there, or no config.json in it.
+        ModelError: no path, no such folder, no config.json in it, or only remote code that the recipe does not trust.
         RecipeError: no such chat template.
     """
     path = config.model.path
@@ -39,8 +39,8 @@ def check_model(config: RecipeConfig) -> None:
         raise _only_remote_code(path)
     folder = paths.local(path)
     if folder is None and "/" not in path and (meant := _hub_id(path)):
-        what = f"{path!r} has no owner, as an id on the hub has"
-        raise ModelError(what, where="model.path", fix=f"Did you mean {meant}?")
+        message = f"{path!r} has no owner, as an id on the hub has"
+        raise ModelError(message, where="model.path", fix=f"Did you mean {meant}?")
     if folder is not None:
         check_folder(path, folder, "model.path")
         if not paths.exists(folder / "config.json"):
@@ -57,15 +57,15 @@ def _hub_id(path: str) -> str | None:
 
 
 def check_adapter(config: RecipeConfig) -> None:
-    """Check that the adapter to go on with, where a recipe names one, is there.
+    """Check that the adapter in `adapter.path`, if there is one, exists.
 
     Raises:
-        ModelError: it is not.
+        ModelError: it does not.
     """
     path = config.adapter.path if config.adapter else None
     if path and not all(paths.exists(paths.expanded(path) / file) for file in (paths.ADAPTER, paths.TENSORS)):
-        what = f"the adapter {path!r} has no {paths.ADAPTER} with {paths.TENSORS}"
-        raise ModelError(what, where=paths.ADAPTED, fix="Give a run, or the folder of an adapter that PEFT saved.")
+        message = f"the adapter {path!r} has no {paths.ADAPTER} with {paths.TENSORS}"
+        raise ModelError(message, where=paths.ADAPTED, fix="Give a run, or the folder of an adapter that PEFT saved.")
 
 
 def _no_model(path: str, folder: Path) -> ModelError:
@@ -85,15 +85,15 @@ def _no_model(path: str, folder: Path) -> ModelError:
 
 
 def check_folder(path: str, folder: Path, where: str) -> None:
-    """Check that a model's folder can be read, and that its config does not count layers without end.
+    """Check that a model's folder can be read, and that its number of layers is plausible.
 
     Args:
-        path: What the user wrote.
-        folder: What it means.
-        where: The key or flag that it was written to.
+        path: The user's text.
+        folder: The folder that the text means.
+        where: The key or flag of the text.
 
     Raises:
-        ModelError: nothing there, no folder, no right to read it, or more layers than can be counted.
+        ModelError: no such folder, no permission to read it, or too many layers.
     """
     paths.refuse_forbidden(folder, ModelError, where)
     if not paths.exists(folder):
@@ -104,8 +104,8 @@ def check_folder(path: str, folder: Path, where: str) -> None:
         if file.suffix in _OF_A_MODEL:
             paths.refuse_forbidden(file, ModelError, where)
     if (count := num_layers(folder)) > MAX_LAYERS:
-        what = f"num_hidden_layers = {count} is more than {MAX_LAYERS:,}"
-        raise ModelError(what, where=folder / "config.json", fix="Use the config that the model was published with.")
+        message = f"num_hidden_layers = {count} is more than {MAX_LAYERS:,}"
+        raise ModelError(message, where=folder / "config.json", fix="Use the config that the model was published with.")
 
 
 def _only_remote_code(path: str) -> ModelError:
@@ -120,10 +120,10 @@ def _only_remote_code(path: str) -> ModelError:
 
 
 def check_data(config: RecipeConfig) -> None:
-    """Check that every data set's path is set and, where it is local, there and not empty.
+    """Check that every data set's path is set and, if it is local, exists and is not empty.
 
     Raises:
-        DataError: no path, nothing there, or an empty file or folder.
+        DataError: no path, no such file, or an empty file or folder.
     """
     for key in LOADERS:
         loader = getattr(config, key)
@@ -148,20 +148,20 @@ def _check_path(path: str | None, where: str) -> None:
     for file in files[:_MAX_ENTRIES]:
         paths.refuse_forbidden(file, DataError, where)
     if paths.exists(place) and not (place.is_file() or place.is_dir()):
-        # A pipe would be waited for without end, a device read without end.
+        # Reading a pipe or a device would never end.
         raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Give a file or folder.")
     if place.is_file() and place.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Add at least one row.")
     if place.is_dir() and not any(place.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
     if place.is_dir() and _is_crowded(place):
-        what = f"the data folder {path!r} has more than {_MAX_ENTRIES:,} files and folders"
+        message = f"the data folder {path!r} has more than {_MAX_ENTRIES:,} files and folders"
         fix = "Give a folder with only the data, or a pattern such as FOLDER/*.jsonl."
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
 
 
 def _is_crowded(folder: Path) -> bool:
-    """Say whether a folder holds so much that `datasets` would look through it for minutes, 40 times over."""
+    """Return whether a folder has so many files that `datasets` would search it for minutes, 40 times."""
     count = 0
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]  # as `datasets` does

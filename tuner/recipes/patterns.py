@@ -1,6 +1,6 @@
-"""Names by pattern and by beginning: what 'qwen3*_lora_alpaca*' means, and what may follow 'qwen3_8b_q'.
+"""Recipe names that match a pattern ('qwen3*_lora_alpaca*') or continue a beginning ('qwen3_8b_q').
 
-It composes names of the names of parts, and opens no part itself.
+It composes names from the names of parts and opens no part.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tuner.recipes import catalog
 
 WILDCARDS = frozenset("*?[")
 _EPOCHS = 3
-"""Of a pattern that says nothing of them."""
+"""The epochs of names for a pattern without epochs."""
 
 Suits = Callable[[str, str], bool]
-"""Whether (objective, data set) belong together."""
+"""Return whether an objective and a data set belong together."""
 
 
 class Expansion(NamedTuple):
@@ -29,16 +29,16 @@ class Expansion(NamedTuple):
 
 
 def expand(pattern: str, limit: int, suits: Suits) -> Expansion:
-    """Return the names that a glob matches, without or with their `_eN`: the pattern's own number, or 3."""
+    """Return the names that match a glob, with or without `_eN`; N is the pattern's own number, or 3."""
     matching = _matching(pattern.lower(), suits)
     names = (*islice(matching, limit),)
     return Expansion(names, len(names) + sum(1 for _ in matching))
 
 
 def complete(start: str, suits: Suits) -> list[str]:
-    """Return what a shell may offer for a name that begins with `start`: names up to the end of their next part.
+    """Return the completions of a name that begins with `start`: each name up to the end of its next part.
 
-    Never just one name that must go on: a shell would put a space after it.
+    A single unfinished name is never returned, because a shell adds a space after it.
     """
     offered = sorted({*_next_parts(start, suits)})
     while len(offered) == 1 and offered[0].endswith("_"):
@@ -48,7 +48,7 @@ def complete(start: str, suits: Suits) -> list[str]:
 
 def _matching(pattern: str, suits: Suits) -> Iterator[str]:
     matches, epochs = re.compile(translate(pattern)).match, catalog.with_epochs(pattern)[1] or _EPOCHS
-    open_end = pattern.endswith("*")  # it matches no name without its epochs that it does not match with them
+    open_end = pattern.endswith("*")  # then a name without its epochs matches only if the whole name does
     recipes = {name: None for name in catalog.names("recipes") if matches(name)}
     yield from recipes
     literal = re.split(r"[*?[]", pattern, maxsplit=1)[0]
@@ -56,8 +56,8 @@ def _matching(pattern: str, suits: Suits) -> Iterator[str]:
     after_model = [f"{training}_{dataset}" for _, training, dataset in _after_model(suits)]
     holding = [rest for rest in after_model if word in f"{rest}_e{epochs}"]
     for model in catalog.names("models"):
-        # All names are nearly a million: those of a model that the pattern does not begin with, or whose parts all
-        # lack its longest word, are not made.
+        # There are nearly a million names. Those of a model that cannot match the beginning, or without the
+        # pattern's longest word, are not composed.
         if not (model.startswith(literal) or literal.startswith(model)):
             continue
         for rest in after_model if word in model else holding:
@@ -83,7 +83,7 @@ def _next_parts(start: str, suits: Suits) -> Iterator[str]:
 
 
 def _after_model(suits: Suits) -> Iterator[tuple[str, str, str]]:
-    """Yield (objective, what a name says of objective and method, data set) of all that belong together."""
+    """Yield (objective, training word of a name, data set) for all that belong together."""
     known = catalog.names("datasets")
     learned = {kind: [name for name in known if suits(kind, name)] for kind in catalog.names("objectives")}
     for training, (objective, _) in catalog.trainings().items():

@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
 
 from tuner.errors import RecipeError, TunerError, brief_repr
+from tuner.files import JsonObject
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import schema_keys
@@ -25,17 +25,17 @@ _PATHS = ("model", "data", "adapter", "val")
 _FLAGS = (*_PATHS, "seed", "val_split", "epochs", "method")
 """The overrides that have a flag."""
 _BLOCKS = ("model", "adapter")
-"""Those that name a block of the recipe too: a dict or None is that block."""
+"""The overrides that are also blocks of the recipe: a dict or None is that block."""
 
 
-def overrides_of(given: Mapping[str, Any]) -> Overrides:
+def overrides_of(arguments: Mapping[str, object]) -> Overrides:
     """Return the overrides that keyword arguments mean: `lr=1e-5`, `train_cfg={"max_steps": 3}`, `data="rows.jsonl"`.
 
     Raises:
-        RecipeError: a value that is no plain data.
+        RecipeError: a value that is not plain data.
         UsageError: as `Overrides`.
     """
-    plain = {key: _plain(key, value) for key, value in given.items()}
+    plain: JsonObject = {key: _plain(key, value) for key, value in arguments.items()}
     flags = {key: plain.pop(key) for key in _FLAGS if key in plain and not (key in _BLOCKS and _is_block(plain[key]))}
     for key in _PATHS:
         several = key == "data" and isinstance(flags.get(key), list) and all(isinstance(x, str) for x in flags[key])
@@ -52,7 +52,7 @@ def overrides_of(given: Mapping[str, Any]) -> Overrides:
 
 
 def both(first: Overrides, second: Overrides) -> Overrides:
-    """Return two overrides as one; what both set is as the second says."""
+    """Return two overrides as one; the second wins where both set a value."""
     ours, theirs = vars(first), vars(second)
     single = {key: theirs[key] if theirs[key] is not None else ours[key] for key in _FLAGS}
     kept = {key: value for key, value in first.values.items() if key not in second.values}
@@ -60,23 +60,23 @@ def both(first: Overrides, second: Overrides) -> Overrides:
         **single,
         pairs=(*first.pairs, *second.pairs),
         ds=(*first.ds, *second.ds),
-        values={**kept, **second.values},  # laid in this order: of two spellings of one key the second counts
+        values={**kept, **second.values},  # in this order, so that of two spellings of one key the second wins
     )
 
 
-def _is_block(value: Any) -> bool:
+def _is_block(value: object) -> bool:
     return value is None or isinstance(value, dict)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _plain(key: str, value: Any) -> Any:
-    """Return a value as a recipe file could hold it: NumPy's numbers as Python's, paths as texts.
+def _plain(key: str, value: object) -> object:
+    """Return a value as plain data of a recipe file: NumPy's numbers as Python's, paths as texts.
 
     Raises:
-        RecipeError: it is none, or a number that is not finite.
+        RecipeError: it is not plain data, or a number that is not finite.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -114,7 +114,7 @@ ARGUMENTS = {f"--{name.replace('_', '-')}": name for name in (*SWITCHES, *_OPTIO
     "--grace": "grace_s",
     "--output-dir": "work_dir",
 }
-"""Flag -> the argument that means the same."""
+"""Flag -> the argument with the same meaning."""
 COMMANDS = (
     *("chat", "check", "completion", "convert", "copy", "data", "doctor", "eval", "explain", "export", "import"),
     *("list", "new", "plan", "report", "runs", "serve", "show", "smoke", "submit", "train", "tune"),
@@ -133,7 +133,7 @@ _TEXT = re.compile(rf"(?P<command>{_COMMAND})|(?P<flags>{_ONE}(?: {_ONE})*)")
 
 
 def in_python(text: str) -> str:
-    """Return a message with arguments in place of the flags that have one."""
+    """Return a message with arguments in place of flags."""
     return _TEXT.sub(_replaced, text) if "--" in text else text
 
 
@@ -146,7 +146,7 @@ def place_in_python(where: str) -> str:
 
 
 def translate(error: TunerError) -> None:
-    """Put an error, and each other one that it tells of, into Python's words."""
+    """Replace flags by arguments in an error and in all errors that it holds."""
     for one in error.each():
         one.what, one.fix = in_python(one.what), one.fix and in_python(one.fix)
         one.where = one.where and place_in_python(one.where)
@@ -155,18 +155,18 @@ def translate(error: TunerError) -> None:
 def _replaced(match: re.Match[str]) -> str:
     if match["command"]:
         return match["command"]
-    return ", ".join(_one(found) for found in re.findall(_ONE, match["flags"]))
+    return ", ".join(_one(flag) for flag in re.findall(_ONE, match["flags"]))
 
 
 def _one(text: str) -> str:
-    flag, _, value = re.sub("^(--[a-z-]+)=", r"\1 ", text).partition(" ")
+    flag, _, pair = re.sub("^(--[a-z-]+)=", r"\1 ", text).partition(" ")
     if flag in ("--set", "--cfg-options"):
-        key, _, given = value.strip("\"'").partition("=")
-        return _keyword(key, literal(given))
+        key, _, value = pair.strip("\"'").partition("=")
+        return _keyword(key, literal(value))
     if flag == "--ds":
-        key, _, given = value.strip("\"'").partition("=")
-        return f'ds={{"{key}": {literal(given)}}}'
-    return _argument(flag, value) if flag in ARGUMENTS else text
+        key, _, value = pair.strip("\"'").partition("=")
+        return f'ds={{"{key}": {literal(value)}}}'
+    return _argument(flag, pair) if flag in ARGUMENTS else text
 
 
 def _argument(flag: str, value: str) -> str:
@@ -190,7 +190,7 @@ def _keyword(key: str, value: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a value of the command line as Python writes it; a word such as FILE, for which one stands, as it is."""
+    """Return a value of the command line as Python writes it; a placeholder such as FILE stays as it is."""
     if text.lower() in ("true", "false"):
         return text.capitalize()
     if re.fullmatch(r"[A-Z][A-Z_]*(/[A-Z]+)?|<.*>|dict\(.*\)", text):

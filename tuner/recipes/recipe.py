@@ -11,11 +11,11 @@ import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, UsageError
-from tuner.files import is_writable
+from tuner.files import JsonObject, is_writable
 from tuner.notebook import lines_of, table
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Origin, Place
@@ -23,15 +23,15 @@ from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
 _MAX_WARNINGS = 3
-"""Of what a recipe shows of itself."""
+"""The warnings that the repr of a recipe shows."""
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line changes: a value for each flag, and pairs in their order: (--set, KEY=VALUE), (--lr, 1e-4).
+    """The changes of a command line: a value for each flag, and pairs in order: (--set, KEY=VALUE), (--lr, 1e-4).
 
-    `data` is the value of --data, or all of them: paths, hub ids, or mixtures such as "a.jsonl,b.jsonl:0.5".
-    `method` is for a model without a recipe; `val_split` is a part of 1; `ds` are KEY=VALUE for DeepSpeed's config.
+    `data` is one value of --data, or several: paths, hub ids, or mixtures such as "a.jsonl,b.jsonl:0.5".
+    `method` is for a model without a recipe; `val_split` is a fraction; `ds` are KEY=VALUE for DeepSpeed's config.
     `values` are what Python's callers change, by key; `python_values` makes them. The pairs are laid over them.
     """
 
@@ -45,7 +45,7 @@ class Overrides:
     epochs: float | None = None
     method: str | None = None
     ds: Sequence[str] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.val is not None and self.val_split is not None:
@@ -53,13 +53,13 @@ class Overrides:
                 "both --val and --val-split set the validation rows", where="--val", fix="Use one of them."
             )
         of_paths = (("--model", self.model), ("--adapter", self.adapter), ("--val", self.val))
-        given = (
+        typed = (
             *of_paths,
             *(("--data", text) for text in self.data_sets),
             *self.pairs,
             *(("--ds", text) for text in self.ds),
         )
-        for flag, text in given:
+        for flag, text in typed:
             if text is not None and not is_writable(text):
                 raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
 
@@ -70,7 +70,7 @@ class Overrides:
 
 
 class Asked(NamedTuple):
-    """By what a recipe is loaded; `name` is None where the overrides name a model."""
+    """The arguments that a recipe was loaded with; `name` is None if the overrides name a model."""
 
     name: str | None
     overrides: Overrides
@@ -79,10 +79,10 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """One recipe, merged and checked. `origins` is keyed by dotted path, one entry a leaf.
+    """One recipe, merged and checked. `origins` has one entry for each leaf, by dotted key.
 
-    `ds` changes the DeepSpeed config that is chosen, whichever it is: KEY=VALUE, which `zero.choice` reads.
-    `asked` is what it was loaded by, of a recipe that `loading` made.
+    `ds` changes the chosen DeepSpeed config: KEY=VALUE, which `zero.choice` reads. `asked` holds the arguments of
+    `loading.load`.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Recipe:
     asked: Asked | None = None
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """The recipe as plain nested values."""
         return self.config.model_dump()
 
@@ -105,7 +105,7 @@ class Recipe:
         return table(self._facts(), title=f"Recipe {self.name}")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the values that a person asks for first."""
+        """Return the most important values, for people."""
         config, steps = self.config, self.config.train_cfg
         data, optimizer = config.train_dataloader.dataset, config.optim_wrapper.optimizer
         bits = f", {config.quantization.bits} bits" if config.quantization else ""
@@ -131,46 +131,46 @@ class Recipe:
         ]
 
     def _overrides(self) -> str:
-        """Return what the caller changed, as keyword arguments."""
+        """Return the caller's changes as keyword arguments."""
         if self.asked is None:
             return ""
-        given = {key: value for key, value in vars(self.asked.overrides).items() if key != "values" and value}
-        return ", ".join(f"{key}={value!r}" for key, value in {**given, **self.asked.overrides.values}.items())
+        changes = {key: value for key, value in vars(self.asked.overrides).items() if key != "values" and value}
+        return ", ".join(f"{key}={value!r}" for key, value in {**changes, **self.asked.overrides.values}.items())
 
-    def settled(self, values: Mapping[str, Any], place: Place) -> Recipe:
-        """Return the recipe with other values by `block.key`, which are not checked again, and where they are from."""
+    def settled(self, values: Mapping[str, object], place: Place) -> Recipe:
+        """Return the recipe with other values by `block.key`, which are not checked again, and with their place."""
         settled = {key: self.origins[key].over(place, attrgetter(key)(self.config)) for key in values}
         return replace(self, config=self.config.with_values(values), origins={**self.origins, **settled})
 
     def with_template_text(self) -> Recipe:
-        """Return the recipe with the text of a chat template from the user's catalog, as a rank needs it."""
+        """Return the recipe with the text of a chat template from the user's catalog, which a rank does not search."""
         text = lasting_template(self.config.model.chat_template)
         return replace(self, config=self.config.with_values({"model.chat_template": text}))
 
     def standalone(self, note: str = "") -> str:
-        """Return the text of one commented file that holds this recipe without any base."""
+        """Return the text of one commented file with this recipe, without any base."""
         base = catalog.BASE.read_text(encoding="utf-8")
         delta = _difference(read_base().values, self._lasting)
         return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
 
     def standalone_yaml(self, note: str = "") -> str:
-        """Return the same as YAML, without the comments of its values."""
+        """Return the same as YAML, without comments."""
         import yaml  # type: ignore[import-untyped]  # PyYAML, which a recipe in Python does without
 
         values = yaml.safe_dump(_lists(self._lasting), sort_keys=False, allow_unicode=True, width=120)
         return f"# {self.name}: one standalone recipe.{note}\n{values}"
 
     @property
-    def _lasting(self) -> dict[str, Any]:
+    def _lasting(self) -> JsonObject:
         values = self.values
         values["model"]["chat_template"] = lasting_template(values["model"]["chat_template"])
         return values
 
 
 def lasting_template(name: str | None) -> str | None:
-    """Return what a recipe says to have a named chat template without the user's catalog: its text.
+    """Return the value of `model.chat_template` for a named template that works without the user's catalog: its text.
 
-    One that is longer than a recipe's text may be is named by its path; one of the package by its name.
+    A template that is too long for a recipe is named by its path; one of the package by its name.
     """
     if name is None or name not in catalog.names(TEMPLATES):
         return name
@@ -187,19 +187,19 @@ def read_base() -> RecipeFile:
 
 
 def read_xtuner() -> RecipeFile:
-    """Return XTuner's defaults, which its recipe names keep: they lie above the base, those of the adapter above it."""
+    """Return XTuner's defaults, which its recipe names keep; they are laid over the base."""
     return read_file(catalog.XTUNER_DEFAULTS, "configs/xtuner.py", Kind.PACKAGE)
 
 
-def _lists(value: Any) -> Any:
-    """Return a value with lists in place of tuples, which YAML has not."""
+def _lists(value: object) -> object:
+    """Return a value with lists in place of tuples, which YAML does not have."""
     if isinstance(value, dict):
         return {key: _lists(inner) for key, inner in value.items()}
     return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:
-    differing: dict[str, Any] = {}
+def _difference(base: JsonObject, values: JsonObject) -> JsonObject:
+    differing: JsonObject = {}
     for key, value in values.items():
         old = base.get(key, ...)
         if isinstance(value, dict) and isinstance(old, dict):
@@ -211,12 +211,12 @@ def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:
     return differing
 
 
-def flatten(base: str, delta: dict[str, Any], header: str) -> str:
-    """Return `base` with `delta`'s values in place of its own and `header` as its docstring.
+def flatten(base: str, delta: JsonObject, header: str) -> str:
+    """Return the text `base` with the values of `delta`, and with `header` as its docstring.
 
     Args:
-        base: A recipe's text whose top-level values are literals and `dict(...)`.
-        delta: Nested values; a key that the base's dict lacks is added to it, and is a plain word.
+        base: A recipe's text; its top-level values are literals and `dict(...)`.
+        delta: Nested values; a key that a dict of the base lacks is added, and must be a plain word.
         header: One paragraph about the new file.
     """
     edits: list[tuple[int, int, str]] = []
@@ -234,8 +234,8 @@ def flatten(base: str, delta: dict[str, Any], header: str) -> str:
     return text.edited(edits) + tail
 
 
-def render(value: Any, indent: int) -> str:
-    """Return a value as recipe source; a dict or a list that does not fit on the line gets one item a line."""
+def render(value: object, indent: int) -> str:
+    """Return a value as recipe source; a dict or a list that is too long for a line gets one line for each item."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # every escape of JSON means the same in Python
     if isinstance(value, dict) and all(_is_word(key) for key in value):
@@ -257,7 +257,7 @@ def render(value: Any, indent: int) -> str:
 
 
 def render_docstring(text: str) -> str:
-    """Return `text` as a docstring that no content can break out of."""
+    """Return `text` as a docstring; no text can end it early."""
     safe = text.replace("\\", "\\\\").replace('"', "'")
     return f'"""{safe}"""'
 
@@ -287,13 +287,14 @@ def _is_assignment(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
 
 
-def _is_word(key: Any) -> bool:
+def _is_word(key: object) -> bool:
     # Python reads names beyond ASCII in a normal form of its own, and cannot pass `class` or `__debug__` as a word.
-    plain = isinstance(key, str) and key.isascii() and key.isidentifier()
-    return plain and not keyword.iskeyword(key) and not key.startswith("__")
+    if not isinstance(key, str):
+        return False
+    return key.isascii() and key.isidentifier() and not keyword.iskeyword(key) and not key.startswith("__")
 
 
-def _replace(node: ast.expr, value: Any, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:
+def _replace(node: ast.expr, value: object, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:
     if not (isinstance(value, dict) and isinstance(node, ast.Call)):
         edits.append((*text.span(node), render(value, indent)))
         return

@@ -15,14 +15,16 @@ from typing import Any, Literal, NamedTuple
 
 from tuner import assets
 from tuner.errors import RecipeError, did_you_mean
-from tuner.files import is_writable, read_named_text
+from tuner.files import JsonObject, is_writable, read_named_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Place
 
-SUFFIXES = (".py", ".yaml", ".yml", ".json")
-"""How the names of recipe files end."""
+YAML = (".yaml", ".yml")
+DOCUMENTS = (*YAML, ".json")
+SUFFIXES = (".py", *DOCUMENTS)
+"""The suffixes of recipe files; `document_file` reads those in YAML and JSON."""
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -36,19 +38,19 @@ class RecipeFile(NamedTuple):
     """The values of one file, in file order, and the line on which each key stands."""
 
     name: str
-    values: dict[str, Any]
+    values: JsonObject
     lines: dict[Keys, int]
     helpers: frozenset[str] = frozenset()
-    """Top-level scalars that a later expression uses; a name neither used nor a recipe's key is a typo."""
+    """Top-level scalars that a later expression uses; any other name that is not a recipe's key is a typo."""
     kind: Kind = Kind.FILE
 
     def place(self, keys: Keys) -> Place:
-        """Return the line of the innermost enclosing key that has one."""
+        """Return the place of a key, or of the innermost block around it that has a line."""
         inner = (keys[:end] for end in range(len(keys), 0, -1))
         return Place(self.kind, self.name, next((self.lines[key] for key in inner if key in self.lines), None))
 
     def where(self, keys: Keys) -> str:
-        """Return that place for a message, as `file:line`."""
+        """Return the same place as text: `file:line`."""
         return str(self.place(keys))
 
 
@@ -57,11 +59,11 @@ def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Re
 
     Args:
         path: The file.
-        name: What messages call it, where not by its path.
-        kind: Whose file it is.
+        name: Its name in messages, if not its path.
+        kind: The kind of place that it is.
 
     Raises:
-        RecipeError: the file is not there, too large, not UTF-8, or holds anything but data.
+        RecipeError: the file is missing, too large or not UTF-8, or holds something other than data.
     """
     shown, fix = name or str(path), "Give a recipe's name or a .py file."
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix=fix, name=shown)
@@ -69,10 +71,10 @@ def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Re
 
 
 def read_text(text: str, name: str) -> RecipeFile:
-    """Read a recipe's text; `name` is what messages call it.
+    """Read a recipe's text; `name` is its name in messages.
 
     Raises:
-        RecipeError: the text is not valid Python or holds anything but data.
+        RecipeError: the text is not valid Python, or holds something other than data.
     """
     tree = _parse(text, name, "exec")
     reader = _Reader(name, text)
@@ -82,7 +84,7 @@ def read_text(text: str, name: str) -> RecipeFile:
     return RecipeFile(name, reader.values, reader.lines, helpers)
 
 
-def read_value(text: str, name: str) -> Any:
+def read_value(text: str, name: str) -> object:
     """Read one value written as in a recipe.
 
     Raises:
@@ -112,13 +114,13 @@ class _Reader:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self.values: dict[str, Any] = {}
+        self.values: JsonObject = {}
         self.lines: dict[Keys, int] = {}
         self.used: set[str] = set()
         self.nodes = 0
 
-    def refuse(self, what: str, node: ast.AST, fix: str = _DATA_ONLY) -> RecipeError:
-        return RecipeError(what, where=f"{self.name}:{getattr(node, 'lineno', 1)}", fix=fix)
+    def refuse(self, message: str, node: ast.AST, fix: str = _DATA_ONLY) -> RecipeError:
+        return RecipeError(message, where=f"{self.name}:{getattr(node, 'lineno', 1)}", fix=fix)
 
     def shown(self, node: ast.AST) -> str:
         # Not ast.unparse: it recurses, and a chain of 400 attributes ends it.
@@ -166,7 +168,7 @@ class _Reader:
                 return self.mapping(pairs, node, keys, depth)
         raise self.refuse(f"`{self.shown(node)}` is not data", node)
 
-    def constant(self, value: Any, node: ast.AST) -> Any:
+    def constant(self, value: object, node: ast.AST) -> object:
         if isinstance(value, bool | None):
             return value
         if isinstance(value, str):
@@ -187,7 +189,7 @@ class _Reader:
             raise self.refuse("a number out of range", node, f"Use one between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
         return value
 
-    def variable(self, name: str, node: ast.AST) -> Any:
+    def variable(self, name: str, node: ast.AST) -> object:
         if name not in self.values:
             raise self.refuse(f"`{name}` is not data: no such name is defined above", node)
         if isinstance(self.values[name], list | tuple | dict):
@@ -210,8 +212,8 @@ class _Reader:
 
     def mapping(
         self, pairs: Sequence[tuple[ast.expr | None, ast.expr]], node: ast.AST, keys: Keys, depth: int
-    ) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    ) -> JsonObject:
+        result: JsonObject = {}
         for name_node, value_node in pairs:
             match name_node:
                 case ast.Constant(value=str() as name):
@@ -230,11 +232,11 @@ class _Reader:
 def read_part(kind: str, name: str) -> RecipeFile:
     """Read a part of one of `catalog.KINDS`.
 
-    A model part whose `architecture` is the name of another model part has that one's facts.
+    If `architecture` of a model part is the name of another model part, the part gets its facts.
 
     Raises:
-        RecipeError: there is no such part, its file is not data, or `architecture` names no part that holds facts of
-            its own.
+        RecipeError: there is no such part, its file is not data, or `architecture` names a part without facts of its
+            own.
     """
     source = _read_named(kind, name)
     other = source.values.get("architecture")
@@ -251,7 +253,7 @@ def read_part(kind: str, name: str) -> RecipeFile:
 
 
 def _holder(source: RecipeFile, name: str) -> RecipeFile:
-    """Return the model part that another one names; one of the package means the package's, whatever shadows that."""
+    """Return the model part that another part names; a part of the package means the package's own."""
     if source.kind is Kind.PACKAGE:
         return read_file(assets.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
     return _read_named("models", name)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tuner import assets, paths
 from tuner.assets import without_generation_marks
 from tuner.errors import RecipeError
-from tuner.files import read_json_object
+from tuner.files import JsonObject, read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
@@ -21,19 +21,19 @@ from tuner.recipes.schema.objectives import scores
 
 _WHOLE = "config.json"
 _RESULT = "final"
-"""Where a run directory has its result."""
+"""The folder of a run directory that holds its result."""
 _KINDS = (_WHOLE, paths.ADAPTER)
 _OF_A_RUN = re.compile(rf"{_RESULT}|checkpoints|checkpoint-\d+")
 _MODEL = ("model", "path")
 _WEIGHTS = ("r", "lora_alpha", "target_modules", "use_dora", "use_rslora", "modules_to_save")
-"""What the trained weights of an adapter were made for; its dropout is free."""
+"""Settings that the trained weights of an adapter fix; its dropout may change."""
 
 _LEFT_OUT = {"use_dora": False, "use_rslora": False, "lora_dropout": 0.0}
-"""What older versions of PEFT do not write of a LoRA without it."""
+"""Values for keys that older versions of PEFT leave out if they are off."""
 
 
 class Start(NamedTuple):
-    """Whole weights (a folder or a hub id, and its commit), and the folder of the adapter on them, if there is one."""
+    """Whole weights (a folder or a hub id, and its commit), and the folder of the adapter on them, or None."""
 
     path: str
     revision: str | None = None
@@ -41,7 +41,7 @@ class Start(NamedTuple):
 
 
 def is_model(name: str) -> bool:
-    """Return whether what stands in a recipe's place is a model: a folder, or an id on the hub with its owner."""
+    """Return whether a name in place of a recipe is a model: a folder, or an id on the hub with its owner."""
     path = paths.expanded(name)
     if name.endswith((".py", ".yaml", ".yml")) or paths.is_file(path):
         return False
@@ -56,25 +56,25 @@ def holds_model(folder: Path) -> bool:
 
 
 def find(text: str, flag: str) -> Start:
-    """Return what `text` means: of a run its result, of an adapter its base with it.
+    """Return the weights that `text` names: for a run its result, for an adapter its base and the adapter.
 
     Raises:
-        RecipeError: an adapter that does not say what its base is, or whose base is gone.
+        RecipeError: an adapter that does not name its base, or a base that is missing.
     """
     folder = result_of(text)
     if folder is None or not _is_adapter(Path(folder)):
         return Start(folder or text)
-    told = adapter_facts(folder)
-    base = told.get("base_model_name_or_path") or ""
+    facts = adapter_facts(folder)
+    base = facts.get("base_model_name_or_path") or ""
     local = paths.local(base) if base else None
     if not base or (local and not paths.exists(local)):
-        what = f"the base of {text!r} is missing: {base!r}" if base else f"{text!r} does not name its base"
-        raise RecipeError(what, where=flag, fix=f"Set it: --model BASE --adapter {text}.")
-    return Start(base, told.get("revision"), folder)
+        message = f"the base of {text!r} is missing: {base!r}" if base else f"{text!r} does not name its base"
+        raise RecipeError(message, where=flag, fix=f"Set it: --model BASE --adapter {text}.")
+    return Start(base, facts.get("revision"), folder)
 
 
 def result_of(text: str) -> str | None:
-    """Return the local folder that `text` means, of a run that of its result; None for an id on the hub."""
+    """Return the local folder that `text` names (for a run, the folder of its result), or None for a hub id."""
     folder = paths.local(text)
     if folder is None or text.startswith(assets.ASSET):
         return None
@@ -84,17 +84,17 @@ def result_of(text: str) -> str | None:
 
 
 def name_of(path: str) -> str:
-    """Return what to call a run on a model: the last part of its path, of a run's result the run's."""
+    """Return the name for a run on a model: the last part of its path, or the run's name for a run's result."""
     parts = [part for part in paths.expanded(path).absolute().parts if not _OF_A_RUN.fullmatch(part)]
     last = catalog.part_named(path) or (parts[-1] if paths.local(path) else path.rpartition("/")[2])
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", last).lstrip("-.") or "model"
 
 
-def adapter_facts(folder: str) -> dict[str, Any]:
+def adapter_facts(folder: str) -> JsonObject:
     """Return an adapter's configuration as PEFT wrote it.
 
     Raises:
-        RecipeError: it is not readable, or of another kind than LoRA.
+        RecipeError: it cannot be read, or is not a LoRA.
     """
     file = paths.expanded(folder) / paths.ADAPTER
     facts = read_json_object(file)
@@ -102,8 +102,8 @@ def adapter_facts(folder: str) -> dict[str, Any]:
         raise RecipeError(f"{str(file)!r} cannot be read", where=paths.ADAPTED, fix="Copy it again.")
     if facts["peft_type"] != "LORA":
         fix = f"Merge it first: tuner export {folder} DEST --merge, then --model DEST."
-        what = f"{folder!r} is an adapter of {facts['peft_type']}, not LoRA"
-        raise RecipeError(what, where=paths.ADAPTED, fix=fix)
+        message = f"{folder!r} is an adapter of {facts['peft_type']}, not LoRA"
+        raise RecipeError(message, where=paths.ADAPTED, fix=fix)
     return facts
 
 
@@ -118,53 +118,55 @@ def settle(merged: Merged) -> None:
 
 
 def _settle_adapter(merged: Merged) -> None:
-    """Let the adapter at `adapter.path` say what its weights are: rank, scale, layers.
+    """Set rank, scale and layers of the adapter at `adapter.path` to those of its weights.
 
     Raises:
-        RecipeError: the user asks for another rank than it has, it was trained on another model, or for other ends.
+        RecipeError: the user sets other values, or it was trained on another model or for another task.
     """
     block, path = merged.get(("adapter",)), merged.get(("adapter", "path"))
     if not isinstance(path, str):
         return
     folder = result_of(path) or path
     if not _is_adapter(paths.expanded(folder)):
-        return  # `path_checks` refuses it: a run's own recipe is read when the adapter that it began with is gone
-    told, where = adapter_facts(folder), merged.place_of(("adapter", "path"))
-    _check_base(merged, told, folder)
-    _check_ends(merged, told, folder)
-    values: dict[str, Any] = {"path": folder} if folder != path else {}
+        return  # `path_checks` refuses it later; a run's own recipe must load without the adapter that it began with
+    facts, where = adapter_facts(folder), merged.place_of(("adapter", "path"))
+    _check_base(merged, facts, folder)
+    _check_ends(merged, facts, folder)
+    values: JsonObject = {"path": folder} if folder != path else {}
     for key in (*_WEIGHTS, "lora_dropout"):
-        value, old, place = told.get(key), block.get(key), merged.place_of(("adapter", key))
+        value, old, place = facts.get(key), block.get(key), merged.place_of(("adapter", key))
         if (value or None) == (old or None) or (isinstance(value, list) and _alike(value, old)):
             continue
         if key not in _WEIGHTS and place.kind is not Kind.PACKAGE:
             continue
         if place.kind is Kind.FLAG and key in block:
-            what = f"adapter.{key} = {old!r}: the adapter in {folder!r} has {value!r}"
-            raise RecipeError(what, where=place, fix="Remove it, or put a new adapter on a merged model.")
+            message = f"adapter.{key} = {old!r}: the adapter in {folder!r} has {value!r}"
+            raise RecipeError(message, where=place, fix="Remove it, or put a new adapter on a merged model.")
         values[key] = value if value is not None else _LEFT_OUT.get(key)
     if values:
         derived = Place(Kind.DERIVED, f"{folder}/{paths.ADAPTER}")
         merged.lay(Layer({"adapter": values}, lambda keys: where if keys[-1] == "path" else derived))
 
 
-def _alike(value: list[Any], old: Any) -> bool:
+def _alike(value: list[object], old: object) -> bool:
     return isinstance(old, list | tuple) and sorted(map(str, value)) == sorted(map(str, old))
 
 
-def _check_base(merged: Merged, told: dict[str, Any], folder: str) -> None:
-    base, model = told.get("base_model_name_or_path"), merged.get(_MODEL)
+def _check_base(merged: Merged, facts: JsonObject, folder: str) -> None:
+    base, model = facts.get("base_model_name_or_path"), merged.get(_MODEL)
     if base and isinstance(model, str) and base != model and not (paths.local(base) or paths.local(model)):
-        what = f"the adapter in {folder!r} was trained on {base!r}, not on {model!r}"
-        raise RecipeError(what, where=merged.place_of(_MODEL), fix=f"Train it on its base: --model {base}.")
+        message = f"the adapter in {folder!r} was trained on {base!r}, not on {model!r}"
+        raise RecipeError(message, where=merged.place_of(_MODEL), fix=f"Train it on its base: --model {base}.")
 
 
-def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
+def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
     objective = merged.get(("objective", "type"))
-    if (told.get("task_type") == "SEQ_CLS") != scores(objective):
-        what = f"the adapter in {folder!r} is of task {told.get('task_type')}, which objective {objective} cannot train"
+    if (facts.get("task_type") == "SEQ_CLS") != scores(objective):
+        message = (
+            f"the adapter in {folder!r} is of task {facts.get('task_type')}, which objective {objective} cannot train"
+        )
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
-        raise RecipeError(what, where=paths.ADAPTED, fix=fix)
+        raise RecipeError(message, where=paths.ADAPTED, fix=fix)
 
 
 def _is_adapter(folder: Path) -> bool:
@@ -176,7 +178,7 @@ _MODEL, _TEMPLATE = ("model", "path"), ("model", "chat_template")
 
 
 def chat_template_of(folder: Path) -> str | None:
-    """Return the chat template in a folder with a tokenizer, or None where it has none, or no readable one."""
+    """Return the chat template in a folder with a tokenizer, or None if it has no readable one."""
     file = folder / "chat_template.jinja"
     try:
         if paths.is_file(file):
@@ -190,10 +192,10 @@ def chat_template_of(folder: Path) -> str | None:
 
 
 def _settle_template(merged: Merged) -> None:
-    """Let a model that the recipe was not written for have its own chat template, and no longer samples than it takes.
+    """Set the chat template and the largest sample length for a model that the recipe was not written for.
 
     Raises:
-        RecipeError: the user's own file names another template for the model before.
+        RecipeError: the user's own file sets the template of the previous model.
     """
     path = merged.get(_MODEL)
     if not isinstance(path, str) or merged.place_of(_MODEL).kind is Kind.PACKAGE:
@@ -205,7 +207,9 @@ def _settle_template(merged: Merged) -> None:
     before = next((old.value for old in merged.origins["model.path"].overridden if old.value), None)
     part = catalog.part_named(path)
     wanted = lookup(read_part("models", part).values, _TEMPLATE) if part else None
-    if named == wanted or (before and _last(before) == _last(path)):  # a copy of the recipe's own model
+    if named == wanted or (
+        isinstance(before, str) and _last(before) == _last(path)
+    ):  # a copy of the recipe's own model
         return
     if named is None:
         _replace(merged, wanted)
@@ -213,9 +217,9 @@ def _settle_template(merged: Merged) -> None:
     if not part and not _has_other(merged, path, named):
         return
     _refuse_of_file(merged, named, wanted, path)
-    whose = f"{before}'s" if before else "the recipe's"
+    previous = f"{before}'s" if before else "the recipe's"
     instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
-    note = f"chat template: {instead}, not {whose} {named!r} (--set {_KEY}={named} keeps that one)"
+    note = f"chat template: {instead}, not {previous} {named!r} (--set {_KEY}={named} keeps that one)"
     _replace(merged, wanted, note)
 
 
@@ -224,7 +228,7 @@ def _replace(merged: Merged, wanted: str | None, note: str | None = None) -> Non
 
 
 def _has_other(merged: Merged, path: str, named: str) -> bool:
-    """Return whether a model has, or on the hub may have, another template than the named one; note if it has none."""
+    """Return whether a model has, or may have on the hub, another template than the named one; note a missing one."""
     folder = tokenizer_folder(merged.values)
     if folder is None:
         return True
@@ -235,8 +239,8 @@ def _has_other(merged: Merged, path: str, named: str) -> bool:
     return without_generation_marks(catalog.chat_template(named)) != without_generation_marks(template)
 
 
-def tokenizer_folder(values: dict[str, Any]) -> Path | None:
-    """Return the folder with the tokenizer: an adapter's, where training saved one there; None for the hub's."""
+def tokenizer_folder(values: JsonObject) -> Path | None:
+    """Return the folder with the tokenizer: the adapter's if training saved one there; None if it is on the hub."""
     adapter = (values.get("adapter") or {}).get("path")
     if adapter and paths.is_file(paths.expanded(adapter) / "tokenizer_config.json"):
         return paths.expanded(adapter)
@@ -246,9 +250,9 @@ def tokenizer_folder(values: dict[str, Any]) -> Path | None:
 def _refuse_of_file(merged: Merged, named: str, wanted: str | None, path: str) -> None:
     place = merged.place_of(_TEMPLATE)
     if place.kind is Kind.FILE:
-        what = f"model.chat_template = {named!r} is not the template of {path!r}"
+        message = f"model.chat_template = {named!r} is not the template of {path!r}"
         fix = f"Add --set {_KEY}={wanted} for the model's own, or --set {_KEY}={named} to keep yours."
-        raise RecipeError(what, where=place, fix=fix)
+        raise RecipeError(message, where=place, fix=fix)
 
 
 def _fit_length(merged: Merged, path: str) -> None:
@@ -260,7 +264,7 @@ def _fit_length(merged: Merged, path: str) -> None:
             continue
         if limit < length:
             derived = Place(Kind.DERIVED, f"derived: the context of {path}")
-            # Validation follows training, so one line tells of both.
+            # One line is enough for training and validation.
             note = f"max_length: {limit}, the context length of {path} (instead of {length})"
             merged.lay(Layer.at(derived, nested(keys, limit), note=note if note not in merged.notes else None))
 

@@ -1,34 +1,34 @@
-"""XTuner's spellings: what its recipe names say beyond the grammar of `catalog`, in one table.
+"""XTuner's spellings: the words of its recipe names that `catalog` does not know, in one table.
 
-It rewrites text; whether the result is a recipe, `catalog` decides.
+It rewrites text; `catalog` decides whether the result is a recipe.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Values = dict[str, Any]
+from tuner.files import JsonObject
 
 
 class Spelling(NamedTuple):
-    """One of XTuner's words: `pattern` is found once in a name, `ours` takes its place."""
+    """One of XTuner's words: `pattern` occurs once in a name and is replaced by `ours`."""
 
     written: str
-    """As documents show it."""
+    """The word as the docs show it."""
     says: str
     """One line: what the word means, or what the recipe with it does."""
     pattern: str
     ours: str = ""
-    values: Callable[[re.Match[str]], Values] | Values | None = None
-    """What the word sets; laid over the recipe, under the command line's overrides."""
+    values: Callable[[re.Match[str]], JsonObject] | JsonObject | None = None
+    """The values that the word sets, above the recipe and below the command line's overrides."""
     loses: str | None = None
-    """What XTuner does at this word and tuner does not: told before training."""
+    """What XTuner does for this word and tuner does not; it is a warning before training."""
 
 
 class Word(NamedTuple):
-    """One spelling as it stands in a name."""
+    """One spelling, with its match in a name."""
 
     spelling: Spelling
     match: re.Match[str]
@@ -38,7 +38,7 @@ class Word(NamedTuple):
         return self.match[0]
 
     @property
-    def values(self) -> Values:
+    def values(self) -> JsonObject:
         values = self.spelling.values
         return (values(self.match) if callable(values) else values) or {}
 
@@ -47,7 +47,7 @@ class Word(NamedTuple):
         return self.spelling.loses and self.match.expand(self.spelling.loses)
 
 
-def _train(*, batch: int | None = None, accumulate: int | None = None, max_length: int | None = None) -> Values:
+def _train(*, batch: int | None = None, accumulate: int | None = None, max_length: int | None = None) -> JsonObject:
     loader = {"batch_size": batch, "dataset": {"max_length": max_length} if max_length else None}
     return {
         "train_dataloader": {key: value for key, value in loader.items() if value},
@@ -175,11 +175,11 @@ REFUSED = (
     (r"llava_|internvl_", "is a vision recipe of XTuner; tuner trains text models"),
     (r"POLAR_", "is XTuner's reward model against reference answers; tuner's reward models learn from pairs"),
 )
-"""Beginnings of XTuner's names that stay unknown, each with why."""
+"""Beginnings of XTuner's names that tuner refuses, each with the reason."""
 
 
 def translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
-    """Yield a name as it is written, then after each of XTuner's words in it, with the words taken so far."""
+    """Yield a name as it is written, then with one more of XTuner's words replaced each time, and these words."""
     words: tuple[Word, ...] = ()
     yield name, words
     for spelling in SPELLINGS:
@@ -190,5 +190,5 @@ def translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
 
 
 def refusal(name: str) -> str | None:
-    """Return why one of XTuner's names is no recipe here, or None."""
+    """Return why tuner refuses one of XTuner's names, or None."""
     return next((reason for pattern, reason in REFUSED if re.match(pattern, name)), None)

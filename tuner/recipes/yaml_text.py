@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tuner import paths
 from tuner.errors import RecipeError, TunerError
-from tuner.files import read_named_text
+from tuner.files import JsonObject, read_named_text
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
@@ -26,9 +26,9 @@ _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class Yaml(NamedTuple):
-    """The mapping that a file holds, and the line of each key, from 1; the place in a list counts from 0."""
+    """The mapping in a file, and the line of each key, from 1; indexes in a list count from 0."""
 
-    values: dict[str, Any]
+    values: JsonObject
     lines: dict[Keys, int]
 
 
@@ -43,8 +43,8 @@ def read(
     """Read a YAML or a JSON file that holds one mapping.
 
     Raises:
-        TunerError: of the class `error`: it cannot be read, is no mapping, builds objects, or grows beyond what a
-            config holds.
+        TunerError: of the class `error`: it cannot be read, is not a mapping, builds objects, or is too large for a
+            config.
     """
     shown = name or str(path)
     text = read_named_text(path, error, max_bytes=MAX_BYTES, fix=fix, name=shown)
@@ -72,22 +72,22 @@ def _node(text: str, name: str, error: type[TunerError]) -> yaml.Node | None:
 
 
 class _Reader:
-    """Values out of nodes; an alias is the same node again, so each is counted as often as it is used."""
+    """Makes values of nodes; an alias is the same node again, so it counts as often as it is used."""
 
     def __init__(self, name: str, lines: dict[Keys, int], error: type[TunerError], fix: str) -> None:
         self.name, self.lines, self.error, self.fix, self.count = name, lines, error, fix, 0
         self.scalars = yaml.constructor.SafeConstructor()
 
-    def wrong(self, what: str, node: yaml.Node, fix: str | None = None) -> TunerError:
-        return self.error(what, where=f"{self.name}:{node.start_mark.line + 1}", fix=fix)
+    def wrong(self, message: str, node: yaml.Node, fix: str | None = None) -> TunerError:
+        return self.error(message, where=f"{self.name}:{node.start_mark.line + 1}", fix=fix)
 
-    def value(self, node: yaml.Node | None, keys: Keys, depth: int) -> Any:
+    def value(self, node: yaml.Node | None, keys: Keys, depth: int) -> object:
         if node is None:
             raise self.error("the file is empty", where=self.name, fix=self.fix)
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            what = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: not a config"
-            raise self.wrong(what, node, "Check for an alias (*name) inside of its own anchor.")
+            message = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: not a config"
+            raise self.wrong(message, node, "Check for an alias (*name) inside of its own anchor.")
         if not node.tag.startswith(_STANDARD) or node.tag.startswith(f"{_STANDARD}python/"):
             raise self.wrong(f"the tag {node.tag} builds an object", node, "Use plain values; nothing was run.")
         if isinstance(node, yaml.MappingNode):
@@ -98,9 +98,9 @@ class _Reader:
             return [self.value(inner, (*keys, str(number)), depth + 1) for number, inner in enumerate(node.value)]
         return self.scalar(node)
 
-    def mapping(self, node: yaml.MappingNode, keys: Keys, depth: int) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        own: dict[str, Any] = {}
+    def mapping(self, node: yaml.MappingNode, keys: Keys, depth: int) -> JsonObject:
+        merged: JsonObject = {}
+        own: JsonObject = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_STANDARD}merge":
                 below = self.value(value_node, keys, depth + 1)
@@ -118,7 +118,7 @@ class _Reader:
             own[key] = self.value(value_node, (*keys, key), depth + 1)
         return merged | own
 
-    def scalar(self, node: yaml.ScalarNode) -> Any:
+    def scalar(self, node: yaml.ScalarNode) -> object:
         if node.tag == f"{_STANDARD}str":
             return float(node.value) if node.style is None and _FLOAT.fullmatch(node.value) else node.value
         if node.tag in (f"{_STANDARD}timestamp", f"{_STANDARD}binary"):
@@ -137,29 +137,29 @@ _AT_ROOT = ("_here_", "_global_")
 _MAX_FILES = 64
 
 
-def with_defaults(found: Yaml, folder: Path, name: str, error: type[TunerError]) -> Merged:
-    """Return a file's values over those of the files that its `defaults` name; `_self_` says where its own stand.
+def with_defaults(document: Yaml, folder: Path, name: str, error: type[TunerError]) -> Merged:
+    """Return a file's values over those of the files in its `defaults`; `_self_` is the position of its own.
 
     Args:
-        folder: That of the file, where relative names begin.
-        name: What messages call it.
+        folder: The folder of the file; relative names start there.
+        name: Its name in messages.
 
     Raises:
-        TunerError: of the class `error`: a file outside of the file's surroundings, or one that is wrong.
+        TunerError: of the class `error`: a file outside of the allowed folders, or a wrong one.
     """
-    made = Merged()
-    for layer in _default_layers(_File(found, folder, name), _homes(folder), error, count()):
-        made.lay(layer)
-    return made
+    result = Merged()
+    for layer in _default_layers(_File(document, folder, name), _homes(folder), error, count()):
+        result.lay(layer)
+    return result
 
 
 class _File(NamedTuple):
-    found: Yaml
+    document: Yaml
     folder: Path
     name: str
 
     def place(self, keys: Keys) -> Place:
-        lines = (self.found.lines.get(keys[:end]) for end in range(len(keys), 0, -1))
+        lines = (self.document.lines.get(keys[:end]) for end in range(len(keys), 0, -1))
         return Place(Kind.FILE, self.name, next(filter(None, lines), None))
 
 
@@ -171,8 +171,8 @@ def _homes(folder: Path) -> tuple[Path, ...]:
 def _default_layers(
     file: _File, homes: tuple[Path, ...], error: type[TunerError], counter: Iterator[int]
 ) -> Iterator[Layer]:
-    own = {key: value for key, value in file.found.values.items() if key != DEFAULTS}
-    named = file.found.values.get(DEFAULTS) or []
+    own = {key: value for key, value in file.document.values.items() if key != DEFAULTS}
+    named = file.document.values.get(DEFAULTS) or []
     if not isinstance(named, list):
         raise error(f"{DEFAULTS} is not a list of files", where=file.place((DEFAULTS,)))
     for number, entry in enumerate(named if _SELF in named else [*named, _SELF]):
@@ -182,14 +182,14 @@ def _default_layers(
         elif inner := _default_file(entry, file.folder, homes, error, where):
             if next(counter) == _MAX_FILES:
                 raise error(f"more than {_MAX_FILES} nested base files", where=where, fix="Check for a cycle.")
-            found = read(inner, may_be_empty=True, error=error)
-            yield from _default_layers(_File(found, inner.parent, str(inner)), homes, error, counter)
+            document = read(inner, may_be_empty=True, error=error)
+            yield from _default_layers(_File(document, inner.parent, str(inner)), homes, error, counter)
 
 
 def _default_file(
-    entry: Any, folder: Path, homes: tuple[Path, ...], error: type[TunerError], where: Place
+    entry: object, folder: Path, homes: tuple[Path, ...], error: type[TunerError], where: Place
 ) -> Path | None:
-    """Return the file that an entry names, such as `../config/zero3@_here_`; None where it is not there."""
+    """Return the file that an entry names, such as `../config/zero3@_here_`, or None if there is no such file."""
     if isinstance(entry, dict) and len(entry) == 1:
         group, option = next(iter(entry.items()))
         if group.startswith("override "):  # about Hydra itself
@@ -206,42 +206,42 @@ def _default_file(
         fix = "Use a file below the parent folder or below the working directory."
         raise error(f"{name!r} is outside of the config's folders", where=where, fix=fix)
     if package not in _AT_ROOT and "/" in name:
-        what = (
+        message = (
             f"without @_here_, Hydra puts the values of {name!r} below its folder's name, "
             f"where ${{...}} does not find them"
         )
-        raise error(what, where=where, fix=f"Use {name}@_here_.")
+        raise error(message, where=where, fix=f"Use {name}@_here_.")
     return path
 
 
 Wrong = Callable[[str, Keys, str], TunerError]
-"""What is wrong, at which key, and what to do -> the error to raise."""
+"""The message, the key and the fix -> the error to raise."""
 _MAX_TEXT = 16_000
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
 def with_references(
-    values: Mapping[str, Any], wrong: Wrong, *, at: Keys = (), whole: bool = True
+    values: Mapping[str, object], wrong: Wrong, *, at: Keys = (), whole: bool = True
 ) -> tuple[Any, frozenset[str]]:
-    """Return the value at a key with every `${a.b}` replaced by the value at a.b, and the names at the top so used.
+    """Return the value at a key with every `${a.b}` replaced by the value at a.b, and the top-level names used.
 
     Args:
-        whole: Nothing is added to the values from elsewhere: a name that they have not is wrong, else it stays.
+        whole: The values are complete, so an unknown name is an error; otherwise the reference stays.
 
     Raises:
-        TunerError: as `wrong` makes it: a circle, nothing at that place, or values without end.
+        TunerError: as `wrong` makes it: a cycle, an unknown name, or too many values.
     """
     resolver = _Resolver(values, wrong, whole)
-    made = resolver.value(lookup(values, at), at, ())
-    return made, frozenset(resolver.used)
+    value = resolver.value(lookup(values, at), at, ())
+    return value, frozenset(resolver.used)
 
 
 class _Resolver:
-    def __init__(self, values: Mapping[str, Any], wrong: Wrong, whole: bool) -> None:
+    def __init__(self, values: Mapping[str, object], wrong: Wrong, whole: bool) -> None:
         self.values, self.wrong, self.whole, self.count = values, wrong, whole, 0
         self.used: set[str] = set()
 
-    def value(self, value: Any, keys: Keys, open_: tuple[str, ...]) -> Any:
+    def value(self, value: object, keys: Keys, open_: tuple[str, ...]) -> object:
         self.count += 1
         if self.count > MAX_VALUES or len(open_) > MAX_DEPTH:
             raise self.wrong(f"the ${{...}} expand to more than {MAX_VALUES:,} values", keys, "Write them out.")
@@ -251,15 +251,15 @@ class _Resolver:
             return [self.value(inner, (*keys, str(number)), open_) for number, inner in enumerate(value)]
         return self.text(value, keys, open_) if isinstance(value, str) else value
 
-    def text(self, text: str, keys: Keys, open_: tuple[str, ...]) -> Any:
+    def text(self, text: str, keys: Keys, open_: tuple[str, ...]) -> object:
         if whole := _REFERENCE.fullmatch(text):
             return self.of(whole[1], keys, open_)
-        made = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, open_)), text)
-        if len(made) > _MAX_TEXT:
-            raise self.wrong(f"the ${{...}} expand to a text of {len(made):,} characters", keys, "Write it out.")
-        return made
+        expanded = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, open_)), text)
+        if len(expanded) > _MAX_TEXT:
+            raise self.wrong(f"the ${{...}} expand to a text of {len(expanded):,} characters", keys, "Write it out.")
+        return expanded
 
-    def of(self, name: str, keys: Keys, open_: tuple[str, ...]) -> Any:
+    def of(self, name: str, keys: Keys, open_: tuple[str, ...]) -> object:
         kind, colon, rest = name.partition(":")
         if colon:
             default = rest.partition(",")[2].strip() if kind.strip() == "oc.env" and "," in rest else None
@@ -267,10 +267,10 @@ class _Resolver:
         if name in open_:
             circle = " -> ".join((*open_, name))
             raise self.wrong(f"${{...}} in a cycle: {circle}", keys, "Write out one of the values.")
-        found = lookup(self.values, name.split("."), ...)
-        if found is ...:
+        value = lookup(self.values, name.split("."), ...)
+        if value is ...:
             if not self.whole:
                 return f"${{{name}}}"
             raise self.wrong(f"${{{name}}} is not defined in this file", keys, "Write out the value.")
         self.used.add(name.partition(".")[0])
-        return self.value(found, keys, (*open_, name))
+        return self.value(value, keys, (*open_, name))

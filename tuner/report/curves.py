@@ -1,34 +1,34 @@
-"""The curves of runs as charts: which quantity in which chart, which points are drawn, in which colour.
+"""The curves of runs as charts: the quantity of each chart, the points that are drawn, and their colours.
 
-It takes numbers and returns data for the page's script, which draws it by uPlot; colours of text and grid are the
-page's, which knows light and dark. Runs may grow: what is new since some version is returned alone.
+It takes numbers and returns data for the page's script, which draws with uPlot. The page itself colours text and grid,
+for light and dark. Runs may grow: only the points that are new since a version are returned.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from typing import Any
 
+from tuner.files import JsonObject
 from tuner.report.gathered import QUANTITIES, Gathered, Quantity
 from tuner.runs.metrics import Curve
 
 COLOURS = ("#3b7ddd", "#e0700f", "#1a9c55", "#cf3f80", "#8b62d4", "#0f9a9a", "#b08914", "#78808c")
-"""Of the runs, told apart on white and on black; the ninth run begins again."""
+"""Colours of the runs, distinct on white and on black; the ninth run gets the first colour again."""
 _MAX_POINTS = 2000
 _EVERYTHING = -1
 
 
 class Drawn:
-    """The points of a curve that are drawn: so many as can be told apart, and no peak is lost.
+    """The points of a curve that are drawn: as many as a screen can show, and every peak.
 
-    Of neighbours it takes the lowest and the highest. How many are neighbours is a power of two, so that a curve which
-    grows by a point changes its last few points alone, nearly always.
+    From each group of neighbours it takes the lowest and the highest. The size of a group is a power of two, so a curve
+    that grows by one point nearly always changes only its last few points.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        """The last that changed anything."""
+        """The last version that changed anything."""
         self._curve = Curve([], [])
         self._num_seen = 0
         self._restart(1)
@@ -36,11 +36,11 @@ class Drawn:
     def _restart(self, size: int) -> None:
         self._size, self._places = size, list[int]()
         self._versions: list[int] = []
-        """Of each place, when it was put there; they never decrease."""
+        """The version in which each place was added; they never decrease."""
         self._num_settled, self._settled_places = 0, 0
 
     def follow(self, curve: Curve, version: int) -> None:
-        """Take what is new in a curve, or another curve in its place."""
+        """Take the new points of a curve, or replace it by another curve."""
         num_points = len(curve.steps)
         if curve is self._curve and num_points == self._num_seen:
             return
@@ -59,7 +59,7 @@ class Drawn:
                 self._num_settled, self._settled_places = first + size, len(self._places)
 
     def since(self, version: int) -> tuple[int, Curve]:
-        """Return from which point on it is another one than at a version, and those points."""
+        """Return the index of the first point that is new since a version, and the points from there on."""
         first = bisect.bisect_right(self._versions, version)
         steps, values = self._curve
         places = self._places[first:]
@@ -80,18 +80,18 @@ class Charts:
         self._lines: dict[tuple[str, int], Drawn] = {}
 
     def follow(self, runs: Sequence[Gathered], version: int) -> None:
-        """Take what is new in some runs, always the same ones."""
+        """Take the new points of some runs; each call passes the same runs."""
         for index, run in enumerate(runs):
             for key, curve in run.curves.items():
                 if curve.steps or (key, index) in self._lines:
                     self._lines.setdefault((key, index), Drawn()).follow(curve, version)
 
-    def since(self, runs: Sequence[Gathered], version: int = _EVERYTHING) -> list[dict[str, Any]]:
-        """Return the charts in which something is new, each with its lines that have grown."""
-        found = (self._chart(place, runs, version) for place, _ in enumerate(QUANTITIES))
-        return [chart for chart in found if chart["lines"]]
+    def since(self, runs: Sequence[Gathered], version: int = _EVERYTHING) -> list[JsonObject]:
+        """Return the charts with something new, each with the lines that have grown."""
+        charts = (self._chart(place, runs, version) for place, _ in enumerate(QUANTITIES))
+        return [chart for chart in charts if chart["lines"]]
 
-    def _chart(self, place: int, runs: Sequence[Gathered], version: int) -> dict[str, Any]:
+    def _chart(self, place: int, runs: Sequence[Gathered], version: int) -> JsonObject:
         quantity = QUANTITIES[place]
         is_validated = any((quantity.validation, index) in self._lines for index, _ in enumerate(runs))
         return {
@@ -110,7 +110,7 @@ class Charts:
             ],
         }
 
-    def _line(self, quantity: Quantity, key: str, index: int, name: str, version: int) -> dict[str, Any]:
+    def _line(self, quantity: Quantity, key: str, index: int, name: str, version: int) -> JsonObject:
         first, (steps, values) = self._lines[key, index].since(version)
         is_validation = key == quantity.validation
         return {

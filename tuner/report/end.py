@@ -39,7 +39,7 @@ def notify(run: RunDirectory, exit_code: int) -> None:
 def write(run: RunDirectory) -> None:
     """Write RUN/report.html; a failure is one line on standard error."""
     try:
-        from tuner.report import page  # Jinja, after training and not before
+        from tuner.report import page  # Jinja2, which only the report needs
 
         page.write([run.path], run.report)
     except (Exception, KeyboardInterrupt) as error:

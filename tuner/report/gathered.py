@@ -1,4 +1,4 @@
-"""What a run directory holds, gathered for a person to look at; what is damaged is left out and said.
+"""Read everything in a run directory that the report shows; damaged files are left out.
 
 It reads files and renders nothing.
 """
@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from tuner.errors import RunDirectoryError, TunerError
-from tuner.files import load_json
-from tuner.recipes import catalog, loading
+from tuner.errors import RunDirectoryError
+from tuner.files import JsonObject, dump_json, load_json, read_json_object
+from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
 from tuner.runs import checkpoints, listing, metrics
@@ -24,20 +23,19 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import Listed
 from tuner.runs.metrics import Curve
 
-Facts = dict[str, Any]
 _NOT_COMPARED = "architecture"
 MAX_SAMPLES = 50
-"""Of a run, from the first on."""
+"""Of a run, counted from the first sample."""
 _MAX_WARNINGS = 200
 _MAX_PROFILE = 100_000
-"""Characters; what is beyond them stays in the file."""
+"""Characters; the rest stays in the file."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What one chart shows: `key` of metrics.jsonl, and `validation`, its counterpart there, dotted.
+    """The quantity of one chart: `key` of metrics.jsonl, and its counterpart `validation`, which is drawn dotted.
 
-    A noisy one gets a smoothed curve too.
+    A noisy quantity gets a smoothed curve too.
     """
 
     key: str
@@ -60,7 +58,7 @@ QUANTITIES = (
     Quantity("eval_bleu", "BLEU of validation answers"),
     Quantity("aux_loss", "Router loss", note="before its weight; balanced experts: the number of experts per token"),
     Quantity("grad_norm", "Gradient norm", is_noisy=True),
-    Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # a constant one has no range of its own
+    Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # the range of a constant is empty
     Quantity("tokens_per_second", "Tokens per second", note="all ranks", is_noisy=True),
     Quantity("mfu", "Model FLOPs utilisation", note="share of the GPU's peak", is_noisy=True),
     Quantity("memory_bytes", "Memory, GiB", unit=1024**3, note="peak so far, rank 0"),
@@ -76,30 +74,31 @@ class Gathered:
     """One run. `facts` and `status` are run.json and status.json, empty where they cannot be read.
 
     Args:
-        name: What tells it from the others.
-        curves: Of each key of QUANTITIES what was logged.
+        name: Distinguishes it from the other runs.
+        curves: The logged values of each key of QUANTITIES.
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
-        data: Of each split name, counts, and `what`, `reason`, `samples`, `tokens` of what is not trained whole.
-        attempts: `started`, `resume_step`, `state`, `why` of each earlier one, the first first.
-        recipe: None where recipe.py cannot be read any more.
-        times: Of each part of a step that DeepSpeed has timed, its mean in milliseconds and how often that was.
-        communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of what was sent.
-        profile: What DeepSpeed's flops profiler wrote.
+        data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
+            `reason`, `samples`, `tokens`.
+        attempts: `started`, `resume_step`, `state`, `why` of each earlier attempt, the oldest first.
+        recipe: The values in recipe.json; None if it cannot be read.
+        times: Each part of a step that DeepSpeed has timed, its mean in milliseconds, and the number of times.
+        communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of each message size.
+        profile: The output of DeepSpeed's flops profiler.
     """
 
     name: str
     listed: Listed
-    facts: Facts
-    status: Facts
+    facts: JsonObject
+    status: JsonObject
     curves: Mapping[str, Curve]
-    samples: Sequence[Facts]
-    checkpoints: Sequence[Facts]
-    attempts: Sequence[Facts]
+    samples: Sequence[JsonObject]
+    checkpoints: Sequence[JsonObject]
+    attempts: Sequence[JsonObject]
     warnings: Sequence[str]
-    data: Sequence[tuple[str, Facts, Sequence[Facts]]]
-    recipe: Section | None
+    data: Sequence[tuple[str, JsonObject, Sequence[JsonObject]]]
+    recipe: JsonObject | None
     times: Sequence[tuple[str, float, int]]
-    communication: Sequence[Facts]
+    communication: Sequence[JsonObject]
     profile: str
 
     @cached_property
@@ -110,35 +109,35 @@ class Gathered:
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
     """Read run directories."""
-    found = zip(map(RunDirectory, paths), names(paths), strict=True)
-    return [look(run, name, metrics.curves(run, KEYS)) for run, name in found]
+    named = zip(map(RunDirectory, paths), names(paths), strict=True)
+    return [look(run, name, metrics.curves(run, KEYS)) for run, name in named]
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return how runs are called: by where the path of each differs from the others'."""
+    """Return a name for each run: the part of its path that differs from the others."""
     home = Path(os.path.commonpath([path.parent for path in paths]))
     return [str(path.relative_to(home)) for path in paths]
 
 
-def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[Any]]]:
-    """Return the keys that the recipes hold differently, with each one's value; one run is set against the defaults.
+def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[object]]]:
+    """Return the keys with different values, and the value in each recipe; a single run is compared with the defaults.
 
-    None stands for a recipe that cannot be read, or has no such key.
+    None stands for a recipe that cannot be read, or that has no such key.
     """
-    readable = [run.recipe for run in runs if run.recipe]
+    readable = [Section(run.recipe, {}) for run in runs if run.recipe]
     if len(runs) == 1:
-        readable.insert(0, Section(read_file(catalog.BASE).values, {}))
+        readable.insert(0, Section(_defaults(), {}))
     keys = [one.key for other in readable[1:] for one in differences(readable[0], other)]
-    shown = [dict(leaves(run.recipe.values)) if run.recipe else {} for run in runs]
+    shown = [dict(leaves(run.recipe)) if run.recipe else {} for run in runs]
     if len(runs) == 1:
         shown.insert(0, dict(leaves(readable[0].values)))
-    found = {key: [values.get(key) for values in shown] for key in keys if key.split(".")[0] != _NOT_COMPARED}
-    # A key that one side has not and the other holds as None means the same on both.
-    return [(key, values) for key, values in found.items() if any(value is not None for value in values)]
+    by_key = {key: [values.get(key) for values in shown] for key in keys if key.split(".")[0] != _NOT_COMPARED}
+    # A missing key and a key with the value None mean the same.
+    return [(key, values) for key, values in by_key.items() if any(value is not None for value in values)]
 
 
 def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
-    """Read one run directory, or what there is of it; its curves have been read."""
+    """Read one run directory, which may be incomplete; its curves are passed in."""
     return Gathered(
         name=name,
         listed=listing.look(run.path, name),
@@ -157,14 +156,14 @@ def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
     )
 
 
-def _object(run: RunDirectory, file: Path) -> Facts:
+def _object(run: RunDirectory, file: Path) -> JsonObject:
     try:
         return run.read_json(file)
     except RunDirectoryError:
         return {}
 
 
-def _objects(file: Path) -> Iterator[Facts]:
+def _objects(file: Path) -> Iterator[JsonObject]:
     """Yield the lines of a JSONL file that can be read."""
     with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as stream:
         for line in stream:
@@ -174,7 +173,7 @@ def _objects(file: Path) -> Iterator[Facts]:
                     yield value
 
 
-def _checkpoint(saved: checkpoints.Checkpoint) -> Facts:
+def _checkpoint(saved: checkpoints.Checkpoint) -> JsonObject:
     num_bytes = 0
     with contextlib.suppress(OSError):  # it may be removed while it is looked at
         num_bytes = sum(path.stat().st_size for path in saved.path.rglob("*") if path.is_file())
@@ -185,26 +184,26 @@ def _earlier(run: RunDirectory) -> list[Path]:
     return sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
 
 
-def _attempt(folder: Path) -> Facts:
+def _attempt(folder: Path) -> JsonObject:
     run = RunDirectory(folder)
-    facts, found = _object(run, run.run), listing.look(folder, folder.name)
+    facts, attempt = _object(run, run.run), listing.look(folder, folder.name)
     return {
         "started": facts.get("started"),
         "resume_step": facts.get("resume_step"),
-        "state": found.state,
-        "why": found.why,
+        "state": attempt.state,
+        "why": attempt.why,
     }
 
 
 def _warnings(run: RunDirectory) -> list[str]:
     of_ranks = (str(line.get("warning")) for line in _objects(run.warnings))
-    found = [*map(str, listed(_object(run, run.run), "warnings")), *of_ranks]
-    return list(dict.fromkeys(found))[:_MAX_WARNINGS]
+    warnings = [*map(str, listed(_object(run, run.run), "warnings")), *of_ranks]
+    return list(dict.fromkeys(warnings))[:_MAX_WARNINGS]
 
 
-def _data(run: RunDirectory) -> list[tuple[str, Facts, list[Facts]]]:
-    found = _object(run, run.data)
-    splits = [(name, table(found, name)) for name in found]
+def _data(run: RunDirectory) -> list[tuple[str, JsonObject, list[JsonObject]]]:
+    by_split = _object(run, run.data)
+    splits = [(name, table(by_split, name)) for name in by_split]
     return [
         (name, table(facts, "counts"), [one for one in listed(facts, "changes") if isinstance(one, dict)])
         for name, facts in splits
@@ -212,17 +211,17 @@ def _data(run: RunDirectory) -> list[tuple[str, Facts, list[Facts]]]:
 
 
 def _times(file: Path) -> list[tuple[str, float, int]]:
-    found: dict[str, list[float]] = {}
+    milliseconds: dict[str, list[float]] = {}
     for line in _objects(file):
         for name, value in line.items():
             if isinstance(value, int | float):
-                found.setdefault(name, []).append(value)
-    return [(name, sum(values) / len(values), len(values)) for name, values in found.items()]
+                milliseconds.setdefault(name, []).append(value)
+    return [(name, sum(values) / len(values), len(values)) for name, values in milliseconds.items()]
 
 
-def _communication(run: RunDirectory) -> list[Facts]:
-    *_, found = [{}, *_objects(run.measurements / "communication.jsonl")]
-    sent = [(name, table(table(found, name), size)) for name in found for size in table(found, name)]
+def _communication(run: RunDirectory) -> list[JsonObject]:
+    *_, summary = [{}, *_objects(run.measurements / "communication.jsonl")]
+    sent = [(name, table(table(summary, name), size)) for name in summary for size in table(summary, name)]
     return [{"operation": name, **facts} for name, facts in sent]
 
 
@@ -234,31 +233,32 @@ def _beginning(file: Path) -> str:
         return ""
 
 
-def _recipe(run: RunDirectory) -> Section | None:
-    try:
-        found = loading.load(str(run.recipe))
-    except TunerError:  # written by another version, or changed since
-        return None
-    return Section(found.values, found.origins)
+def _recipe(run: RunDirectory) -> JsonObject | None:
+    return table(read_json_object(run.resolved_recipe), "recipe") or None
 
 
-def table(facts: Mapping[str, Any], key: str) -> Facts:
-    """Return a block of run.json or status.json, empty where there is none."""
+def _defaults() -> JsonObject:
+    """Return the base recipe as recipe.json would hold it: tuples are lists there."""
+    return dict(load_json(dump_json(read_file(catalog.BASE).values)))
+
+
+def table(facts: JsonObject, key: str) -> JsonObject:
+    """Return a block of run.json or status.json, or an empty one if it is missing."""
     value = facts.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def listed(facts: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list of run.json, empty where there is none."""
+def listed(facts: JsonObject, key: str) -> list[object]:
+    """Return a list of run.json, or an empty one if it is missing."""
     value = facts.get(key)
     return value if isinstance(value, list) else []
 
 
-def hardware(facts: Mapping[str, Any]) -> str | None:
+def hardware(facts: JsonObject) -> str | None:
     """Return the machine of a run in a line, as run.json has it, or None."""
-    found = table(facts, "hardware")
-    if not found:
+    machine = table(facts, "hardware")
+    if not machine:
         return None
-    names = [str(gpu.get("name")) for gpu in listed(found, "gpus") if isinstance(gpu, dict)]
+    names = [str(gpu.get("name")) for gpu in listed(machine, "gpus") if isinstance(gpu, dict)]
     kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return kinds or f"CPU, {found.get('num_cpus')} cores"
+    return kinds or f"CPU, {machine.get('num_cpus')} cores"

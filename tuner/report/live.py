@@ -1,7 +1,7 @@
-"""The report, served while runs go on: to this machine alone, and to who knows the token in its address.
+"""Serve the report while runs go on: only to this machine, and only with the token in its address.
 
-A page that is open asks for what is new since what it has. Nothing is written, no file of a run is served as it is,
-and runs that are not there yet, half written or removed again are shown as what there is of them.
+An open page asks for what has changed since its version. Nothing is written, and no file of a run is served as it is.
+Runs that do not exist yet, are half written or were removed are shown with what exists of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socket import socket
 from socketserver import ThreadingTCPServer
-from typing import Any
 from urllib.parse import parse_qs
 
+from tuner.files import JsonObject
 from tuner.report import page
 from tuner.report.curves import Charts
 from tuner.report.gathered import KEYS, Gathered, look, names
@@ -28,14 +29,14 @@ from tuner.runs.metrics import Curves
 
 _ADDRESS = "127.0.0.1"
 _HOSTS = ("127.0.0.1", "localhost")
-"""What a browser may call this machine. A page elsewhere whose own name is made to lead here sends another one."""
+"""Host names that a browser may send. A page of another site that points its name to this machine sends that name."""
 _EVERY_S = 1.0
 _PATIENCE_S = 30.0
 _NOTHING = "default-src 'none'"
 
 
 class Watched:
-    """Some runs, looked at again at most once a second; each look that finds something new has a higher version."""
+    """Some runs, read again at most once a second; each change gets a higher version."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._runs = [_Run(path, name) for path, name in zip(paths, names(paths), strict=True)]
@@ -49,11 +50,11 @@ class Watched:
         """Return the whole page."""
         with self._lock:
             self._look()
-            given = {"version": self._version, "charts": self._charts.since(self._found)}
+            chart_data = {"version": self._version, "charts": self._charts.since(self._found)}
             shown = {name: html for name, (_, html) in self._parts.items()}
-            return page.page(self._found, shown, given, page.policy(is_live=True))
+            return page.page(self._found, shown, chart_data, page.policy(is_live=True))
 
-    def news(self, since: int) -> dict[str, Any]:
+    def news(self, since: int) -> JsonObject:
         """Return what has changed since a version: points of curves, and whole parts of the page by their ids."""
         with self._lock:
             self._look()
@@ -63,18 +64,18 @@ class Watched:
     def _look(self) -> None:
         if self._found and time.monotonic() - self._looked_s < _EVERY_S:
             return
-        found = [run.look() for run in self._runs]
-        if [*map(id, found)] != [*map(id, self._found)]:
-            self._found, self._version = found, self._version + 1
-            self._charts.follow(found, self._version)
-            for name, html in page.parts(found).items():
+        runs = [run.look() for run in self._runs]
+        if [*map(id, runs)] != [*map(id, self._found)]:
+            self._found, self._version = runs, self._version + 1
+            self._charts.follow(runs, self._version)
+            for name, html in page.parts(runs).items():
                 if self._parts.get(name, (0, None))[1] != html:
                     self._parts[name] = self._version, html
         self._looked_s = time.monotonic()  # a look at many runs may take long: the next one waits after its end
 
 
 class _Run:
-    """One run, of which only what is new is read."""
+    """One run; only new lines of its files are read."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._run, self._name = RunDirectory(path), name
@@ -83,10 +84,19 @@ class _Run:
         self._found: Gathered | None = None
 
     def look(self) -> Gathered:
-        """Return what there is of it; the same object as before where nothing can have changed."""
+        """Return the run as it is now; the same object as before if nothing can have changed."""
         self._curves.read()
         run, curves = self._run, self._curves.by_key
-        files = (run.run, run.status, run.recipe, run.data, run.samples, run.warnings, run.checkpoints, run.metrics)
+        files = (
+            run.run,
+            run.status,
+            run.resolved_recipe,
+            run.data,
+            run.samples,
+            run.warnings,
+            run.checkpoints,
+            run.metrics,
+        )
         times = tuple(map(_changed, files))
         # The process of one that runs may be gone, which no file of it says.
         is_known = times == self._times and self._found is not None and self._found.listed.state != "running"
@@ -124,8 +134,8 @@ class Server(ThreadingTCPServer):
         super().__init__((_ADDRESS, port), _Handler)
         self.url = f"http://{_ADDRESS}:{self.server_address[1]}/{self.token}/"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show the traceback of a bug; a browser that left early is none."""
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Show the traceback of a bug; ignore a browser that left early."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -171,5 +181,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing: each line would show the token."""

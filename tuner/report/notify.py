@@ -1,7 +1,7 @@
 """`log.notify`: the user's command, run once when a run is done, failed or was stopped.
 
-It can neither fail the run nor hold it up: it has 30 seconds, and whatever is wrong with it is one line on standard
-error. The recipe was checked before the run started: a command of somebody else's is not there without --allow-code.
+It can neither fail the run nor delay it for more than 30 seconds, and a problem with it is one line on standard error.
+The recipe was checked before the run started: a command in a recipe file needs --allow-code.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import json
 import os
 import shlex
 import signal
-import subprocess  # effect: the user's command, with which a launcher ends a run, and a rank that nobody supervises
+import subprocess  # effect: the user's command, with which a launcher ends a run, and a rank without a supervisor
 import sys
 import tempfile
 import time
-from typing import IO, Any
+from typing import IO
 
+from tuner.files import JsonObject
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
 
 LIMIT_S = 30.0
 _REAP_S = 5.0
-"""A killed process that is in a write of a slow disk ends only when that returns."""
+"""A killed process that is writing to a slow disk ends only when the write returns."""
 _MAX_VARIABLE = 4000
 """Characters. The kernel starts no command with a variable of more than 128 KiB; the JSON holds the whole message."""
 
 
 class Notice:
-    """The command of a run, started with how the run ended; of several ranks that tell at once, only the first one's.
+    """The command of a run, which gets the run's ending; if several ranks end at once, only the first one starts it.
 
     Args:
-        run: Ended, as its status.json says.
-        exit_code: Of the run.
+        run: The run; its status.json says how it ended.
+        exit_code: The run's exit code.
     """
 
     def __init__(self, run: RunDirectory, exit_code: int) -> None:
@@ -44,40 +45,40 @@ class Notice:
             if self._command:
                 self._start(run.ending(exit_code))
         except (OSError, ValueError) as error:  # ValueError: a NUL in a word or in a variable
-            self._say(f"cannot be started: {error}")
+            self._warn(f"cannot be started: {error}")
 
     def wait(self) -> None:
-        """Wait until the command has ended, and kill it where it takes too long."""
+        """Wait until the command has ended, and kill it after the limit."""
         if self._process is None:
             return
         try:
             code = self._process.wait(max(0.0, self._deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._kill()
-            self._say(f"took more than {LIMIT_S:.0f} s and was killed")
+            self._warn(f"took more than {LIMIT_S:.0f} s and was killed")
         except KeyboardInterrupt:
             self._kill()
-            self._say("was interrupted")
+            self._warn("was interrupted")
         else:
             if code:
                 *_, last = ["", *tail(self._log).split("\n")[-2:-1]]
-                self._say(f"failed with exit code {code}{': ' * bool(last)}{last[:200]}")
+                self._warn(f"failed with exit code {code}{': ' * bool(last)}{last[:200]}")
 
-    def _start(self, ended: dict[str, Any]) -> None:
+    def _start(self, ended: JsonObject) -> None:
         with contextlib.ExitStack() as files:
             try:
                 output: IO[bytes] | int = files.enter_context(self._claimed())
             except FileExistsError:  # another rank that failed at the same moment was faster
                 return
-            except OSError:  # the disk is full: that may be what there is to tell
+            except OSError:  # the disk is full: the command may report just that
                 output = subprocess.DEVNULL
             # A file: a pipe would block on a command that does not read.
-            told = files.enter_context(tempfile.TemporaryFile())
-            told.write(json.dumps({"event": "ended", **ended}).encode() + b"\n")
-            told.seek(0)
+            stdin = files.enter_context(tempfile.TemporaryFile())
+            stdin.write(json.dumps({"event": "ended", **ended}).encode() + b"\n")
+            stdin.seek(0)
             self._process = subprocess.Popen(
                 self._command,
-                stdin=told,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **_variables(ended)},  # effect: the command may need a token that is in it
@@ -95,10 +96,10 @@ class Notice:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_REAP_S)
 
-    def _say(self, what: str) -> None:
+    def _warn(self, problem: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
-            line = f"WARNING: the command of log.notify, {shlex.join(self._command)!r}, {what}"
-            print(line, file=sys.stderr)  # effect: nobody else is left to say it
+            line = f"WARNING: the command of log.notify, {shlex.join(self._command)!r}, {problem}"
+            print(line, file=sys.stderr)  # effect: no other process is left to print it
 
 
 def _command(run: RunDirectory) -> tuple[str, ...]:
@@ -110,7 +111,7 @@ def _command(run: RunDirectory) -> tuple[str, ...]:
         return ()
 
 
-def _variables(ended: dict[str, Any]) -> dict[str, str]:
+def _variables(ended: JsonObject) -> dict[str, str]:
     message = str(ended.get("message") or "")[:_MAX_VARIABLE].replace("\0", "")
     return {
         "TUNER_STATE": str(ended.get("state")),

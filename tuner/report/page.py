@@ -1,7 +1,7 @@
 """The report as a page: one HTML file that asks no network, in light and dark, for a desk and for a phone.
 
-What runs hold is text from outside: the templates escape all of it, and the page forbids itself to load anything, and
-to run any script but the two that are in it. `live` serves the same page.
+Text in a run comes from outside: the templates escape all of it. The page's policy forbids it to load anything, and to
+run any script but its own two. `live` serves the same page.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from tuner import __version__
-from tuner.files import write_text
+from tuner.files import JsonObject, write_text
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
 from tuner.runs.directory import resume_command
@@ -28,7 +27,7 @@ from tuner.runs.metrics import Curve
 from tuner.runs.verdict import short_number
 
 MARK = '<meta name="generator" content="tuner">'
-"""Near the beginning of every report: what says so may be written over."""
+"""Near the beginning of every report; only a file with this mark may be overwritten."""
 SECTIONS = (
     "warnings",
     "data",
@@ -73,19 +72,19 @@ def write(paths: Sequence[Path], file: Path) -> None:
 
 
 def render(runs: Sequence[Gathered]) -> str:
-    """Return the page as a file, which needs nothing else."""
+    """Return the page as a self-contained file."""
     charts = Charts()
     charts.follow(runs, 0)
     return page(runs, parts(runs), {"version": 0, "charts": charts.since(runs)}, policy())
 
 
-def page(runs: Sequence[Gathered], shown: Mapping[str, str], given: Mapping[str, Any], allowed: str) -> str:
+def page(runs: Sequence[Gathered], shown: Mapping[str, str], chart_data: JsonObject, allowed: str) -> str:
     """Return the page.
 
     Args:
-        runs: What it is about.
+        runs: The runs it shows.
         shown: Its `parts`.
-        given: What its script draws: `charts`, and the `version` that they are of.
+        chart_data: The data that its script draws: `charts`, and their `version`.
         allowed: Its `policy`.
     """
     text = _template("page.html").render(
@@ -96,7 +95,7 @@ def page(runs: Sequence[Gathered], shown: Mapping[str, str], given: Mapping[str,
         runs=runs,
         parts={name: Markup(html) for name, html in shown.items()},  # noqa: S704 (escaped when they were made)
         sections=SECTIONS,
-        given=given,
+        given=chart_data,
         policy=Markup(allowed),  # noqa: S704 (constants and hashes)
         is_live=_LIVE in allowed,
         uplot=Markup(_script(_UPLOT)),  # noqa: S704 (the library's own script)
@@ -107,7 +106,7 @@ def page(runs: Sequence[Gathered], shown: Mapping[str, str], given: Mapping[str,
 
 
 def parts(runs: Sequence[Gathered]) -> dict[str, str]:
-    """Return the inside of each element of the page that says something of the runs, by its id."""
+    """Return the content of each element of the page that depends on the runs, by its id."""
     differences = recipe_differences(runs)
     module = _template("parts.html").make_module(
         {
@@ -135,7 +134,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
 
 
 def policy(*, is_live: bool = False) -> str:
-    """Return what the page may do: run its two scripts and no other, and ask nobody, or the server that it is from."""
+    """Return what the page may do: run its own two scripts, and if it is live, ask the server that it comes from."""
     scripts = " ".join(f"'sha256-{_hash(text)}'" for text in map(_script, (_UPLOT, _PAGE)))
     alone = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
     return f"{alone}; script-src {scripts}{_LIVE * is_live}"
@@ -165,7 +164,7 @@ def _template(name: str) -> Template:
 
 
 def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
-    """Return keys of a recipe with what is put over their columns: the last word, where no other one ends in it."""
+    """Return keys of a recipe, each with its column title: the last word, if no other key ends in it."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [(key, end if ends.count(end) == 1 else key) for key, end in zip(keys, ends, strict=True)]
 
@@ -175,7 +174,7 @@ def _heading(runs: Sequence[Gathered]) -> str:
 
 
 def _headline(run: Gathered) -> str:
-    """Return in a line what a run has learned; empty for one that has no verdict."""
+    """Return the result of a run in one line; empty without a verdict."""
     verdict, samples = table(run.status, "verdict"), [one for one in run.samples if "is_right" in one]
     outcome, before, after = (verdict.get(key) for key in ("outcome", "before", "after"))
     if not (isinstance(before, int | float) and isinstance(after, int | float)):
@@ -187,23 +186,23 @@ def _headline(run: Gathered) -> str:
 
 
 def _facts(run: Gathered) -> dict[str, str]:
-    """Return what was trained and on what, for the top of the page of one run."""
+    """Return the model's and the machine's facts for the top of the page of one run."""
     facts = run.facts
     weights, versions = run.status.get("num_trained_weights"), table(facts, "versions")
     libraries = [f"{name} {versions[name]}" for name in _LIBRARIES if versions.get(name)]
     precision, batch = table(facts, "precision").get("dtype"), table(facts, "batch").get("global_batch")
-    found = {
+    lines = {
         "trained parameters": f"{weights:,}" if isinstance(weights, int) else None,
         "machine": hardware(facts),
         "DeepSpeed": ", ".join(str(one) for one in (facts.get("deepspeed"), precision) if one),
         "batch size": str(batch) if batch else None,
         "versions": ", ".join(libraries),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in lines.items() if value}
 
 
-def _duration(seconds: Any) -> str:
-    """Return seconds as 45 s, 3 min 20 s or 1 h 06 min; empty for what is no number."""
+def _duration(seconds: object) -> str:
+    """Return seconds as 45 s, 3 min 20 s or 1 h 06 min; empty if it is not a number."""
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
         return ""
     minutes, rest = divmod(round(seconds), 60)
@@ -214,18 +213,18 @@ def _duration(seconds: Any) -> str:
 
 
 def _best(curve: Curve) -> float | None:
-    """Return the lowest validation loss; the one before the first step is none of the run's."""
+    """Return the lowest validation loss after the first step: the loss before it is the base model's."""
     return min((value for step, value in zip(*curve, strict=True) if step), default=None)
 
 
-def _ended_early(status: Mapping[str, Any]) -> bool:
-    """Return whether a run is done with fewer steps than it was to take, which early stopping alone does."""
+def _ended_early(status: JsonObject) -> bool:
+    """Return whether a run ended with fewer steps than planned, which only early stopping does."""
     step, planned = status.get("step"), status.get("max_steps")
     return isinstance(step, int) and isinstance(planned, int) and step < planned
 
 
-def _memory(run: Gathered) -> dict[str, Any]:
-    """Return the estimate of a GPU's memory line by line, and what of it is to be set beside the tensors measured."""
+def _memory(run: Gathered) -> JsonObject:
+    """Return the estimate of a GPU's memory line by line, and the part to compare with the measured tensors."""
     parts = {
         name: size
         for name, size in table(table(run.facts, "fit"), "gpu_bytes").items()
@@ -240,8 +239,8 @@ def _memory(run: Gathered) -> dict[str, Any]:
     }
 
 
-def _machine(facts: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
+def _machine(facts: JsonObject) -> JsonObject:
+    lines = {
         "hardware": hardware(facts),
         "ranks": f"{facts['world_size']} on {facts.get('num_nodes')} node(s)" if "world_size" in facts else None,
         "DeepSpeed": facts.get("deepspeed"),
@@ -251,16 +250,16 @@ def _machine(facts: Mapping[str, Any]) -> dict[str, Any]:
         "platform": facts.get("platform"),
         **table(facts, "versions"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in lines.items() if value is not None}
 
 
 def _size(size: float) -> str:
     return f"{size / _GIB:,.2f} GiB" if size >= _GIB else f"{size * 1024 / _GIB:,.1f} MiB"
 
 
-def _number(value: Any, digits: int = 4) -> str:
+def _number(value: object, digits: int = 4) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, int | float) else ""
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return "" if value is None else str(value) if isinstance(value, str) else repr(value)

@@ -1,1 +1,1 @@
-"""What is done with a run's result: it stands above the worker, whose models and templates it reads."""
+"""Uses a run's result: export, merge, chat, evaluate, serve. It may import the worker's models and templates."""

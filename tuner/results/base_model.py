@@ -1,4 +1,4 @@
-"""The base model of an adapter: where it is, which commit, its weights on this disk, its config.
+"""Finds the base model of an adapter: its place, revision, local folder and config.
 
 It loads no weights.
 """
@@ -6,10 +6,11 @@ It loads no weights.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
+from peft import PeftConfig
+from transformers import PreTrainedConfig
 
 import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner import paths
@@ -22,7 +23,7 @@ _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.m
 
 
 def model_of(path: str, revision: str | None = None, trusted: bool = False) -> Model:
-    """Return the `model` block of a model that no recipe names; nothing else is set, and its values are not checked."""
+    """Return the `model` block for a model without a recipe. Its values are not checked."""
     return Model.model_construct(
         path=path,
         revision=revision,
@@ -37,13 +38,13 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False) -> M
 
 
 def hub_id(model: Model) -> str | None:
-    """Return the id of a model on the hub; None for one in a folder."""
+    """Return the hub id of a model; None if it is in a folder."""
     path = source(model)
     return path if paths.local(path) is None else None
 
 
 def folder_of(base: Model) -> Path:
-    """Return the folder with a base's weights, config and tokenizer; from the hub they are downloaded first.
+    """Return the folder with a base's weights, config and tokenizer; download them first if the base is on the hub.
 
     Raises:
         ModelError: there is no such model.
@@ -57,23 +58,26 @@ def folder_of(base: Model) -> Path:
             raise ModelError(problem, where="the base", fix="Give its current place: --base PATH.")
         return local
     files = [*_FILES, "*.py"] if base.trust_remote_code else [*_FILES]
-    # Folders inside hold the weights once more, in the publisher's own format.
-    patterns: dict[str, Any] = {"allow_patterns": files, "ignore_patterns": ["*/*"]}
+    # Subfolders hold a second copy of the weights in the publisher's own format.
     with explained(path, "the base", "--base"), shown(f"downloading {path}"):
-        return Path(snapshot_download(path, revision=base.revision, tqdm_class=tqdm_class(), **patterns))
+        return Path(
+            snapshot_download(
+                path, revision=base.revision, tqdm_class=tqdm_class(), allow_patterns=files, ignore_patterns=["*/*"]
+            )
+        )
 
 
-def base_of(adapter: Any, recipe: RecipeConfig | None, named_base: str | None, flag: str = "--base") -> Model:
+def base_of(adapter: PeftConfig, recipe: RecipeConfig | None, named_base: str | None, flag: str = "--base") -> Model:
     """Return the base of an adapter.
 
     Args:
         adapter: Its configuration.
-        recipe: Of the run that it comes from, if it comes from one.
-        asked: Where the user says that the base is.
-        flag: What the user says it with.
+        recipe: The recipe of its run, if it comes from one.
+        named_base: The base that the user names.
+        flag: The option for it, for messages.
 
     Raises:
-        ModelError: the user names another model than the one that it was trained on, or nobody names any.
+        ModelError: the user names a base that the adapter was not trained on, or the base is unknown.
     """
     recorded = source(recipe.model) if recipe else adapter.base_model_name_or_path
     revision = adapter.revision or (recipe.model.revision if recipe else None)
@@ -88,11 +92,11 @@ def base_of(adapter: Any, recipe: RecipeConfig | None, named_base: str | None, f
     return model_of(named_base, revision if named_base == recorded else None, trusted)
 
 
-def check_facts(base: str, config: Any, recipe: RecipeConfig | None, flag: str = "--base") -> None:
-    """Check that a base is of the size of the model that was trained: an adapter may fit the layers of a deeper one.
+def check_facts(base: str, config: PreTrainedConfig, recipe: RecipeConfig | None, flag: str = "--base") -> None:
+    """Check that a base has the size of the trained model: an adapter may also fit the layers of a deeper model.
 
     Raises:
-        ModelError: it is not.
+        ModelError: the sizes differ.
     """
     trained, base_facts = recipe.architecture if recipe else None, config.get_text_config()
     for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
@@ -101,11 +105,11 @@ def check_facts(base: str, config: Any, recipe: RecipeConfig | None, flag: str =
             raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Give a copy of its base.")
 
 
-def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) -> Any:
+def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: int) -> PreTrainedConfig:
     """Return the config in a model's folder.
 
     Raises:
-        ModelError: transformers does not know it, or the weights are stored in fewer bits than 16.
+        ModelError: transformers does not know the model, or the weights have fewer than 16 bits.
     """
     with explained(str(folder)):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)

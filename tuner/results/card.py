@@ -6,7 +6,7 @@ It leaves the license to the user, and names no folder of the machine that the m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from huggingface_hub import ModelCard, ModelCardData
 
@@ -29,19 +29,19 @@ _USE = """{imports}
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = {auto}.from_pretrained("{name}", dtype="auto"{head})
 """
-Row = tuple[str, Any]
+Row = tuple[str, object]
 
 
 def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores: bool, needs_tuner: bool) -> ModelCard:
-    """Return the card of what is exported under `name`; facts of the run if it comes from one.
+    """Return the model card of an export, with the facts of its run, if it comes from one.
 
     Args:
-        name: Of the folder, or `OWNER/NAME` on the hub.
+        name: Name of the folder, or `OWNER/NAME` on the hub.
         kind: What is exported.
-        base: Where there is one.
-        saved: Where it comes from.
-        scores: It scores texts and writes none.
-        needs_tuner: transformers alone does not know its architecture.
+        base: The base model, if there is one.
+        saved: The source of the export.
+        scores: The model scores texts and generates none.
+        needs_tuner: transformers does not know its architecture without tuner.
     """
     recipe, run = saved.recipe(), saved.run
     published = hub_id(base) if base else None
@@ -53,7 +53,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
         pipeline_tag="text-classification" if scores else "text-generation",
         tags=["tuner", "trl", "deepspeed", *([recipe.objective.type] if recipe else [])],
     )
-    rows = [("what", _KINDS[kind]), ("base model", _base(base))]
+    rows: list[Row] = [("what", _KINDS[kind]), ("base model", _base(base))]
     rows += [*_method(recipe), *_training(recipe, run, saved.step)] if recipe and run else []
     auto = f"Auto{'Peft' if kind == 'adapter' else ''}ModelFor{'SequenceClassification' if scores else 'CausalLM'}"
     peft = f"from peft import {auto}\nfrom transformers import AutoTokenizer"
@@ -131,5 +131,5 @@ def _datasets(recipe: RecipeConfig | None) -> list[str]:
 
 
 def _last(path: str) -> str:
-    """Return an id on the hub as it is, and of a local path what may be told: its last name."""
+    """Return a hub id unchanged, and only the last part of a local path, which may be private."""
     return path if paths.local(path) is None else path.rstrip("/").rsplit("/", 1)[-1]

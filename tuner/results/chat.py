@@ -1,6 +1,6 @@
-"""A conversation with a loaded model, within its context; the oldest turns give way.
+"""A conversation with a loaded model, within its context length: the oldest turns are dropped if needed.
 
-It prints nothing; whoever asks gets the text as it comes.
+It prints nothing; the caller receives the text while it is generated.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tuner.worker.generation import Answer, Message, OnText, Settings, generate
 
 
 def check_can_answer(spec: ModelSpec, encoder: Encoder) -> None:
-    """Check that a model can be asked.
+    """Check that a model can answer.
 
     Raises:
-        ModelError: it scores answers instead of writing them, or has no chat template.
+        ModelError: it scores answers instead of generating them, or has no chat template.
     """
     if spec.scores:
         problem = f"{spec.description} is a reward model: it scores answers and writes none"
@@ -34,7 +34,7 @@ def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
     """Check that the model's context has room for an answer to a prompt, shape (1, tokens).
 
     Raises:
-        UsageError: it has none.
+        UsageError: the prompt fills the context.
     """
     if spec.context_tokens is not None and ids.shape[1] >= spec.context_tokens:
         problem = f"a prompt has {ids.shape[1]:,} tokens, and the model's context has {spec.context_tokens:,}"
@@ -51,16 +51,16 @@ def begin(
     system: str | None = None,
     seed: int = 42,
 ) -> Chat:
-    """Load what `source` names, and begin a conversation with it.
+    """Load the model that `source` names, and start a conversation.
 
     Args:
-        source: As `spec_of` takes it, and so is the adapter.
-        hardware: Of this machine.
-        settings: How answers are chosen.
-        adapter: A folder with an adapter, on `source` as its base.
-        bits: As `load` takes it.
+        source: As for `spec_of`.
+        hardware: This machine.
+        settings: Sampling settings.
+        adapter: A folder with an adapter for the base `source`.
+        bits: As for `load`.
         system: A system prompt.
-        seed: Of sampling.
+        seed: Seed of the sampling.
 
     Raises:
         TunerError: as `spec_of`, `load` and `Chat`.
@@ -71,10 +71,10 @@ def begin(
 
 
 class Chat:
-    """A conversation with a model. `turns` are the user's and the model's, without the system prompt."""
+    """A conversation with a model. `turns` are the turns of user and model, without the system prompt."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings, system: str | None = None, seed: int = 42) -> None:
-        """Begin a conversation; the same seed and questions give the same answers.
+        """Start a conversation; the same seed and questions give the same answers.
 
         Raises:
             ModelError: as `check_can_answer`.
@@ -86,19 +86,19 @@ class Chat:
 
     @property
     def description(self) -> str:
-        """One line: which model it is with."""
+        """The model, in one line."""
         return self._loaded.description
 
     def __repr__(self) -> str:
         return f"Chat({self.description}, {len(self.turns)} turns)"
 
     def ask(self, text: str, on_text: OnText = lambda _: None, *, interruptible: bool = False) -> Answer:
-        """Return the answer, and hand it on in pieces while it comes.
+        """Return the answer, and pass its pieces to `on_text` while they are generated.
 
         Args:
-            text: What the user says.
-            on_text: Takes the pieces.
-            interruptible: Ctrl-C ends the answer, which is kept as far as it came, and not the program.
+            text: The user's turn.
+            on_text: Is called with each piece.
+            interruptible: Ctrl-C ends the answer, not the program; the part so far is kept.
 
         Raises:
             UsageError: the context has no room for `text`.
@@ -113,7 +113,7 @@ class Chat:
         return replace(reply, num_dropped=num_dropped)
 
     def _fitting(self, turns: list[Message]) -> tuple[torch.Tensor, int]:
-        """Return the prompt, without the oldest turns where the context has no room for them, and their number."""
+        """Return the prompt that fits the context, and how many of the oldest turns were dropped."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         most = self._loaded.spec.context_tokens
         room = None if most is None else most - min(self._settings.max_new_tokens, most // 2)

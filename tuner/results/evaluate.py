@@ -1,4 +1,4 @@
-"""What a model is worth: loss and perplexity on rows, how it judges pairs of answers, what it answers, task scores.
+"""Evaluates a model: loss and perplexity, accuracy on pairs of answers, generated answers, and lm-eval's tasks.
 
 `tuner eval` and `tuner.evaluate` call `evaluate`.
 """
@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, lays_end_to_end
@@ -26,7 +27,7 @@ from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Message
 from tuner.errors import DataError, MachineError, TunerError, UsageError, did_you_mean
-from tuner.files import write_new_text
+from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source
 from tuner.notebook import lines_of, table
@@ -42,29 +43,29 @@ from tuner.worker.trainer_setup import evaluator
 from tuner.worker.trainers import num_trained
 
 _LENGTH = 2048
-"""Tokens of a sample, where neither a recipe nor the model says how many there may be."""
+"""Limit of tokens per sample, if neither a recipe nor the model has one."""
 _JUDGED, _REWARDS = ("eval_loss", "eval_accuracy", "eval_margin"), "eval_rewards/"
 _MAX_SHOWN = 15
-"""Numbers that an evaluation shows of itself."""
+"""How many numbers the text of an evaluation shows."""
 _MOST_NATS = 700.0
-"""Above it, exp(loss) is more than a float holds."""
+"""Above this loss, exp(loss) overflows a float."""
 
 
 class Wanted(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Args:
-        data: The rows. None: the run's validation rows, unless there are tasks and no answers are asked for.
+        data: The rows. None: the run's validation rows, unless only tasks are requested.
         row_format: The shape of a row of `data`. None: detected.
-        split: Of the data set.
-        max_rows: Use the first rows only, also of a task.
-        batch_size: Rows at a time. None: as in validation.
-        num_answers: Prompts to answer.
+        split: Split of the data set.
+        max_rows: Use only the first rows, also of a task.
+        batch_size: Rows per batch. None: as in validation.
+        num_answers: Number of prompts to answer.
         out: A new JSON lines file for the answers.
-        max_new_tokens: Of one answer.
-        tasks: Names of lm-eval's tasks.
+        max_new_tokens: Limit of tokens per answer.
+        tasks: Names of lm-eval tasks.
         num_fewshot: Examples before each question of a task. None: the task's own.
-        apply_chat_template: To the tasks.
+        apply_chat_template: Use the chat template for the tasks.
     """
 
     data: str | None = None
@@ -82,18 +83,18 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What was measured of a model.
+    """The measurements of a model.
 
     Args:
         description: The model in one line.
-        source: What was evaluated.
-        dtype: The type that it computed in.
-        bits: Of each weight.
-        rows: The objective, and what the rows were; empty where only tasks were evaluated.
-        metrics: Of the rows, such as `loss` and `perplexity`.
-        generations: The answers: `prompt`, `right`, `answer` and more of each.
+        source: The model that was evaluated.
+        dtype: The compute type.
+        bits: Bits per weight.
+        rows: The objective and the data sets; empty if only tasks were evaluated.
+        metrics: Metrics on the rows, such as `loss` and `perplexity`.
+        generations: The answers, each with `prompt`, `right`, `answer` and more.
         answers: Metrics of the answers, such as exact match.
-        out: The file that has them too.
+        out: The file with the answers.
         tasks: lm-eval's results by task.
     """
 
@@ -101,16 +102,16 @@ class Evaluation:
     source: str
     dtype: str
     bits: int
-    rows: dict[str, Any] = field(default_factory=dict)
+    rows: JsonObject = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    generations: list[dict[str, Any]] = field(default_factory=list)
+    generations: list[JsonObject] = field(default_factory=list)
     answers: dict[str, float] = field(default_factory=dict)
     out: Path | None = None
-    tasks: dict[str, Any] = field(default_factory=dict)
+    tasks: dict[str, JsonObject] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; the answers themselves are left out."""
-        value: dict[str, Any] = {"source": self.source, "dtype": self.dtype, "bits": self.bits}
+    def to_json(self) -> JsonObject:
+        """Return the measurements as plain values, without the answers."""
+        value: JsonObject = {"source": self.source, "dtype": self.dtype, "bits": self.bits}
         value |= {**self.rows, "metrics": self.metrics} if self.rows else {}
         if self.generations:
             value |= {"generations": str(self.out)} if self.out else {}
@@ -148,15 +149,15 @@ def evaluate(
     bits: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
-    """Measure what is wanted of the model that `source` names.
+    """Evaluate the model that `source` names.
 
     Args:
-        source: As `spec_of` takes it, and so is the adapter.
-        wanted: See there.
-        hardware: Of this machine.
-        adapter: A folder with an adapter, on `source` as its base.
-        bits: As `load` takes it.
-        tell: Gets a line about the rows, before the weights are loaded.
+        source: As for `spec_of`.
+        wanted: What to measure.
+        hardware: This machine.
+        adapter: A folder with an adapter for the base `source`.
+        bits: As for `load`.
+        tell: Is called with a line about the rows, before the weights are loaded.
 
     Raises:
         TunerError: the model, the rows or a task are wrong, or the file for the answers exists.
@@ -192,7 +193,7 @@ def evaluate(
 
 
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
-    """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
+    """Read the rows before the weights are loaded, so that wrong rows are reported early."""
     if facts_of(spec.objective).is_judged and spec.recipe is None:
         problem = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(problem, where="SOURCE", fix="Give the run directory that it comes from.")
@@ -219,12 +220,12 @@ def rows_of(
     split: str | None = None,
     max_rows: int | None = None,
 ) -> Dataset:
-    """Return the rows to judge a model on: the user's, or the validation rows of the run that it comes from.
+    """Return the rows to evaluate on: the user's, or the validation rows of the model's run.
 
-    None: as the recipe, or a data set, says.
+    None means the value of the recipe or of the data set.
 
     Raises:
-        UsageError: the user names none, and there are none.
+        UsageError: the user names no rows, and the run has no validation rows.
     """
     recipe = spec.recipe
     if data is not None:
@@ -241,10 +242,10 @@ def rows_of(
 
 
 def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict[str, float]:
-    """Return the loss in nats, the mean over all trained tokens as in training's validation, and its exponential.
+    """Return the loss in nats (the mean over all trained tokens, as in validation) and the perplexity.
 
     Raises:
-        TunerError: the loss is no number.
+        TunerError: the loss is not a finite number.
     """
     pad_id, end_to_end = loaded.encoder.pad_id, lays_end_to_end(loaded.model)
     collate = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), takes_mask(loaded.model))
@@ -261,7 +262,7 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
 
 
 def _nats(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> float:
-    """Return the sum over trained tokens; the model's own loss may have a mixture of experts' load balancing in it."""
+    """Return the summed loss of the trained tokens; the model's own loss may include the load balancing of experts."""
     logits_TV, labels_T = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten().to(logits_BTV.device)
     is_trained_T = labels_T != IGNORED
     return float(F.cross_entropy(logits_TV[is_trained_T].float(), labels_T[is_trained_T], reduction="sum"))
@@ -277,14 +278,14 @@ def _finite(loss: float, loaded: LoadedModel) -> float:
 def judged(
     loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, batch_size: int, hardware: Hardware
 ) -> dict[str, float]:
-    """Return what TRL's trainer of the recipe's objective measures on pairs or judged answers, by TRL's names.
+    """Return the metrics of TRL's trainer for the recipe's objective on pairs or rated answers, with TRL's names.
 
-    `rewards/accuracies` (`accuracy` of a reward model) is the part of the pairs whose chosen answer it prefers. Each is
-    a mean over rows; to kto's loss, which sets answers against others of their batch, the size of a batch matters.
+    `rewards/accuracies` (`accuracy` of a reward model) is the share of pairs in which the model prefers the chosen
+    answer. Each metric is a mean over rows. KTO compares answers within a batch, so its loss depends on the batch size.
 
     Raises:
-        TunerError: the loss is no number.
-        ModelError, MachineError: the model that it is compared with cannot be loaded.
+        TunerError: the loss is not a finite number.
+        ModelError, MachineError: the reference model cannot be loaded.
     """
     models = (loaded.model, _reference(loaded, config, hardware))
     with tempfile.TemporaryDirectory() as folder:
@@ -295,20 +296,20 @@ def judged(
     return {name.removeprefix("eval_"): metrics[name] for name in names}
 
 
-def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) -> Any | None:
-    """Return the model that training began with; of an adapter that is its base, the adapter switched off."""
+def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) -> PreTrainedModel | None:
+    """Return the reference model: the model before training. TRL needs none for an adapter, which it switches off."""
     if loaded.spec.adapter or not config.objective.facts.has_reference:
         return None
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
 def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -> list[list[Message]]:
-    """Return `count` conversations that end in a right answer, or all that there are; the model can be asked each.
+    """Return up to `count` conversations that end with the right answer, after checking that each prompt fits.
 
     Raises:
-        DataError: the data set or a row of it is wrong, it asks nothing, or the chat template refuses it.
+        DataError: the data set or a row of it is wrong or has no prompt, or the chat template rejects it.
         UsageError: a prompt is longer than the context.
-        ModelError: the model cannot be asked.
+        ModelError: the model cannot answer.
     """
     check_can_answer(spec, encoder)
     conversations = prompts(dataset, count, spec.objective)
@@ -319,8 +320,8 @@ def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -
     return conversations
 
 
-def generations(loaded: LoadedModel, conversations: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
-    """Return the model's answers to what `questions` returned, beside the right ones."""
+def generations(loaded: LoadedModel, conversations: list[list[Message]], settings: Settings) -> list[JsonObject]:
+    """Return the model's answers to the conversations of `questions`, each with the right answer."""
     rows = []
     for *prompt, right in conversations:
         reply = answer(loaded, loaded.encoder.prompt(prompt), settings)
@@ -330,11 +331,11 @@ def generations(loaded: LoadedModel, conversations: list[list[Message]], setting
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
-    """Check that lm-eval is here and has every task, before a model is loaded.
+    """Check, before a model is loaded, that lm-eval is installed and has every task.
 
     Raises:
-        MachineError: it is not here.
-        UsageError: no such task.
+        MachineError: lm-eval is not installed.
+        UsageError: there is no such task.
     """
     if find_spec("lm_eval") is None:
         fix = "Install it: pip install 'tuner-deepspeed[eval]', or pip install lm-eval."
@@ -348,11 +349,13 @@ def check_tasks(tasks: Sequence[str]) -> None:
             raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)
 
 
-def task_scores(loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **options: Any) -> dict[str, Any]:
-    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names.
+def task_scores(
+    loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **options: int | bool | None
+) -> dict[str, JsonObject]:
+    """Return lm-eval's results by task: metrics and standard errors, with lm-eval's names and defaults.
 
     Args:
-        options: As lm-eval's own command line takes them: num_fewshot, apply_chat_template, limit.
+        options: As for lm-eval's command line: num_fewshot, apply_chat_template, limit.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -367,5 +370,7 @@ def task_scores(loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **op
     )
     assert done is not None, "this process is rank 0"
     # numpy's numbers, and NaN where a task has too few rows for an error
-    results: dict[str, Any] = json.loads(json.dumps(done["results"], default=float), parse_constant=lambda _: None)
+    results: dict[str, JsonObject] = json.loads(
+        json.dumps(done["results"], default=float), parse_constant=lambda _: None
+    )
     return results

@@ -1,6 +1,6 @@
-"""A run's result as a user publishes it: weights, config, tokenizer, card, and a manifest of every tensor.
+"""Exports a run's result for publishing: weights, config, tokenizer, model card, and a manifest of every tensor.
 
-It is written beside its destination and renamed at the end: on any failure the destination is untouched.
+The export is written next to its destination and renamed at the end, so a failure leaves the destination unchanged.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers
 from huggingface_hub import ModelCard
-from transformers import CONFIG_MAPPING, LlamaConfig
+from peft import PeftConfig
+from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tuner import paths
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, TunerError, UsageError
-from tuner.files import disk_errors, write_json
+from tuner.files import JsonObject, disk_errors, write_json
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.load import DTYPES, explained, is_scorer, load_weights, source
@@ -42,7 +43,7 @@ from tuner.runs import checkpoints
 from tuner.worker.generation import stop_where_answers_end
 
 _BESIDES_BYTES = 64 * 1024**2
-"""A tokenizer and the small files; the largest published tokenizer.json has 33 MB."""
+"""Space for the tokenizer and small files; the largest published tokenizer.json has 33 MB."""
 _ONE_FILE_BYTES = 2**62
 """PEFT reads an adapter from one file."""
 _ROOM = "Free space or choose another DEST."
@@ -50,54 +51,54 @@ _ROOM = "Free space or choose another DEST."
 
 @dataclass(frozen=True)
 class Options:
-    """What an export is to be."""
+    """How to export."""
 
     merge: bool = False
     dtype: str | None = None
     max_shard_bytes: int = 5 * 10**9
     base: str | None = None
     layout: Literal["published", "llama", "gguf"] = "published"
-    """`gguf`: what llama.cpp's converter reads, so InternLM as Llama."""
+    """`gguf` first writes a model that llama.cpp's converter can read, so InternLM as Llama."""
     name: str | None = None
-    """What its card loads it by, an id on the hub; the folder's name where there is none."""
+    """Hub id in the card's example code. None: the folder's name."""
 
-    def as_llama(self, config: Any) -> bool:
-        """Return whether a model of this config goes out under Llama's names."""
+    def as_llama(self, config: PreTrainedConfig) -> bool:
+        """Return whether a model with this config is exported with Llama's names."""
         return self.layout == "llama" or (self.layout == "gguf" and _known_to_tuner_alone(config.model_type))
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Facts about a finished export."""
 
     kind: Kind
     num_tensors: int
     num_bytes: int
     num_files: int
     private_base: str | None
-    """The folder of an adapter's base, which others have not."""
+    """Folder of an adapter's base that is not on the hub."""
     needs_tuner: bool
-    """transformers alone does not know its architecture, or that of its base."""
+    """transformers does not know its architecture, or its base's, without tuner."""
     compared: str | None = None
-    """What was compared of a merged model and the adapter that it is made of."""
+    """Result of the comparison of a merged model with its adapter, as a sentence."""
     modelfile: Path | None = None
-    """Beside a GGUF, what Ollama reads."""
+    """The file for Ollama next to a GGUF."""
 
 
 @dataclass(frozen=True)
 class _Content:
-    """Everything of an export but its card."""
+    """Everything in an export except its card."""
 
     kind: Kind
     pieces: list[Piece]
-    config: Any
-    """Of the model, or of the adapter."""
-    tokenizer: Any
-    generation: Any
+    config: PreTrainedConfig | PeftConfig
+    """Config of the model or of the adapter."""
+    tokenizer: PreTrainedTokenizerBase | None
+    generation: transformers.GenerationConfig | None
     base: Model | None
     scores: bool
     model_type: str | None
-    """Of the model, or of the adapter's base, where it is known."""
+    """Model type of the model or of the adapter's base, if known."""
 
     @property
     def needs_tuner(self) -> bool:
@@ -111,20 +112,20 @@ def _known_to_tuner_alone(model_type: str | None) -> bool:
 def export(
     saved: SavedModel, dest: Path, options: Options, environ: Mapping[str, str] = MappingProxyType({})
 ) -> Exported:
-    """Write `saved` to `dest`, which must not exist or be empty.
+    """Write `saved` to the folder `dest`, which must not exist or must be empty.
 
     Args:
-        saved: What `saved.find` found.
+        saved: Result of `saved.find`.
         dest: The folder.
-        options: In which layout, and the rest.
-        environ: Where llama.cpp is (LLAMA_CPP, PATH), for the layout `gguf`.
+        options: Layout and other options.
+        environ: Environment variables that name llama.cpp (LLAMA_CPP, PATH), for the layout `gguf`.
 
     Raises:
-        UsageError: the options do not fit what is exported, or something is at `dest`.
+        UsageError: the options do not fit the model, or `dest` is not empty.
         ModelError: weights are missing or damaged, or the adapter does not fit its base.
-        MachineError: the base is on the hub and the hub cannot be reached, or llama.cpp's converter is not here.
-        DiskError: `dest` cannot be written, or there is no room for it.
-        TunerError: a merged model does not say what the adapter on its base says, or llama.cpp does not know the model.
+        MachineError: the hub with the base cannot be reached, or llama.cpp's converter is not installed.
+        DiskError: `dest` cannot be written, or the disk is too full.
+        TunerError: a merged model has other logits than the adapter on its base, or llama.cpp does not know the model.
     """
     check_dest(dest)
     if options.layout == "gguf":
@@ -133,7 +134,7 @@ def export(
 
 
 def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) -> Exported:
-    """Write a whole model first, an adapter merged into its base, and have it converted."""
+    """Write a whole model first, with an adapter merged into its base, and convert it."""
     with disk_errors(dest, _ROOM):
         dest.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
@@ -173,7 +174,7 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
     return Exported(content.kind, len(tensors), needed, len(files), private, content.needs_tuner, compared)
 
 
-def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, dict[str, Any]]) -> str | None:
+def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, JsonObject]) -> str | None:
     if content.kind != "merged" or content.base is None:
         return None
     number = sum(math.prod(entry["shape"]) for entry in tensors.values())
@@ -200,7 +201,7 @@ def _content(saved: SavedModel, options: Options) -> _Content:
     tokenizer = _tokenizer((saved.folder,))
     scores = adapter.task_type == "SEQ_CLS"
     generation = _generation((saved.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
-    # A folder that the user names may hold the base as Llama.
+    # A base folder that the user names may be in Llama's layout.
     facts = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
     stored = Stored(saved.folder, STEM)
     pieces, model_type = [stored.piece(name) for name in stored.shapes], facts.model_type if facts else None
@@ -224,7 +225,7 @@ def _whole(saved: SavedModel, options: Options) -> _Content:
     return _as_asked(content, model, options)
 
 
-def _merged(saved: SavedModel, options: Options, adapter: Any, base: Model) -> _Content:
+def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Model) -> _Content:
     folder, scores = folder_of(base), adapter.task_type == "SEQ_CLS"
     trusted = base.trust_remote_code
     config = read_model_config(folder, trust_remote_code=trusted, **({"num_labels": 1} if scores else {}))
@@ -250,7 +251,7 @@ def _never(name: str, _: torch.Tensor | None) -> torch.Tensor:
     raise AssertionError(f"nothing changes {name}")
 
 
-def _as_asked(content: _Content, model: Any, options: Options) -> _Content:
+def _as_asked(content: _Content, model: PreTrainedModel, options: Options) -> _Content:
     if options.dtype:
         content.config.dtype = DTYPES[options.dtype]
     if not options.as_llama(content.config):
@@ -259,16 +260,16 @@ def _as_asked(content: _Content, model: Any, options: Options) -> _Content:
     return replace(content, config=llama, model_type=llama.model_type)
 
 
-def _llama(config: Any, architecture: str) -> LlamaConfig:
-    """Return the config of a model that is Llama under another name, as Llama's.
+def _llama(config: PreTrainedConfig, architecture: str) -> LlamaConfig:
+    """Return the config of a model with Llama's architecture as a `LlamaConfig`.
 
     Raises:
-        UsageError: it is another model.
+        UsageError: the model has another architecture.
     """
     if not isinstance(config, LlamaConfig):
         problem = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
         raise UsageError(problem, where="--as", fix="Remove --as.")
-    facts = LlamaConfig.to_dict(config)  # not its own to_dict, which adds the publisher's keys
+    facts = LlamaConfig.to_dict(config)  # its own to_dict would add the publisher's keys
     facts.pop("model_type")
     llama: LlamaConfig = LlamaConfig.from_dict(facts)
     llama.architectures = [f"Llama{architecture[architecture.index('For') :]}"]
@@ -287,14 +288,14 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
 
 
 def _tokenizer_of_no_model(file: Path) -> None:
-    # tokenizer.json says it all; only tuner knows the class that InternLM's was read with.
+    # tokenizer.json is complete; InternLM's tokenizer class exists only in tuner.
     facts = json.loads(file.read_text(encoding="utf-8"))
     if facts["tokenizer_class"].startswith("InternLM"):
         write_json(file, facts | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def _tokenizer(folders: Iterable[Path]) -> Any | None:
-    """Return the tokenizer in the first folder that has one, with a chat template that every reader knows."""
+def _tokenizer(folders: Iterable[Path]) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of the first folder that has one, with a chat template without training marks."""
     folder = next((one for one in folders if (one / "tokenizer_config.json").is_file()), None)
     if folder is None:
         return None
@@ -305,8 +306,10 @@ def _tokenizer(folders: Iterable[Path]) -> Any | None:
     return tokenizer
 
 
-def _generation(folders: Iterable[Path], tokenizer: Any) -> transformers.GenerationConfig | None:
-    """Return how the model generates: as in the first folder that says it, and it stops where its answers end."""
+def _generation(
+    folders: Iterable[Path], tokenizer: PreTrainedTokenizerBase | None
+) -> transformers.GenerationConfig | None:
+    """Return the generation config of the first folder that has one, with the stop tokens of the answers."""
     folder = next((one for one in folders if (one / "generation_config.json").is_file()), None)
     if folder:
         with explained(str(folder)):
@@ -324,19 +327,22 @@ def _generation(folders: Iterable[Path], tokenizer: Any) -> transformers.Generat
 NUM_TOKENS = 16
 _BYTES = 4
 _BESIDES = 1.25
-"""Of the weights' bytes: activations, and a layer that is loaded beside the model."""
+"""Factor on the bytes of the weights, for activations and one layer that is loaded besides the model."""
 _MOST = {torch.float32: 1e-3}
 _MOST_ROUNDED = 0.1
-"""The root mean square of the difference over that of the logits, by the weights' type; 16 bits round each weight."""
+"""Limit of the difference of the logits, relative to their root mean square; 16 bits round each weight."""
 
 
 def compare_merged(
     draft: Path, adapter: Path, base: Model, num_parameters: int, dtype: torch.dtype, *, scores: bool
 ) -> str:
-    """Return what was compared, as one sentence: nothing, where the host's memory has no room for the model.
+    """Compare the logits of a merged model with those of the adapter on its base, in fp32 on the host.
+
+    Returns:
+        The result as one sentence. Nothing is compared if the host has too little free memory.
 
     Raises:
-        TunerError: the merged model says something else.
+        TunerError: the logits differ.
     """
     needed, free = int(_BYTES * _BESIDES * num_parameters), available_host_bytes()
     if free is not None and needed > free:
@@ -358,7 +364,7 @@ def compare_merged(
     )
 
 
-def _logits(model: Any) -> torch.Tensor:
+def _logits(model: PreTrainedModel) -> torch.Tensor:
     rows = model.get_input_embeddings().weight.shape[0]
     ids = torch.linspace(0, rows - 1, NUM_TOKENS).long()[None]
     with torch.inference_mode():

@@ -1,6 +1,7 @@
-"""A whole model as GGUF, for llama.cpp and Ollama: llama.cpp's own converter is run on it.
+"""Converts a whole model to GGUF for llama.cpp and Ollama with llama.cpp's converter, and writes a Modelfile.
 
-It knows nothing of the format: the converter does.
+Ollama needs the chat template as a Go template; the model has a Jinja template. The Go template is written only if it
+renders every test conversation to the same text.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import transformers
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from tuner.data.text_encoder import prompt_text
 from tuner.errors import DataError, MachineError, TunerError
@@ -31,10 +32,10 @@ _OUTTYPES = {None: "auto", "bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
 def converter(environ: Mapping[str, str]) -> Path:
-    """Return llama.cpp's converter: the one in the folder LLAMA_CPP, else on PATH, else of the extra `gguf`.
+    """Return llama.cpp's converter: from the folder LLAMA_CPP, else from PATH, else from the extra `gguf`.
 
     Raises:
-        MachineError: it is not there.
+        MachineError: there is no converter.
     """
     folder = environ.get("LLAMA_CPP")
     path = Path(folder) / SCRIPT if folder else shutil.which(SCRIPT, path=environ.get("PATH")) or _installed()
@@ -58,13 +59,13 @@ def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
     """Write the model in the folder `whole` to the new folder `dest` as DEST.gguf and a Modelfile.
 
     Args:
-        script: What `converter` returned.
-        whole: A whole model and its tokenizer; the folder's name goes into the file.
+        script: Result of `converter`.
+        whole: A whole model and its tokenizer; the GGUF holds the folder's name.
         dest: A folder that does not exist.
-        dtype: bf16, fp16 or fp32. None: as the weights are.
+        dtype: bf16, fp16 or fp32. None: the type of the weights.
 
     Returns:
-        The bytes of the GGUF.
+        Size of the GGUF in bytes.
 
     Raises:
         TunerError: the converter does not know the model.
@@ -82,8 +83,8 @@ def _modelfile(whole: Path, weights: str) -> str:
     has_generation = (whole / "generation_config.json").is_file()
     generation = transformers.GenerationConfig.from_pretrained(whole) if has_generation else None
     if tokenizer and tokenizer.chat_template:
-        # A template that writes the beginning itself was trained so, and llama.cpp would write a second one; one that
-        # does not was trained without.
+        # If the template writes the BOS token itself, llama.cpp would write a second one. If it does not, the model was
+        # trained without it.
         file = whole / "tokenizer_config.json"
         write_json(file, json.loads(file.read_text(encoding="utf-8")) | {"add_bos_token": writes_bos(tokenizer)})
     config = transformers.AutoConfig.from_pretrained(whole).get_text_config()
@@ -102,7 +103,7 @@ def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
 
 
 _MOST_CONTEXT = 8192
-"""Ollama sets memory aside for all of num_ctx; whoever wants more of the model's context writes more."""
+"""Ollama reserves memory for all of num_ctx; users can set a larger value."""
 _PARAMETERS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -110,7 +111,7 @@ _PARAMETERS = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-"""Names in transformers' generation config, and Ollama's."""
+"""Name in transformers' generation config -> name in a Modelfile."""
 _NO_TEMPLATE = """\
 # The chat template cannot be translated for Ollama. The GGUF holds it; if Ollama does not recognize it,
 # add TEMPLATE: https://docs.ollama.com/modelfile#template"""
@@ -127,14 +128,19 @@ _TALKS = (_TURNS[:1], _TURNS[:3], _TURNS)
 Talk = list[dict[str, str]]
 
 
-def modelfile(weights: str, tokenizer: Any, generation: Any, context_tokens: int | None) -> str:
+def modelfile(
+    weights: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    generation: GenerationConfig | None,
+    context_tokens: int | None,
+) -> str:
     """Return a Modelfile.
 
     Args:
-        weights: The name of the GGUF file beside it.
-        tokenizer: Of the model, or None.
+        weights: Name of the GGUF file next to it.
+        tokenizer: The model's tokenizer, or None.
         generation: The model's generation config, or None.
-        context_tokens: The most of a prompt with its answer, or None where the model does not say it.
+        context_tokens: The model's context length, or None if it is unknown.
     """
     lines = [f"FROM ./{weights}"]
     if tokenizer and tokenizer.chat_template:
@@ -152,10 +158,10 @@ def modelfile(weights: str, tokenizer: Any, generation: Any, context_tokens: int
 
 @dataclass(frozen=True)
 class GoTemplate:
-    """What is written before a conversation without a system prompt, and around the turns of each role.
+    """The text before a conversation without a system prompt (`head`), and around the turns of each role (`around`).
 
-    After the user's turn stands what asks for the answer.
-    `system_opens_turn`: a system prompt is the beginning of the user's first turn, as Gemma and Llama 2 have it.
+    The text after a user's turn includes the start of the answer.
+    `system_opens_turn`: the system prompt is part of the user's first turn, as for Gemma and Llama 2.
     """
 
     head: str
@@ -163,7 +169,7 @@ class GoTemplate:
     system_opens_turn: bool = False
 
     def render(self, talk: Talk) -> str:
-        """Return what Ollama makes of a conversation that ends with the user's turn."""
+        """Return the text that Ollama renders for a conversation that ends with the user's turn."""
         has_system = talk[0]["role"] == "system"
         text = "" if has_system else self.head
         for number, message in enumerate(talk):
@@ -173,7 +179,7 @@ class GoTemplate:
         return text
 
     def text(self) -> str:
-        """Return the template in Ollama's words."""
+        """Return the template in Go's syntax."""
         before = {role: _said(before) for role, (before, _) in self.around.items()}
         if self.system_opens_turn:
             before["user"] = f"{{{{ if not (and $.System (eq $number 1)) }}}}{before['user']}{{{{ end }}}}"
@@ -190,10 +196,10 @@ def _said(text: str) -> str:
     return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
 
 
-def go_template(tokenizer: Any) -> GoTemplate | None:
-    """Return the chat template as Ollama's, without the token of the beginning, which llama.cpp adds.
+def go_template(tokenizer: PreTrainedTokenizerBase) -> GoTemplate | None:
+    """Return the chat template as a Go template, without the BOS token, which llama.cpp adds.
 
-    None where the template is not made of pieces around turns.
+    None if the template is more than fixed text around turns.
     """
     texts = [_without_bos(prompt_text(tokenizer, talk), tokenizer) for talk in _TALKS]
     ended = prompt_text(tokenizer, _TURNS[:2], asks=False)
@@ -202,7 +208,7 @@ def go_template(tokenizer: Any) -> GoTemplate | None:
     before_user = to_user.removeprefix(after_answer)
     around = {"user": (before_user, asks), "assistant": (to_answer.removeprefix(asks), after_answer)}
     talks, opens = [*_TALKS], False
-    with suppress(DataError):  # some templates refuse a system prompt
+    with suppress(DataError):  # some templates reject a system prompt
         with_system = [[_SYSTEM, *talk] for talk in _TALKS]
         texts += [_without_bos(prompt_text(tokenizer, talk), tokenizer) for talk in with_system]
         talks += with_system
@@ -213,22 +219,22 @@ def go_template(tokenizer: Any) -> GoTemplate | None:
     return template if all(template.render(talk) == text for talk, text in zip(talks, texts, strict=True)) else None
 
 
-def writes_bos(tokenizer: Any) -> bool:
-    """Return whether the chat template writes the token of the beginning, which llama.cpp can add instead."""
+def writes_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template writes the BOS token, which llama.cpp can add instead."""
     return bool(tokenizer.bos_token) and prompt_text(tokenizer, _TURNS[:1]).startswith(tokenizer.bos_token)
 
 
-def _without_bos(text: str, tokenizer: Any) -> str:
+def _without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text.removeprefix(tokenizer.bos_token) if tokenizer.bos_token else text
 
 
-def _stops(tokenizer: Any, generation: Any) -> list[str]:
+def _stops(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig) -> list[str]:
     ends = generation.eos_token_id
     ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
     return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
 
-def _sampling(generation: Any) -> list[str]:
+def _sampling(generation: GenerationConfig) -> list[str]:
     if generation.do_sample is False:
         return ["PARAMETER temperature 0"]
     values = {ollamas: getattr(generation, name) for name, ollamas in _PARAMETERS.items()}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -27,14 +27,14 @@ from tuner.models.compat import keep_conversions
 from tuner.results.tensors import Piece, Stored, Tensors
 
 Change = Callable[[str, torch.Tensor | None], torch.Tensor]
-"""From the name of one of the loaded model's tensors, and the base's where it has it, the new tensor."""
+"""Takes the name of a tensor of the loaded model, and the base's tensor if it has one; returns the new tensor."""
 
 
-def empty_model(config: Any, *, scores: bool, trust_remote_code: bool = False) -> Any:
-    """Return the model of a config without weights: one that answers, or one that scores texts.
+def empty_model(config: PreTrainedConfig, *, scores: bool, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return a model without weights for a config: a language model, or a model that scores texts.
 
     Raises:
-        ModelError: transformers cannot build it.
+        ModelError: transformers cannot build the model.
     """
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     try:
@@ -46,19 +46,19 @@ def empty_model(config: Any, *, scores: bool, trust_remote_code: bool = False) -
 
 @dataclass(frozen=True)
 class _Unit:
-    """Published tensors that become loaded ones together: one renamed, or some through a converter."""
+    """Published tensors that are loaded together: one tensor that is renamed, or several that a converter changes."""
 
     published: tuple[str, ...]
     loaded: tuple[str, ...]
-    converter: Any = None
+    converter: WeightConverter | None = None
     patterns: tuple[str, ...] = ()
 
 
 class Layout:
-    """How a published model's tensors become those of the loaded one."""
+    """How the tensors of a published model map to those of the loaded model."""
 
-    def __init__(self, model: Any, stored: Stored, *, scores: bool) -> None:
-        """Match the tensors of `stored` with those of `model`, which has no adapter and, if it `scores`, a new head."""
+    def __init__(self, model: PreTrainedModel, stored: Stored, *, scores: bool) -> None:
+        """Match the tensors of `stored` with those of `model`, without an adapter; if it `scores`, its head is new."""
         self._model, self._stored, self._scores = model, stored, scores
         self._expected: Tensors = model.state_dict()
         self._tied: dict[str, str] = model.all_tied_weights_keys
@@ -79,7 +79,7 @@ class Layout:
                 yield _Unit((name,), (loaded,))
             else:
                 together.setdefault(loaded, []).append((name, pattern))
-        # As from_pretrained leaves it: what these names did not need is not reverted either.
+        # As after from_pretrained: only conversions that were used are reverted when saving.
         keep_conversions(self._model, [one for one in conversions if one.was_used()])
         for loaded, sources in together.items():
             names, patterns = zip(*sources, strict=True)
@@ -87,7 +87,7 @@ class Layout:
             yield _Unit(names, tuple(self._loaded(unit, self._stored.shapes)), unit.converter, patterns)
 
     def _loaded(self, unit: _Unit, published: Tensors) -> Tensors:
-        """Return the loaded model's tensors of a unit."""
+        """Return the tensors of the loaded model for a unit."""
         if unit.converter is None:
             return {unit.loaded[0]: published[unit.published[0]]}
         converter = deepcopy(unit.converter)
@@ -97,10 +97,10 @@ class Layout:
         return {name: one[0] if isinstance(one, list) else one for name, one in converted.items()}
 
     def check(self, replaced: set[str]) -> None:
-        """Check that the model is whole; `replaced` are tensors that need not be there.
+        """Check that the model is complete; tensors in `replaced` may be missing.
 
         Raises:
-            ModelError: a tensor is missing, or has another shape than its config.json says.
+            ModelError: a tensor is missing, or its shape differs from config.json.
         """
         lacking = sorted(self._expected.keys() - self._at.keys() - self._tied.keys() - replaced)
         if lacking:
@@ -113,19 +113,19 @@ class Layout:
                     raise ModelError(f"{name} has the shape {shapes}", fix="Use the complete model.")
 
     def ties(self, changed: set[str]) -> bool:
-        """Return whether weights that the model ties stay the same when the tensors in `changed` become others."""
+        """Return whether tied weights stay equal when the tensors in `changed` change."""
         return not changed & (self._tied.keys() | set(self._tied.values()))
 
     def pieces(self, changed: set[str], change: Change, *, published: bool) -> Iterator[Piece]:
-        """Yield the whole model: names and fusing of the publisher, or the loaded model's own.
+        """Yield the whole model, in the publisher's layout or in that of the loaded model.
 
         Args:
-            changed: The names of those of the loaded model's tensors that `change` makes.
-            change: Makes them. The base has none where it is a new head; of one on 'meta' it makes the shape alone.
-            published: Whose layout to write.
+            changed: Names of the tensors of the loaded model that `change` computes.
+            change: Computes a tensor. A new head has no base tensor; for a tensor on 'meta' it returns only the shape.
+            published: Write the publisher's layout, not the loaded model's.
         """
         for unit in self._units:
-            # The head of the language model that one which scores was made of is left out.
+            # A model that scores does not use the head of the language model that it was made from.
             if not self._scores or self._expected.keys() & set(unit.loaded):
                 yield from self._of_unit(unit, changed, change, published)
         tied = {name for name, other in self._tied.items() if {name, other} & changed}
@@ -149,7 +149,7 @@ class Layout:
         yield Piece(shapes, lambda: make(self._stored.load, change))
 
     def _beside(self, name: str, changed: set[str], change: Change, published: bool) -> Piece:
-        """Return a tensor that the published model has not: a new head, or one of two that were tied."""
+        """Return a tensor that the published model does not have: a new head, or one of two tied tensors."""
         unit = self._at.get(self._tied.get(name, ""))
 
         def make(load: Callable[[str], torch.Tensor], change: Change) -> Tensors:

@@ -1,6 +1,6 @@
-"""What is asked or judged: a run's result or checkpoint, a model, or an adapter on a base; and how it is loaded.
+"""Loads a model to chat with, evaluate or serve: a run's result or checkpoint, a model, or an adapter on a base.
 
-It generates and measures nothing.
+It generates no text and measures nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tuner import assets, paths
 from tuner.data.encoder import Encoder
@@ -43,10 +43,10 @@ _CARD = "generation_config.json"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Weights that are here or on the hub, the adapter on them, and the recipe that made them, where there is one.
+    """Weights on this disk or the hub, the adapter on them, and the recipe that trained them, if there is one.
 
-    `model` is the base of an adapter; `path` is what `from_pretrained` takes for it. `scores`: it gives a score to an
-    answer and writes none. `context_tokens`: the most of a prompt with its answer; None where nothing says it.
+    `model`: the model, or the base of an adapter; `path`: its argument for `from_pretrained`. `scores`: it scores
+    answers and generates none. `context_tokens`: the context length; None if it is unknown.
     """
 
     description: str
@@ -59,7 +59,7 @@ class ModelSpec:
 
     @property
     def objective(self) -> str:
-        """What it was trained for, as far as that can be known of a model that comes from no run."""
+        """The objective of its training; a guess for a model without a run."""
         if self.recipe:
             return self.recipe.objective.type
         facts = ((name, block.facts) for name, block in OBJECTIVES.items())
@@ -68,28 +68,28 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to be asked, its encoder, and how it was loaded: compute type and bits."""
+    """A loaded model with its encoder, compute type and bits per weight."""
 
     spec: ModelSpec
-    model: Any
+    model: PreTrainedModel | PeftModel
     encoder: Encoder
     dtype: torch.dtype
     bits: int
 
     @property
     def description(self) -> str:
-        """One line: what is loaded, and in which type."""
+        """The model and its compute type, in one line."""
         form = str(self.dtype).removeprefix("torch.") if self.bits == 16 else f"{self.bits} bits"
         return f"{self.spec.description}, in {form} on {self.model.device}"
 
 
 def spec_of(name: str, adapter: str | None) -> ModelSpec:
-    """Return what `name` means, with the adapter in the folder `adapter` on it; a checkpoint is hashed first.
+    """Return the model that `name` stands for, with the adapter in `adapter`. A checkpoint is verified first.
 
     Raises:
         UsageError: there are no weights.
-        RunDirectoryError: nothing is there, a run never saved, or a checkpoint is not valid.
-        ModelError: the adapter is of another base, or its base is not there.
+        RunDirectoryError: there is nothing, the run never saved, or the checkpoint is not valid.
+        ModelError: the adapter belongs to another base, or its base is missing.
     """
     place = None if name.startswith(assets.ASSET) else paths.local(name)
     named = find(place) if place else None
@@ -136,36 +136,36 @@ def _adapted(saved: SavedModel, named_base: str | None) -> ModelSpec:
     )
 
 
-def _config(model: Model, path: str) -> Any:
+def _config(model: Model, path: str) -> PreTrainedConfig:
     with explained(path, "SOURCE", "SOURCE"):
         return transformers.AutoConfig.from_pretrained(path, **pinned(model))
 
 
-def _context(config: Any) -> int | None:
+def _context(config: PreTrainedConfig) -> int | None:
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(most) if most else None
 
 
 def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> LoadedModel:
-    """Load the weights onto the GPUs that are here, or the CPU, in the type that training would choose there.
+    """Load the weights onto the GPUs of this machine, or the CPU, in the type that training would choose.
 
     Args:
-        spec: What `spec_of` returned.
-        hardware: Of this machine.
-        bits: 16, 8 or 4. None: as in training where the base was quantized, else 16.
+        spec: Result of `spec_of`.
+        hardware: This machine.
+        bits: 16, 8 or 4. None: as in training if the base was quantized, else 16.
 
     Raises:
-        ModelError: there is no such model, or the adapter does not fit it.
+        ModelError: there is no such model, or the adapter does not fit the model.
         MachineError: the hub cannot be reached, or a package is missing.
     """
     dtype, block = dtype_of(spec, hardware), quantization_of(spec, bits)
     model = load_frozen(spec.model, spec.path, dtype, hardware, block, scores=spec.scores)
     encoder = encoder_of(spec)
     if spec.adapter:
-        with unchanged_random_state():  # PEFT draws weights for an adapter before it reads those of this one
+        with unchanged_random_state():  # PEFT first draws random weights for the adapter
             model = with_adapter(model, spec)
     model.eval()
-    model.config.use_cache = True  # switched off while training
+    model.config.use_cache = True  # training switches it off
     if not spec.scores:
         if spec.adapter and (spec.adapter / _CARD).is_file():
             with explained(str(spec.adapter), "SOURCE"):
@@ -176,26 +176,26 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
 
 
 def dtype_of(spec: ModelSpec, hardware: Hardware) -> torch.dtype:
-    """Return the recipe's compute type, as far as this machine has it: the loss is then that of the validation."""
+    """Return the recipe's compute type if this machine has it, so that the loss equals that of the validation."""
     wanted = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
     return DTYPES[decide_precision("auto" if wanted == "fp16" and not hardware.gpus else wanted, hardware).dtype]
 
 
 def load_frozen(
     model: Model, path: str, dtype: torch.dtype, hardware: Hardware, block: Quantization | None, *, scores: bool
-) -> Any:
-    """Load weights that nothing trains. Arguments and errors as `load` and `load_weights`."""
-    arguments: dict[str, Any] = {"quantization_config": quantized(block, dtype)} if block else {}
+) -> PreTrainedModel:
+    """Load weights that are not trained. Arguments and errors as for `load` and `load_weights`."""
+    arguments: dict[str, object] = {"quantization_config": quantized(block, dtype)} if block else {}
     if hardware.gpus:
         arguments["device_map"] = "auto"
     return load_weights(model, path, dtype, scores=scores, **arguments).requires_grad_(False)
 
 
 def encoder_of(spec: ModelSpec) -> TextEncoder:
-    """Return the encoder of the tokenizer that training saved with an adapter, where it did, else that of the model.
+    """Return the encoder of the tokenizer that was saved with the adapter, else of the model's tokenizer.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no tokenizer.
         MachineError: the hub cannot be reached.
     """
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
@@ -205,10 +205,10 @@ def encoder_of(spec: ModelSpec) -> TextEncoder:
 
 
 def quantization_of(spec: ModelSpec, bits: int | None) -> Quantization | None:
-    """Return in how many bits the base is loaded, as asked or else as it was trained on; None: 16.
+    """Return how to quantize the base: with `bits`, else as in training. None: 16 bits.
 
     Raises:
-        UsageError: weights cannot have so many.
+        UsageError: `bits` is not 4, 8 or 16.
     """
     trained = spec.recipe.quantization if spec.recipe and spec.adapter else None
     if bits is None or (trained and trained.bits == bits):
@@ -218,16 +218,16 @@ def quantization_of(spec: ModelSpec, bits: int | None) -> Quantization | None:
     return None if bits == 16 else Quantization.model_validate({"bits": bits})
 
 
-def with_adapter(model: Any, spec: ModelSpec) -> Any:
-    """Return the base with the trained adapter on it: every tensor of the one has a place in the other.
+def with_adapter(model: PreTrainedModel, spec: ModelSpec) -> PeftModel:
+    """Return the base with the trained adapter, after checking that every tensor of the adapter has a place in it.
 
     Raises:
-        ModelError: it has not, so the adapter is of another base; or the adapter is damaged.
+        ModelError: the adapter belongs to another base, or is damaged.
     """
     assert spec.adapter is not None
-    stored = Stored(spec.adapter, STEM)  # says what is damaged
+    stored = Stored(spec.adapter, STEM)  # reports damaged files
     config = read_config(spec.adapter)
-    config.inference_mode, config.base_model_name_or_path = True, None  # it may be elsewhere than in training
+    config.inference_mode, config.base_model_name_or_path = True, None  # its place may differ from that in training
     fit_rows(model, stored)
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
@@ -249,13 +249,13 @@ def _misfit(spec: ModelSpec, problem: str) -> ModelError:
 
 @contextmanager
 def unchanged_random_state() -> Iterator[None]:
-    """Give the random numbers of the CPU and of every GPU back as they were."""
+    """Restore the random state of the CPU and of every GPU at the end of the block."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         yield
 
 
 class RandomSequence:
-    """Random numbers of one's own from a seed, drawn in parts."""
+    """A random sequence of its own from a seed, drawn in parts."""
 
     def __init__(self, seed: int) -> None:
         with unchanged_random_state():
@@ -264,7 +264,7 @@ class RandomSequence:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draw the next ones inside."""
+        """Continue the sequence inside the block."""
         with unchanged_random_state():
             torch.set_rng_state(self._cpu)
             torch.cuda.set_rng_state_all(self._gpus)

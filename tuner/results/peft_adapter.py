@@ -1,18 +1,18 @@
-"""An adapter of PEFT beside a base model without weights: whether it fits, and what it makes of each weight.
+"""Matches a PEFT adapter with its base model, and merges it into each weight.
 
-PEFT's own layers do the arithmetic, one at a time, in fp32.
+The base has no weights here. PEFT's own layers do the arithmetic, one layer at a time, in fp32.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftConfig, PeftType, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
+from transformers import PreTrainedModel
 
 from tuner.errors import ModelError, TunerError
 from tuner.paths import ADAPTER
@@ -20,26 +20,26 @@ from tuner.results.tensors import Stored
 
 STEM = "adapter_model"
 MISFITS = (ValueError, TypeError, AttributeError, RuntimeError)
-"""What PEFT raises over an adapter that does not fit the model, or whose fields are of another type."""
+"""Exceptions that PEFT raises for an adapter that does not fit the model, or has fields of a wrong type."""
 _PREFIX = "base_model.model."
 _NAME = "default"
 AS_IT_WAS = tuple(f"{place}.weight" for place in ("base_layer", "original_module", "modules_to_save"))
-"""How PEFT names embeddings that it saves beside an adapter on them: as they were, or once more."""
+"""Name endings of embeddings that PEFT saves besides an adapter on them: the original, or a second copy."""
 _KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")
 _CHANGE_THE_BASE = ("pissa", "olora")
-"""Values of init_lora_weights: these take out of the base's weight, when PEFT loads it, where the adapter begins."""
+"""Values of init_lora_weights with which PEFT subtracts the initial adapter from the base's weight."""
 _NOT_MERGED = (
     *("lora_bias", "trainable_token_indices", "layer_replication", "use_qalora", "use_bdlora", "arrow_config"),
     *("kasa_config", "monteclora_config", "alora_invocation_tokens", "velora_config"),
 )
-"""Fields of LoraConfig that no method of tuner sets, and that change more than one weight of one layer."""
+"""Fields of LoraConfig that tuner never sets, and that change more than one weight of a layer."""
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> PeftConfig:
     """Return the configuration of an adapter.
 
     Raises:
-        ModelError: it is not readable.
+        ModelError: it cannot be read.
     """
     try:
         config = PeftConfig.from_pretrained(str(folder))
@@ -51,28 +51,28 @@ def read_config(folder: Path) -> Any:
         raise ModelError(problem, fix="Copy the adapter again.") from error
 
 
-def fit_rows(model: Any, stored: Stored) -> None:
-    """Give a base the rows that training added to its embeddings, which the adapter then holds whole."""
+def fit_rows(model: PreTrainedModel, stored: Stored) -> None:
+    """Resize a base's embeddings to those that the adapter holds, if training added rows."""
     embeddings = model.get_input_embeddings()
     name = next(name for name, module in model.named_modules() if module is embeddings)
     embedding = stored.shapes.get(f"{_PREFIX}{name}.weight")
     if embedding is not None and embedding.shape[0] > embeddings.weight.shape[0]:
-        model.resize_token_embeddings(embedding.shape[0], mean_resizing=False)  # their values are the adapter's
+        model.resize_token_embeddings(embedding.shape[0], mean_resizing=False)  # the adapter has their values
 
 
 class Adapter:
     """An adapter, and the names of the base's tensors that it changes."""
 
-    def __init__(self, folder: Path, config: Any, model: Any, base: str) -> None:
-        """Match the adapter in `folder` with `model`, its base without weights, which it changes.
+    def __init__(self, folder: Path, config: PeftConfig, model: PreTrainedModel, base: str) -> None:
+        """Match the adapter in `folder` with `model`, its base without weights. `model` is changed.
 
         Raises:
-            ModelError: it is of another base, or of a kind that cannot be merged.
+            ModelError: the adapter belongs to another base, or its kind cannot be merged.
         """
         check_mergeable(config)
         self._stored, self._base = Stored(folder, STEM), base
         lora = deepcopy(config)
-        lora.base_model_name_or_path = None  # else PEFT looks the base up on the hub
+        lora.base_model_name_or_path = None  # otherwise PEFT looks for the base on the hub
         lora.inference_mode = True
         self._config = lora
         fit_rows(model, self._stored)
@@ -92,7 +92,7 @@ class Adapter:
         modules = dict(adapted.base_model.model.named_modules())
         layers = {name: module for name, module in modules.items() if isinstance(module, LoraLayer)}
         self._of_weight = {_weight(name, layer): (name, layer) for name, layer in layers.items()}
-        # Of the base's tensors: those that the adapter holds whole, and with them those that merging makes others of.
+        # `replaced`: tensors of the base that the adapter holds completely; `changed`: those and the merged ones.
         self.replaced = {
             f"{name}.{key}"
             for name, module in modules.items()
@@ -106,10 +106,10 @@ class Adapter:
         return ModelError(f"the adapter does not fit the base {self._base!r}: {problem}", where="--base", fix=fix)
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
-        """Return what the adapter makes of one of the base's tensors, in the base's type; on 'meta' its shape.
+        """Return a tensor of the base with the adapter merged, in the base's type; on 'meta', only its shape.
 
         Raises:
-            TunerError: it makes something that is no number.
+            TunerError: the result is not finite.
         """
         shape_alone = weight is not None and weight.is_meta
         if name in self.replaced:
@@ -139,27 +139,27 @@ class Adapter:
 
 
 def _weight(name: str, layer: LoraLayer) -> str:
-    """Return the name of the base's tensor that a layer changes; PEFT puts layers on fused experts into one another."""
+    """Return the name of the base's tensor that a layer changes; on fused experts PEFT nests its layers."""
     return f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
 
 
 def _saved(key: str) -> str:
-    """Return the name under which PEFT saves a tensor of a layer."""
+    """Return PEFT's name for a saved tensor of a layer."""
     if key.startswith("lora_magnitude_vector."):
         return "lora_magnitude_vector"
     return key.replace(f".{_NAME}", "")
 
 
-def kind_of(config: Any) -> str:
-    """Return the name that PEFT has for a kind of adapter."""
+def kind_of(config: PeftConfig) -> str:
+    """Return PEFT's name for the kind of an adapter."""
     return str(getattr(config.peft_type, "value", config.peft_type))
 
 
-def check_mergeable(config: Any) -> None:
-    """Check that an adapter is of a kind that can be merged into its base, a tensor at a time.
+def check_mergeable(config: PeftConfig) -> None:
+    """Check that an adapter can be merged into its base, one tensor at a time.
 
     Raises:
-        ModelError: it is not.
+        ModelError: it cannot.
     """
     problem = f"an adapter of {kind_of(config)}"
     if config.peft_type == PeftType.LORA:  # AdaLora's config is one of LoRA too

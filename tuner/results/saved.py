@@ -1,6 +1,6 @@
-"""Which weights are meant by what a user names: a run's result, its newest checkpoint, a checkpoint, or an adapter.
+"""Finds the weights that a user names: a run's result, its newest checkpoint, a checkpoint, or an adapter.
 
-It looks at folders and reads no weights.
+It looks at folders and loads no weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A folder with weights as transformers or PEFT write them, and the run that they come from, where it is known."""
+    """A folder with weights written by transformers or PEFT, and the run that they come from, if it is known."""
 
     folder: Path
     description: str
@@ -39,19 +39,18 @@ class SavedModel:
         return (self.folder / ADAPTER).is_file()
 
     def recipe(self) -> RecipeConfig | None:
-        """Return the recipe of the run, or None for a folder that belongs to none."""
+        """Return the recipe of the run, or None if the folder belongs to no run."""
         return load(str(self.run.recipe)).config if self.run else None
 
 
 def find(path: Path) -> SavedModel:
-    """Return what `path` means; a checkpoint is hashed first, all of it.
+    """Return the weights at `path`; every file of a checkpoint is verified by its hash.
 
-    In a checkpoint the weights are those in the compute type, as in the result: at ZeRO-3 too, where every run gathers
-    them on save.
+    A checkpoint's weights are in the compute type, as in the result; at ZeRO-3 too, where they are gathered on save.
 
     Raises:
-        UsageError: nothing there can be exported.
-        RunDirectoryError: nothing is there, a run never saved, or a checkpoint is not valid.
+        UsageError: the folder has no weights that can be used.
+        RunDirectoryError: there is nothing, the run never saved, or the checkpoint is not valid.
     """
     paths.refuse_forbidden(path, UsageError, "SOURCE")
     fix = "Give a run directory of tuner, or a checkpoint in it."
@@ -72,7 +71,7 @@ def _is_checkpoint(path: Path) -> bool:
     if not (path / checkpoints.MANIFEST).is_file():
         return False
     try:
-        # An export has a manifest too, and no step: its card is the user's to edit.
+        # An export has a manifest without a step; users may edit its files.
         return "step" in checkpoints.facts(path)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return True
@@ -126,15 +125,15 @@ def _run_around(folder: Path) -> RunDirectory | None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights as safetensors, whole or as an adapter."""
+    """Return whether a folder has safetensors of a whole model or of an adapter."""
     return any((folder / name).is_file() for name in WEIGHTS)
 
 
 def check_dest(dest: Path) -> None:
-    """Check that an export may be written to `dest`, creating nothing.
+    """Check that an export can be written to `dest`, without creating anything.
 
     Raises:
-        UsageError: something is there, or no folder can be.
+        UsageError: `dest` is not empty, or no folder can be created there.
     """
     if dest.suffix == ".gguf":
         fix = f"Give a folder for it and its Modelfile: tuner export SOURCE {dest.with_suffix('')} --as gguf."

@@ -1,6 +1,6 @@
-"""A model behind an OpenAI-style address: by transformers' own server, or by vLLM's.
+"""Serves a model with OpenAI's protocol, by transformers' server or by vLLM; `Server` is one in a process of its own.
 
-Both take folders, and neither gets one with weights written anew: an adapter's files are linked beside its base's.
+No weights are copied: an adapter's files and those of its base are linked into one temporary folder.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tuner.runs.follow import tail
 
 
 def name_of(source: str) -> str:
-    """Return the name that a model has in requests where the user gives none: its folder's."""
+    """Return a model's default name in requests: the name of its folder."""
     return re.sub(r"[^\w.-]", "-", Path(source).resolve().name)
 
 
 def check_installed() -> None:
-    """Check that what transformers' server needs is installed.
+    """Check that the packages for transformers' server are installed.
 
     Raises:
-        MachineError: it is not.
+        MachineError: they are not.
     """
     if not is_serve_available():
         fix = "Install it: pip install 'tuner-deepspeed[serve]', or pip install 'transformers[serving]'; or vllm."
@@ -50,10 +50,10 @@ def check_installed() -> None:
 
 
 def check_servable(spec: ModelSpec) -> None:
-    """Check that a server can put the adapter on its base: both take what LoRA changes, and no weight beside it.
+    """Check that a server can load the adapter: both servers support only LoRA weights.
 
     Raises:
-        ModelError: it holds more, or is of another kind.
+        ModelError: the adapter has other weights.
     """
     if spec.adapter is None:
         return
@@ -67,7 +67,7 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
     """Serve until SIGINT or SIGTERM; the model's id is `name`.
 
     Raises:
-        ModelError: it is of an architecture that transformers itself does not have.
+        ModelError: transformers does not have the model's architecture.
     """
     from transformers.cli.serve import Serve  # an extra
     from transformers.cli.serving.model_manager import ModelManager
@@ -79,10 +79,10 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
             problem, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge)."
         )
     block = quantization_of(spec, bits)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: the folder of links is removed first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: removes the folder of links first
     try:
         with _folder(spec, name) as model:
-            # transformers 5.23 lists the models of the hub's cache, none of which is served, and fails without a cache.
+            # transformers 5.23 would list the hub's cache, which is not served, and fails without a cache.
             listed = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "tuner"}
             ModelManager.get_gen_models = staticmethod(lambda cache_dir=None: [listed])
             Serve(
@@ -101,7 +101,7 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
 
 @contextmanager
 def _folder(spec: ModelSpec, name: str) -> Iterator[str]:
-    """Make a folder of links that holds the model under its name, the working folder meanwhile; yield its name."""
+    """Create a folder of links to the model's files, change to its parent folder, and yield its name."""
     local = paths.local(spec.path)
     if local is None and spec.adapter is None:
         yield f"{spec.path}@{spec.model.revision or 'main'}"
@@ -112,17 +112,19 @@ def _folder(spec: ModelSpec, name: str) -> Iterator[str]:
         folder.mkdir()
         for source in (spec.adapter.resolve(), base) if spec.adapter else (base,):
             for file in source.iterdir():
-                if file.is_file() and not (folder / file.name).exists():  # the adapter's tokenizer and template win
+                if (
+                    file.is_file() and not (folder / file.name).exists()
+                ):  # the adapter's tokenizer and template have priority
                     (folder / file.name).symlink_to(file)
         with chdir(temporary):
             yield name
 
 
 def vllm_argv(vllm: str, spec: ModelSpec, name: str, host: str, port: int) -> list[str]:
-    """Return the command that serves it with vLLM.
+    """Return the command that serves the model with vLLM.
 
     Raises:
-        ModelError: it has a DoRA adapter, which vLLM does not take.
+        ModelError: it has a DoRA adapter, which vLLM does not support.
     """
     revision = ["--revision", spec.model.revision] if spec.model.revision else []
     trusted = ["--trust-remote-code"] if spec.model.trust_remote_code else []
@@ -133,7 +135,7 @@ def vllm_argv(vllm: str, spec: ModelSpec, name: str, host: str, port: int) -> li
     if config.use_dora:
         problem = f"{spec.description} use DoRA, which vLLM does not support"
         raise ModelError(problem, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
-    rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM takes powers of two
+    rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM accepts powers of two
     argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={spec.adapter}"]
     template = spec.adapter / "chat_template.jinja"
     argv += ["--chat-template", str(template)] if template.is_file() else []
@@ -146,7 +148,7 @@ _MAX_LINES = 5
 
 
 class Server:
-    """A model behind an OpenAI-style address, until `stop()` or the end of a `with` block.
+    """A model server with OpenAI's protocol, until `stop()` or the end of a `with` block.
 
     Attributes:
         url: The address, such as http://127.0.0.1:8000/v1.
@@ -154,16 +156,16 @@ class Server:
     """
 
     def __init__(self, argv: Sequence[str], url: str, name: str) -> None:
-        """Start it, and return once it answers.
+        """Start the server, and return when it answers.
 
         Args:
-            argv: What follows `tuner serve`.
-            url: Where it will answer.
-            name: As which model.
+            argv: The arguments of `tuner serve`.
+            url: Its address.
+            name: The model's name in requests.
 
         Raises:
-            UsageError: another server is there.
-            TunerError: it ended before it answered, with what it said.
+            UsageError: another server uses the address.
+            TunerError: the server ended before it answered; the error holds its last lines of output.
         """
         self.url, self.name = url, name
         if self._answers():
@@ -176,14 +178,14 @@ class Server:
         try:
             while not self._answers():
                 if self._process.poll() is not None:
-                    raise TunerError(f"the server of {name} ended: {self._last_words()}")
+                    raise TunerError(f"the server of {name} ended: {self._last_lines()}")
                 time.sleep(_POLL_S)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """End the server; once it has ended, nothing."""
+        """Stop the server; do nothing if it has ended."""
         atexit.unregister(self.stop)
         if self._process.poll() is None:
             self._process.terminate()
@@ -207,9 +209,9 @@ class Server:
         try:
             with urllib.request.urlopen(f"{self.url}/models", timeout=_POLL_S * 10) as reply:  # noqa: S310  http, ours
                 return bool(reply.status == 200)
-        except OSError:  # nobody listens yet
+        except OSError:  # the server is not listening yet
             return False
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         lines = [line for line in tail(Path(self._log.name)).splitlines() if line.strip()]
         return " ".join(lines[-_MAX_LINES:]) or f"exit code {self._process.returncode}"

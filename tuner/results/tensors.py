@@ -1,6 +1,6 @@
-"""Weights in files of safetensors: read a tensor at a time, written a shard at a time, all hashed and read back.
+"""Reads safetensors one tensor at a time, and writes them one shard at a time, with a hash of every tensor.
 
-It knows names, shapes and bytes, and no model.
+It knows names, shapes and bytes, but no model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tuner.errors import DiskError, ModelError, TunerError
-from tuner.files import write_json
+from tuner.files import JsonObject, write_json
 from tuner.progress import shown
 
 Tensors = dict[str, Tensor]
@@ -28,10 +28,10 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Piece:
-    """Tensors that are made together, when they are needed."""
+    """Tensors that are computed together, when they are needed."""
 
     shapes: Tensors
-    """What `make` returns, on the device 'meta'."""
+    """The tensors that `make` returns, on the device 'meta'."""
     make: Callable[[], Tensors]
 
 
@@ -42,28 +42,28 @@ class Stored:
         """Read the names, shapes and types; `stem` is what the file names begin with.
 
         Raises:
-            ModelError: there are none, or a file is missing or damaged.
+            ModelError: the folder has no such files, or a file is missing or damaged.
         """
         self.shapes: Tensors = {}
         self._files: dict[str, Path] = {}
         for file in _files(folder, stem):
             with _opened(file) as opened:
-                for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                for name in opened.keys():  # noqa: SIM118 (not a mapping)
                     # The tensor is a view of the file: nothing of it is read for its shape and type.
                     self._files[name], self.shapes[name] = file, opened.get_tensor(name).to("meta")
 
     def load(self, name: str) -> Tensor:
-        """Return one tensor. The file is opened for it alone, so that no page of another one stays in memory.
+        """Return one tensor. The file is opened for it only, so that no other tensor stays in memory.
 
         Raises:
-            ModelError: the file is gone meanwhile: a run that goes on removes its older checkpoints.
+            ModelError: the file is gone: a run that is still training removes its older checkpoints.
         """
         with _opened(self._files[name]) as opened:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
     def piece(self, name: str) -> Piece:
-        """Return one tensor as it is."""
+        """Return one tensor, unchanged."""
         return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})
 
 
@@ -97,7 +97,7 @@ def _files(folder: Path, stem: str) -> list[Path]:
 
 
 def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor in another type, where it holds floating-point numbers and a type is asked for.
+    """Return a tensor converted to `dtype`, if it holds floating-point numbers and `dtype` is set.
 
     Raises:
         TunerError: a number is too large for that type.
@@ -118,22 +118,22 @@ def write(
     max_shard_bytes: int,
     dtype: torch.dtype | None,
     action: str = "exporting",
-) -> dict[str, dict[str, Any]]:
-    """Write every tensor, in shards: a shard and a piece are all that is in memory.
+) -> dict[str, JsonObject]:
+    """Write every tensor, in shards; only one shard and one piece are in memory at a time.
 
     Args:
         pieces: What to write.
         folder: Where to write it.
         stem: What the file names begin with.
-        max_shard_bytes: No shard is larger, unless one tensor is.
-        dtype: The type of the floating-point tensors, or None: as they are.
-        action: The word for this work beside its progress.
+        max_shard_bytes: Limit of a shard; a larger tensor has a shard of its own.
+        dtype: The type of the floating-point tensors. None: unchanged.
+        action: The word shown with the progress bar.
 
     Returns:
-        For each tensor its file, shape, type and the SHA-256 of its bytes, which were read back from the file.
+        File, shape, type and SHA-256 of each tensor, checked against the written file.
 
     Raises:
-        DiskError: they cannot be written, or what was read back is not what was written.
+        DiskError: a file cannot be written, or differs from what was written.
     """
     pieces = list(pieces)
     of_name = {name: piece for piece in pieces for name in piece.shapes}
@@ -148,7 +148,7 @@ def write(
             ready.update(of_name[name].make())
         return typed(ready.pop(name), dtype).contiguous()
 
-    written: dict[str, dict[str, Any]] = {}
+    written: dict[str, JsonObject] = {}
     with shown(action, "tensors", len(shapes)) as work:
         for file, names in split.filename_to_tensors.items():
             shard = {name: tensor(name) for name in work.counted(names)}
@@ -166,14 +166,14 @@ def write(
 
 
 def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:
-    """Return the bytes that `write` will write, without the files' headers."""
+    """Return how many bytes `write` will write, without the files' headers."""
     return sum(typed(tensor, dtype).nbytes for piece in pieces for tensor in piece.shapes.values())
 
 
 def _save(tensors: Tensors, file: Path) -> None:
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # its own name for an error of the disk
+    except SafetensorError as error:  # safetensors raises this for disk errors
         raise DiskError(f"cannot write {file.name}: {error}", fix="Free space or choose another DEST.") from error
 
 

@@ -1,6 +1,6 @@
-"""Whether a run that ended may be started again by itself: not too often, and never in a loop without progress.
+"""Whether an ended run may restart automatically: only a limited number of times, and only if it made progress.
 
-Attempts are counted, never timed: a clock may jump. Who starts it again is `launch`'s business, or Slurm's.
+Attempts are counted and not timed, because a clock may jump. `launch` or Slurm does the restart.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from tuner.runs.directory import RunDirectory
 
 
 def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None = None) -> str | None:
-    """Return why a run must not be started again, or None where it may.
+    """Return why a run must not be restarted, or None if it may be.
 
     Args:
-        run: The run whose attempt has just ended.
-        num_restarts: How often it was started again before.
-        limit: How often it may be.
-        saved: The step whose checkpoint it has just written; None: the newest valid one is looked for.
+        run: The run; its attempt has just ended.
+        num_restarts: The number of restarts so far.
+        limit: The largest number of restarts.
+        saved: The step of the checkpoint that it has just written; None: find the newest valid checkpoint.
 
     Raises:
         RunDirectoryError: run.json is missing or not JSON.
@@ -34,7 +34,7 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
 
 
 def too_often(num_restarts: int, limit: int) -> str | None:
-    """Return why a run that was started again so often must not be once more, or None."""
+    """Return why a run with this many restarts must not be restarted, or None."""
     if num_restarts < limit:
         return None
     return f"it was restarted {num_restarts} times, and the limit is {limit}"

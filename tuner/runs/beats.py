@@ -1,6 +1,6 @@
-"""Signs of life: what each rank did last, in ranks/N.beat. A rank writes its own; who watches a run reads them all.
+"""Signs of life: what each rank did last, in ranks/N.beat. A rank writes its own file, and the supervisor reads all.
 
-It judges nothing: how long is too long, the watchers know.
+The limits, after which a rank counts as hung, are the supervisor's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuner.runs.directory import RunDirectory
 
 _NAME = re.compile(r"([0-9]{1,7})\.beat")
 _WIDTH = 512
-"""Bytes of a beat: all are as long, so that a new one covers the old one whole."""
+"""Bytes of a beat. All have the same length, so a new one replaces the old one completely."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,16 @@ class Beat:
     """One rank's last sign of life.
 
     Args:
-        rank: Whose it is.
-        pid: Its process, on `host`.
+        rank: The rank's number.
+        pid: Its process id on `host`.
         host: The machine's name.
-        count: Micro-batches, evaluation steps, saves and phases begun so far: the same number on ranks in step.
-        doing: What it does, in a few words.
+        count: The number of micro-batches, evaluation steps, saves and phases begun so far; it is the same on all ranks
+            that are in step.
+        doing: What the rank does, in a few words.
         at_s: The host's monotonic clock, in seconds; the file's own time is for other machines.
         save_s: The longest save so far, in seconds.
-        has_failed: It ends, and what it writes from now on tells why. A beat needs no room on a full disk, as a report
-            does.
+        has_failed: The rank is ending with an error, and its log will say why. Unlike a report, a beat needs no free
+            space on a full disk.
     """
 
     rank: int
@@ -61,7 +62,7 @@ def read(run: RunDirectory) -> dict[int, Beat]:
 
 
 def has_failed(run: RunDirectory, rank: int) -> bool:
-    """Return whether a rank has said that it ends: before it writes why into its log."""
+    """Return whether a rank has announced that it fails; it does so before it writes the reason to its log."""
     beat = _read(path_of(run, rank))
     return beat is not None and beat.has_failed
 
@@ -74,7 +75,7 @@ def _read(file: Path) -> Beat | None:
 
 
 def written(run: RunDirectory) -> dict[int, int]:
-    """Return when each rank wrote its beat: only that it changes counts, whatever the clocks of other machines say."""
+    """Return the time at which each rank wrote its beat. Compare for change only: clocks of machines differ."""
     times = {}
     with contextlib.suppress(OSError):
         for file in os.scandir(run.ranks):

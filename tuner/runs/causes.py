@@ -1,7 +1,7 @@
-"""Why runs end badly: each cause's name, how it is told, the signs of it in logs, and the next command to type.
+"""The causes of failed runs: each one's name, its message, its signs in logs, and the next command to type.
 
-Those with signs are the rows of causes.toml. It knows text and nothing of ranks; which of several causes came first is
-`diagnose`'s work.
+Causes with signs are the rows of causes.toml. This module looks at text only; `diagnose` decides which cause came
+first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
 
 
 class Role(IntEnum):
-    """How a failure stands to others of the same run; a lower one explains a higher one."""
+    """How a failure relates to others of the same run; a lower value explains a higher one."""
 
     CAUSE = 0
     WAITED = 1
     """It gave up waiting for another rank."""
     LOST = 2
-    """It lost another rank, or was told to end."""
+    """It lost another rank, or received SIGTERM."""
 
 
 class Cause(NamedTuple):
@@ -75,8 +75,8 @@ SILENT = Cause("unknown", "ended without a report", (), "tail -n 50 {log}")
 
 @cache
 def table() -> Sequence[Cause]:
-    """Return the causes that a log or a rank's report names, the more special sign above the more general one."""
-    import tomllib  # only where a run has failed
+    """Return the causes that a log or a report can show; a specific sign stands before a general one."""
+    import tomllib  # only after a failure
 
     rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))["cause"]
     return tuple(
@@ -92,14 +92,14 @@ def every() -> Sequence[Cause]:
 
 def classify(text: str) -> tuple[Cause, str] | None:
     """Return the cause that a text shows and the line that shows it; source lines of tracebacks are no signs."""
-    said = "\n".join(line for line in text.splitlines() if not re.match(_INDENTED, line))
+    signs = "\n".join(line for line in text.splitlines() if not re.match(_INDENTED, line))
     for cause in table():
-        line = cause.found_in(said)
+        line = cause.found_in(signs)
         if line is not None:
             return cause, line
     return None
 
 
 def named(name: str) -> Cause:
-    """Return the first cause of that name, or a new one: the code of a TunerError that says all by itself."""
+    """Return the first cause of that name, or a new one for the code of a TunerError, which needs no more words."""
     return next((cause for cause in table() if cause.name == name), None) or Cause(name)

@@ -1,11 +1,11 @@
-"""Checkpoints that can be trusted: a manifest of sizes and hashes, written last, is what makes one valid.
+"""Checkpoints and their manifests of sizes and hashes. The manifest is written last; it makes a checkpoint valid.
 
 checkpoints/
     checkpoint-STEP   whole: it gets this name when its manifest is on the disk; recipe.py in it is that of its run
     unfinished/       what is being written or removed; after a kill nothing there is worth keeping
     latest            the name of the newest one, a hint for people and scripts: nothing here reads it
 
-It knows folders and bytes; what is inside a checkpoint is the worker's business.
+This module handles folders and bytes. The worker knows what is inside a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,10 +19,20 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, flush, load_json, sha256, write_json, write_text, xxh3_128
+from tuner.files import (
+    JsonObject,
+    ReadOnlyJson,
+    disk_errors,
+    flush,
+    load_json,
+    sha256,
+    write_json,
+    write_text,
+    xxh3_128,
+)
 from tuner.progress import shown
 
 MANIFEST = "manifest.json"
@@ -46,7 +56,7 @@ class _Expected(NamedTuple):
     hashed: Callable[[Path], str]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> _Expected:
+    def of(cls, entry: ReadOnlyJson) -> _Expected:
         kind = "xxh3_128" if "xxh3_128" in entry else "sha256"  # a manifest of November 2026 or before
         return cls(entry["bytes"], entry[kind], {"xxh3_128": xxh3_128, "sha256": sha256}[kind])
 
@@ -65,7 +75,7 @@ class Checkpoint(NamedTuple):
 
     path: Path
     step: int
-    facts: Mapping[str, Any] = MappingProxyType({})
+    facts: ReadOnlyJson = MappingProxyType({})
     problem: str | None = None
 
     @property
@@ -80,11 +90,11 @@ def unfinished(folder: Path) -> Path:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a save that was killed, or failed, has left."""
+    """Remove the files that a killed or failed save left behind."""
     shutil.rmtree(unfinished(folder), ignore_errors=True)
 
 
-def commit(folder: Path, step: int, facts: dict[str, Any], recipe: Path | None = None) -> int:
+def commit(folder: Path, step: int, facts: JsonObject, recipe: Path | None = None) -> int:
     """Make a checkpoint of what all ranks have written into `unfinished(folder)/checkpoint-STEP`.
 
     A kill at any instant leaves the older ones as they are, and this one whole or not there.
@@ -93,7 +103,7 @@ def commit(folder: Path, step: int, facts: dict[str, Any], recipe: Path | None =
         folder: The run's checkpoints.
         step: The optimizer step.
         facts: For the manifest.
-        recipe: Goes into it as recipe.py: wherever it is moved, it tells what it is a checkpoint of.
+        recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
 
     Returns:
         Its size in bytes.
@@ -118,11 +128,11 @@ def put_in_place(folder: Path, place: Path) -> None:
     clear_unfinished(folder)
 
 
-def seal(folder: Path, facts: dict[str, Any]) -> int:
+def seal(folder: Path, facts: JsonObject) -> int:
     """Write the manifest of everything in `folder`, and facts such as world_size, when all ranks have written.
 
     Returns:
-        The size in bytes of what it vouches for.
+        The size in bytes of the files in the manifest.
     """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
     with _in_threads(xxh3_128, files) as digests:
@@ -130,7 +140,7 @@ def seal(folder: Path, facts: dict[str, Any]) -> int:
             str(path.relative_to(folder)): {"bytes": path.stat().st_size, "xxh3_128": digest}
             for path, digest in zip(files, digests, strict=True)
         }
-    _flush_all(folder)  # the manifest must not reach the disk before what it vouches for
+    _flush_all(folder)  # the manifest must not reach the disk before its files
     write_json(folder / MANIFEST, {"facts": facts, "files": entries})
     return sum(path.stat().st_size for path in files)
 
@@ -215,7 +225,7 @@ def _leads_out(folder: Path) -> bool:
     return len(name) > _MAX_NAME or name in ("", ".", "..") or bool({"/", "\0"} & set(name))
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def facts(folder: Path) -> JsonObject:
     """Return what a folder's manifest says of it beside its files: a checkpoint's has a step, an export's has none.
 
     Raises:

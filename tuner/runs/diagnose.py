@@ -1,6 +1,6 @@
 """Why a run ended badly: the first cause among what all ranks reported, logged and were ended by.
 
-It is pure: what the ranks left comes in as `Evidence`, and nothing is read, written or printed here.
+It is pure: it gets an `Evidence` (runs.evidence), and reads, writes and prints nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import Stopped, TunerError, heading
+from tuner.files import JsonObject, ReadOnlyJson
 from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
 
@@ -31,26 +31,26 @@ _TAIL_LINES = 30
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known once the ranks are gone.
+    """What is known after the ranks have ended.
 
     Args:
         folder: The run directory.
         reports: What ranks reported of their own end, the earliest first.
         logs: The end of each rank's log.
         launcher: The end of what torchrun logged, and ranks before they had logs of their own.
-        child_code: How torchrun itself ended, or the first rank; below 0: by a signal.
-        exits: The ranks that ended by themselves and how, in this order; None: torchrun's log tells, if anything does.
-        num_oom_kills: Processes that the kernel killed for lack of memory while the run was on.
+        child_code: The exit code of torchrun, or of the first rank; below 0: a signal ended it.
+        exits: Rank and exit code of each rank that ended by itself, in this order; None: read them from torchrun's log.
+        num_oom_kills: The number of processes that the kernel killed for lack of memory during the run.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
         facts: run.json.
-        counts: How far each rank was, by its last sign of life.
+        counts: The progress of each rank, from its last sign of life.
         stopped: Ranks that a signal had stopped when another failed.
-        overdue: Ranks that did not end when told to, and were killed `overdue_s` seconds later.
+        overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
     """
 
     folder: Path
-    reports: Sequence[Mapping[str, Any]] = ()
+    reports: Sequence[ReadOnlyJson] = ()
     logs: Mapping[int, str] = field(default_factory=dict)
     launcher: str = ""
     child_code: int = 1
@@ -58,7 +58,7 @@ class Evidence:
     num_oom_kills: int = 0
     last_step: int | None = None
     free_bytes: int | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: ReadOnlyJson = field(default_factory=dict)
     counts: Mapping[int, int] = field(default_factory=dict)
     stopped: Sequence[int] = ()
     overdue: Sequence[int] = ()
@@ -79,7 +79,7 @@ class Diagnosis:
     """
 
     cause: str
-    what: str
+    problem: str
     rank: int | None
     step: int | None
     next_command: str
@@ -94,7 +94,7 @@ class Diagnosis:
         rank = "On a rank" if self.rank is None else f"On rank {self.rank}"
         step = f"in step {self.step}" if self.step else "before the first step"
         return [
-            f"{heading(self.cause)} {self.what}",
+            f"{heading(self.cause)} {self.problem}",
             f"{rank}, {step}. More: tuner explain {self.cause}. Logs: {self.folder / 'ranks'}",
             f"Next: {self.next_command}",
         ]
@@ -103,8 +103,14 @@ class Diagnosis:
     def text(self) -> str:
         return "\n".join([self.detail, *self.lines] if self.detail else self.lines)
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("cause", "what", "rank", "step", "next_command")}
+    def to_json(self) -> JsonObject:
+        return {
+            "cause": self.cause,
+            "what": self.problem,
+            "rank": self.rank,
+            "step": self.step,
+            "next_command": self.next_command,
+        }
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class _Suspect:
 
     rank: int | None
     cause: Cause
-    what: str
+    problem: str
     exit_code: int
     order: float
     step: int | None = None
@@ -122,7 +128,7 @@ class _Suspect:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return the first cause: an error of a rank's own before a wait in vain, and that before a lost peer."""
+    """Return the first cause. A rank's own error comes before a timeout, and a timeout before a lost peer."""
     reported = list(_reported(evidence))
     suspects = [*reported, *_silent(evidence, all(one.cause.role == Role.LOST for one in reported))]
     if evidence.overdue and not suspects:
@@ -133,12 +139,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         first = _lagging(evidence, first)
     return Diagnosis(
         first.cause.name,
-        first.what,
+        first.problem,
         first.rank,
         first.step,
         _next_command(evidence, first),
         first.exit_code,
-        first.message or first.what,
+        first.message or first.problem,
         first.detail,
         evidence.folder,
     )
@@ -160,21 +166,21 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
 
 
 def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
-    """Yield the ranks that ended without a report, the one that was seen to end first at the head.
+    """Yield the ranks that ended without a report; the one that ended first comes first.
 
-    Where the others only report a lost peer, a killed rank is that peer, whoever was seen first: the supervisor and
-    torchrun look every tenth of a second, and in that time they can end too.
+    If the others only report a lost peer, a killed rank is that peer, in any order: the supervisor and torchrun look
+    every tenth of a second, and several ranks can end within that time.
     """
-    told = {int(report["rank"]) for report in evidence.reports}
+    reported = {int(report["rank"]) for report in evidence.reports}
     for place, (rank, code) in enumerate(_exits(evidence)):
-        if rank in told or code == Stopped.exit_code:
+        if rank in reported or code == Stopped.exit_code:
             continue
         first = place == 0 or (others_lost_it and code == -signal.SIGKILL)
-        cause, what = _ended(evidence, rank, code, first)
+        cause, problem = _ended(evidence, rank, code, first)
         yield _Suspect(
             rank,
             cause,
-            what,
+            problem,
             _exit_code(cause, code),
             -1 if first else _NEVER,
             _known_step(evidence),
@@ -190,7 +196,7 @@ def _exit_code(cause: Cause, code: int) -> int:
 
 
 def _exits(evidence: Evidence) -> list[tuple[int | None, int]]:
-    """Return rank and exit code of the ranks that failed, the one that was seen to end first at the head."""
+    """Return rank and exit code of the failed ranks; the one that ended first comes first."""
     if evidence.exits is not None:
         return [(rank, code) for rank, code in evidence.exits if code]
     launcher = evidence.launcher
@@ -227,14 +233,14 @@ def _killed(who: str, num_oom_kills: int, known: tuple[Cause, str] | None) -> tu
 
 
 def _overdue(evidence: Evidence) -> _Suspect:
-    """Return the ranks that were killed because they did not end when told to; nobody failed before."""
+    """Return the ranks that were killed because they did not end after SIGTERM; no rank failed before that."""
     who = "a rank" if len(evidence.overdue) == 1 else f"{len(evidence.overdue)} ranks"
-    what = f"{who} did not stop within {evidence.overdue_s:.0f} s of SIGTERM: killed by SIGKILL"
-    return _Suspect(None, causes.OVERDUE, what, causes.OVERDUE.exit_code, 0, _known_step(evidence))
+    problem = f"{who} did not stop within {evidence.overdue_s:.0f} s of SIGTERM: killed by SIGKILL"
+    return _Suspect(None, causes.OVERDUE, problem, causes.OVERDUE.exit_code, 0, _known_step(evidence))
 
 
 def _launcher(evidence: Evidence) -> _Suspect:
-    """Return what torchrun itself ended with: no rank left a trace."""
+    """Return the failure of torchrun itself, if no rank left a trace."""
     code, known = evidence.child_code, classify(evidence.launcher)
     if code < 0:
         is_killed = -code == signal.SIGKILL
@@ -248,7 +254,7 @@ def _launcher(evidence: Evidence) -> _Suspect:
 
 
 def _full_disk(evidence: Evidence) -> tuple[Cause, str] | None:
-    """Return what is likely where nothing could be written down."""
+    """Return a full disk as the likely cause if the ranks could write nothing."""
     if evidence.free_bytes is None or evidence.free_bytes >= _FULL_BYTES:
         return None
     return causes.named("disk"), f"{evidence.free_bytes} bytes are free at {evidence.folder}"
@@ -260,17 +266,17 @@ def _tail(evidence: Evidence, rank: int | None) -> str:
 
 
 def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
-    """Return the same failure on the rank that the others waited for, where that can be told."""
+    """Return the same failure on the rank that the others waited for, if it is known."""
     late, sign = _late_ranks(evidence)
     if not late:
-        return replace(waited, what=f"{waited.what} (the lagging rank is unknown)")
+        return replace(waited, problem=f"{waited.problem} (the lagging rank is unknown)")
     ranks = ", ".join(map(str, late))
-    what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} {sign})"
-    return replace(waited, rank=late[0], what=what)
+    problem = f"{waited.problem} (rank{'s' * (len(late) > 1)} {ranks} {sign})"
+    return replace(waited, rank=late[0], problem=problem)
 
 
 def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
-    """Return who held the others up, and the sign of it in words; the surer one comes first."""
+    """Return the ranks that the others waited for, and the sign of it in words; the surest sign is tried first."""
     if evidence.stopped:
         return sorted(evidence.stopped), "was suspended: state T, as after SIGSTOP"
     texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
@@ -295,7 +301,7 @@ def _behind(numbers: Mapping[int, int]) -> list[int]:
 
 
 def _waits(text: str) -> bool:
-    """Say whether a rank stood in a collective when it ended: it gave up waiting, or its last stack shows it."""
+    """Return whether a rank was in a collective when it ended: it timed out, or its last stack shows it."""
     known = classify(text)
     return bool(known and known[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
 
@@ -305,7 +311,7 @@ def _ints(text: str) -> list[int]:
 
 
 def _known_step(evidence: Evidence) -> int | None:
-    """Return the step of a rank that could not say it: all ranks are in the same one."""
+    """Return the step of a rank that did not report one: all ranks are in the same step."""
     steps = [int(report.get("step") or 0) for report in evidence.reports]
     return max(steps, default=evidence.last_step)
 

@@ -16,7 +16,7 @@ ranks/          N.log for all that a rank prints, N.beat for its last sign of li
 deepspeed/      what DeepSpeed measures where its config asks for that: wall_clock.jsonl, memory.jsonl,
                 communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
-lock            while a run is at work: who it is
+lock            while a run is at work: its process
 submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out
 checkpoints/    checkpoint-STEP, to resume from
 universal/      the checkpoint that was resumed from, as another number of ranks loads it, until the next one is saved
@@ -35,10 +35,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tuner.errors import DiskError, RunDirectoryError, Stopped
 from tuner.files import (
+    JsonObject,
+    ReadOnlyJson,
     append_line,
     disk_errors,
     is_writable,
@@ -55,7 +57,7 @@ _WAIT_S = 300.0
 _OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
 _OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
-"""All that a start can leave that was killed before run.json was there."""
+"""Every file that a start can leave behind if it is killed before run.json exists."""
 
 
 _ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds", "verdict", "pushed")
@@ -96,7 +98,7 @@ class RunDirectory:
     final = _Named("final")
     report = _Named("report.html")
 
-    def read_json(self, file: Path) -> dict[str, Any]:
+    def read_json(self, file: Path) -> JsonObject:
         """Read one of the run's JSON files; each holds an object.
 
         Raises:
@@ -110,14 +112,14 @@ class RunDirectory:
             raise RunDirectoryError(f"{file.name} is not a JSON object", where=self.path)
         return value
 
-    def recipe_block(self, name: str) -> dict[str, Any]:
+    def recipe_block(self, name: str) -> JsonObject:
         """Return a block of recipe.json, such as "log"; an empty one if the file or the block cannot be read."""
         recipe = read_json_object(self.resolved_recipe).get("recipe")
         block = recipe.get(name) if isinstance(recipe, dict) else None
         return block if isinstance(block, dict) else {}
 
-    def ending(self, exit_code: int) -> dict[str, Any]:
-        """Return how the run ended: what `train --json` prints last, and the command in log.notify reads."""
+    def ending(self, exit_code: int) -> JsonObject:
+        """Return how the run ended: the last line of `train --json`, and the input of the command in log.notify."""
         status = read_json_object(self.status)
         if status.get("state") == "running":  # the disk was too full to write how it ended
             state = "stopped" if exit_code == Stopped.exit_code else "failed" if exit_code else "done"
@@ -125,45 +127,45 @@ class RunDirectory:
         facts = {key: status[key] for key in _ENDED if key in status}
         return {"run": str(self.path), **facts, "exit_code": exit_code}
 
-    def write_status(self, state: State, **facts: Any) -> None:
+    def write_status(self, state: State, **facts: object) -> None:
         """Write status.json; facts such as exit_code, step, message."""
         write_json(self.status, {"state": state, "pid": os.getpid(), **facts})
 
-    def report_failure(self, rank: int, exit_code: int, message: str, **facts: Any) -> None:
-        """Leave word of how a rank ended, for the supervisor; torchrun turns every failure into 1.
+    def report_failure(self, rank: int, exit_code: int, message: str, **facts: object) -> None:
+        """Report to the supervisor how a rank ended; torchrun turns every failure into 1.
 
-        Facts are, where there are any, `cause` (a TunerError's code), `what` (its message without the code), `step` (of
-        the optimizer, at work, from 1), and `origin` (the rank that it began on, where that is another).
+        Facts, all optional: `cause` (a TunerError's code), `what` (its message without the code), `step` (the optimizer
+        step at work, from 1), and `origin` (the rank where it began, if that is another rank).
         """
         self.ranks.mkdir(exist_ok=True)
         write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **facts})
 
-    def failures(self) -> list[dict[str, Any]]:
+    def failures(self) -> list[JsonObject]:
         """Return what ranks reported, the earliest report first."""
         files = sorted(self.ranks.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [self.read_json(file) for file in files]
 
-    def write_data(self, facts: Mapping[str, Any], changed: Iterable[Mapping[str, Any]]) -> None:
+    def write_data(self, facts: ReadOnlyJson, changed: Iterable[ReadOnlyJson]) -> None:
         """Write the counts of each split, and a line for each sample that is not trained on as it is."""
         write_json(self.data, facts)
         write_text(self.data_report, "".join(f"{json.dumps(line)}\n" for line in changed))
 
-    def add_to_data_report(self, changed: Iterable[Mapping[str, Any]]) -> None:
+    def add_to_data_report(self, changed: Iterable[ReadOnlyJson]) -> None:
         """Append lines of more rows."""
         if lines := [json.dumps(line) for line in changed]:
             append_line(self.data_report, "\n".join(lines))
 
     def log_warning(self, text: str) -> None:
-        """Keep what rank 0 warned of."""
+        """Append a warning of rank 0 to ranks/warnings.jsonl."""
         self.ranks.mkdir(exist_ok=True)
         append_line(self.warnings, json.dumps({"warning": text}))
 
-    def log_measured(self, name: str, line: dict[str, Any]) -> None:
+    def log_measured(self, name: str, line: JsonObject) -> None:
         """Append one line to a file of deepspeed/."""
         self.measurements.mkdir(exist_ok=True)
         append_line(self.measurements / name, json.dumps(line))
 
-    def log_metrics(self, metrics: dict[str, Any]) -> None:
+    def log_metrics(self, metrics: JsonObject) -> None:
         """Append one line to metrics.jsonl."""
         append_line(self.metrics, json.dumps(metrics, allow_nan=False))
 
@@ -196,8 +198,10 @@ def check_free(path: Path, *, resume: bool) -> None:
     with disk_errors(path):
         # Control characters, and what Python makes of bytes that are not UTF-8, cannot stand in a file as text.
         if not is_writable(str(path)) or any(character < " " or character == "\x7f" for character in str(path)):
-            what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
-            raise RunDirectoryError(what, where="--work-dir", fix="Choose a name without control characters, in UTF-8.")
+            problem = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
+            raise RunDirectoryError(
+                problem, where="--work-dir", fix="Choose a name without control characters, in UTF-8."
+            )
         if os.path.lexists(path) and not path.is_dir():
             raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
         if not resume and path.is_dir() and not _is_empty(path):
@@ -212,7 +216,7 @@ def check_free(path: Path, *, resume: bool) -> None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Return whether a folder holds nothing but what came before a run, or what is left of a start that was killed."""
+    """Return whether a folder holds only files from before a run, or the remains of a killed start."""
     names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
     return not names or (lock.NAME in names and all(re.fullmatch(_OF_A_START, name) for name in names))
 
@@ -225,12 +229,12 @@ def create(
     environ: Mapping[str, str] | None = None,
     has_ended: Callable[[str], bool] = lambda _: False,
 ) -> RunDirectory:
-    """Make the directory, take it for this process, and write `files` into it, run.json last: who sees it sees all.
+    """Make the directory, lock it for this process, and write `files` into it; run.json comes last.
 
-    `has_ended` tells of a job of Slurm that had the directory whether it is over.
+    `has_ended` returns whether the Slurm job that held the directory is over.
 
     Raises:
-        RunDirectoryError, DiskError: as `check_free`, and where another run has it.
+        RunDirectoryError, DiskError: as `check_free`, or another run holds it.
     """
     check_free(path, resume=resume)
     with disk_errors(path):
@@ -265,10 +269,10 @@ def _claim(path: Path, recipe: str) -> None:
 
 
 def _keep_earlier_attempt(path: Path, step: int) -> None:
-    """Keep what an earlier attempt wrote, in attempts/N; its files stay too until each is replaced, for who looks.
+    """Copy the files of an earlier attempt to attempts/N; each original stays until it is replaced.
 
-    What lies after `step`, from where this attempt goes on, is moved: metrics.jsonl reads as one run, and nothing
-    resumes from checkpoints of steps that are taken again.
+    This attempt resumes at `step`. Metrics and checkpoints of later steps are moved: metrics.jsonl reads as one run,
+    and no run resumes from checkpoints of steps that are repeated.
     """
     names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
     earlier = [path / name for name in names]
@@ -325,6 +329,6 @@ def wait_for(path: Path, launch_id: str) -> RunDirectory:
 
 
 def newest_run(folder: Path) -> Path | None:
-    """Return the run below `folder` whose checkpoint or start is the newest, or None."""
+    """Return the newest run below `folder` by the time of its run.json, or None."""
     runs: Iterable[Path] = (path for path in folder.glob("*") if is_run(path)) if folder.is_dir() else ()
     return max(runs, key=lambda path: (path / "run.json").stat().st_mtime_ns, default=None)

@@ -1,7 +1,4 @@
-"""What a run that ended badly left behind, read once for its diagnosis.
-
-It reads the run directory and judges nothing.
-"""
+"""Read the files that a failed run left behind, once, for its diagnosis."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def gather(
     overdue: Sequence[int] = (),
     overdue_s: float = 0.0,
 ) -> Evidence:
-    """Read the reports and the ends of all logs of a run; whatever cannot be read is left out."""
+    """Read the reports and the ends of all logs of a run; a file that cannot be read is left out."""
     logs = {int(file.stem): tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
     return Evidence(
         folder=run.path,
@@ -37,7 +34,7 @@ def gather(
         num_oom_kills=num_oom_kills,
         last_step=_last_step(run),
         free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
-        facts=read_json_object(run.run),  # empty on a full disk, or where somebody removed it: the logs still tell
+        facts=read_json_object(run.run),  # empty on a full disk, or if it was removed: the logs remain
         counts={rank: beat.count for rank, beat in beats.read(run).items()},
         stopped=stopped,
         overdue=overdue,
@@ -46,7 +43,7 @@ def gather(
 
 
 def _last_step(run: RunDirectory) -> int | None:
-    """Return the last step that this attempt logged: an earlier one's lines stand in the same file."""
+    """Return the last step that this attempt logged; lines of earlier attempts are in the same file."""
     try:
         if run.metrics.stat().st_mtime_ns < run.run.stat().st_mtime_ns:
             return None

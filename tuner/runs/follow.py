@@ -1,6 +1,6 @@
-"""Files that another process appends to: their end, and what is new in one, shown elsewhere as it comes.
+"""Files that another process appends to: read their end, read what is new, copy it to a terminal as it comes.
 
-Who writes never waits for who reads: a terminal that is closed or stopped costs nothing but the show.
+The writer never waits for the reader: a closed or stopped terminal does not slow the run down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ERASE_LINE, _SHOW_CURSOR = b"\r\x1b[K", b"\x1b[?25h"
 
 
 def tail(file: Path) -> str:
-    """Return the last 64 KiB of a file, nothing of one that cannot be read."""
+    """Return the last 64 KiB of a file, or an empty text if it cannot be read."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
@@ -31,7 +31,7 @@ def tail(file: Path) -> str:
 
 
 def write_all(target: int | TextIO, data: bytes) -> None:
-    """Write to a descriptor, or as text to a stream, whose reader may have gone; nobody is told then."""
+    """Write to a descriptor, or as text to a stream; ignore that its reader has gone."""
     with contextlib.suppress(OSError):
         if not isinstance(target, int):
             target.write(data.decode(errors="replace"))
@@ -45,7 +45,7 @@ def write_all(target: int | TextIO, data: bytes) -> None:
 
 
 class Growing:
-    """What is new in a file, from some place on; it need not be there yet. `num_read` counts the bytes so far."""
+    """The new bytes of a file, which need not exist yet, from a position on. `num_read` counts the bytes so far."""
 
     def __init__(self, file: Path, num_read: int = 0) -> None:
         self._file, self.num_read = file, num_read
@@ -74,7 +74,7 @@ class Poller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look once more and end; what does not come back is not waited for longer than three seconds."""
+        """Look once more and end; wait at most three seconds for that."""
         self._ending.set()
         self._thread.join(_LAST_S)
 
@@ -88,7 +88,7 @@ class Follower(Poller):
     """Copies whole lines from the first byte of `log` on, which need not be there yet, to a descriptor or a stream.
 
     Args:
-        is_over: Called before each copy; what was written once it says yes is left to the log alone.
+        is_over: Called before each copy; once it returns True, new lines are not copied any more.
     """
 
     def __init__(self, log: Path, target: int | TextIO, is_over: Callable[[], bool]) -> None:

@@ -1,23 +1,24 @@
-"""The runs below a work directory: the state of each, how far it came, and whether it can go on.
+"""The runs below a work directory: the state of each, its last step, and whether it can be resumed.
 
-It reads what is there and changes nothing; of checkpoints it looks at sizes, which is enough to list them.
+It changes nothing. Checkpoints are judged by the sizes of their files, which is enough for a list.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tuner.errors import RunDirectoryError, did_you_mean
+from tuner.files import JsonObject, ReadOnlyJson
 from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
 
 State = Literal["running", "done", "failed", "stopped", "died", "damaged"]
-"""As in status.json; died: it says running, and its process is gone; damaged: it cannot be read."""
+"""As in status.json. died: the file says running, but the process is gone. damaged: the file cannot be read."""
 _FILES = ("recipe.py", "deepspeed.json", "run.json", "status.json")
 _MAX_DEPTH = 4
 
@@ -32,7 +33,7 @@ class Listed:
         resumable_step: The step of its newest whole checkpoint.
         tokens_per_second: Of all ranks together.
         seen: When it last wrote something, in seconds since 1970.
-        verdict: Of a run that is done, its loss before and after, and what became of it, in one line.
+        verdict: For a finished run: its loss before and after, and the outcome, in one line.
     """
 
     path: str
@@ -46,7 +47,7 @@ class Listed:
     seen: float
     verdict: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return asdict(self)
 
 
@@ -58,7 +59,7 @@ def below(folder: Path) -> list[Listed]:
 
 
 def look(path: Path, name: str) -> Listed:
-    """Return what one run directory holds; whatever is wrong with it is said, and raises nothing."""
+    """Return the state of one run directory; a damaged one gets the state "damaged" and raises no error."""
     run = RunDirectory(path)
     last, status = metrics.latest(run), {}
     try:
@@ -83,15 +84,15 @@ def look(path: Path, name: str) -> Listed:
 
 
 def looks_like_a_run(folder: Path) -> bool:
-    """Return whether a folder is a run directory, or what is left of one."""
+    """Return whether a folder is a run directory, or the remains of one."""
     return sum(os.path.isfile(folder / name) for name in _FILES) >= 2  # noqa: PTH113 (a name too long is no file)
 
 
 def require_run(name: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a run directory, or of what is left of one.
+    """Return the absolute path of a run directory, or of the remains of one.
 
     Raises:
-        RunDirectoryError: it is none.
+        RunDirectoryError: it is not a run directory.
     """
     path = Path(name).absolute()
     if not looks_like_a_run(path):
@@ -106,17 +107,17 @@ def no_run(
 
     Args:
         name: As the user wrote it.
-        where: The argument or flag that it was given for.
-        fix: What may be given there, if the folder beside it has no name like this one.
+        where: The argument or flag with the name.
+        fix: What to do if no folder beside it has a similar name.
     """
-    path, what = Path(name), "is not a run directory: it has no run.json and recipe.py"
+    path, problem = Path(name), "is not a run directory: it has no run.json and recipe.py"
     if not os.path.exists(path):  # noqa: PTH110 (a name too long is nowhere, and no error)
-        what = "does not exist"
+        problem = "does not exist"
         with contextlib.suppress(OSError, ValueError):  # a folder that may not be read, or a NUL in its name
             fix = did_you_mean(path.name, {one.name for one in path.parent.iterdir()} - {path.name}) or fix
     elif not path.is_dir():
-        what = "is a file"
-    return RunDirectoryError(f"{str(name)!r} {what}", where=where, fix=fix)
+        problem = "is a file"
+    return RunDirectoryError(f"{str(name)!r} {problem}", where=where, fix=fix)
 
 
 def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
@@ -129,7 +130,7 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _find(path, depth + 1)
 
 
-def _state(run: RunDirectory, status: Mapping[str, Any]) -> tuple[State, str]:
+def _state(run: RunDirectory, status: ReadOnlyJson) -> tuple[State, str]:
     state = status.get("state")
     if state == "running":
         return _running(run)
@@ -166,11 +167,11 @@ def _seen(run: RunDirectory) -> float:
     return max(times, default=0.0)
 
 
-def _verdict(status: Mapping[str, Any]) -> str | None:
+def _verdict(status: ReadOnlyJson) -> str | None:
     verdict = status.get("verdict")
     brief = verdict.get("brief") if isinstance(verdict, dict) else None
     return brief if isinstance(brief, str) else None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

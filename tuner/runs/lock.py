@@ -1,8 +1,8 @@
-"""Who has a run directory: one run at a time, named by its process, its host and its Slurm job.
+"""The lock of a run directory: one run at a time holds it, named by its process, its host and its Slurm job.
 
-The lock is RUN/lock. A run that was killed leaves it, and the next one on that host takes it over; nothing here ends
-the run that holds it, or looks into it. Numbers of processes mean nothing in another container of the host: there the
-kernel's lock of the folder tells, which its holder keeps until it ends.
+The lock is RUN/lock. A killed run leaves it behind, and the next run on that host takes it over. This module never ends
+the run that holds it. Process ids mean nothing in another container of the host: there the kernel's lock of the folder
+decides, which its holder keeps until it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKER = "tuner.worker"
 
 
 class Holder(NamedTuple):
-    """The process that starts and watches a run, or its rank 0 where nobody does.
+    """The process that supervises a run, or its rank 0 if the run has no supervisor.
 
     `started_s` counts from the boot: a jump of the clock does not change it. A job that Slurm starts again keeps its
     id and counts `restarts`; its id means nothing on another `cluster`. `boot` and `pids` name the boot of the host
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Holder:
-        """Return this process; `environ` tells of the Slurm job around it."""
+        """Return this process; `environ` names the Slurm job around it."""
         import socket  # 2 ms, and most commands ask for no lock
 
         restarts = environ.get("SLURM_RESTART_COUNT", "")
@@ -66,7 +66,7 @@ class Holder(NamedTuple):
         return (self.pid, self.host, self.boot, self.pids) == (other.pid, other.host, other.boot, other.pids)
 
     def lives(self, run: Path) -> bool | None:
-        """Return whether this holder of a folder lives; None where that cannot be seen from here."""
+        """Return whether this holder of a folder lives; None if that cannot be seen from this machine."""
         this = Holder.here({})
         if self.host != this.host:
             return None
@@ -78,12 +78,12 @@ class Holder(NamedTuple):
         return started_s is not None and abs(started_s - self.started_s) < _SAME_S
 
     def lets(self, run: Path, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
-        """Return whether another may take a folder over: this one has ended for certain, or is the other.
+        """Return whether another process may take a folder over: this one has certainly ended, or is the same.
 
         Args:
             run: The folder.
-            other: Who wants to.
-            has_ended: Whether a job of this cluster is over, as Slurm knows it.
+            other: The process that wants the folder.
+            has_ended: Returns whether a job of this cluster is over, according to Slurm.
         """
         if self.is_process(other):
             return True
@@ -99,7 +99,7 @@ class Holder(NamedTuple):
 
 
 def _started_s(pid: int) -> float | None:
-    """Return when a process started, in seconds since the boot; None where there is none, or one that has ended."""
+    """Return when a process started, in seconds since the boot; None if it does not exist or has ended."""
     import psutil  # only where a lock is looked at: most commands need none
 
     with suppress(psutil.NoSuchProcess, TypeError, ValueError, OverflowError):
@@ -122,14 +122,14 @@ def _pid_namespace() -> int | None:
 
 
 _held: dict[str, int] = {}
-"""The folders whose kernel lock this process keeps, each with its descriptor."""
+"""Each folder that this process keeps locked in the kernel, with its descriptor."""
 
 
 def _keep(run: Path) -> bool:
-    """Keep the kernel's lock of a folder until this process ends, also as the rank that it becomes.
+    """Keep the kernel's lock of a folder until this process ends, even if it becomes a rank (exec).
 
     Returns:
-        Whether it does: a file system may have no such locks.
+        Whether the lock is kept: some file systems have no such locks.
     """
     key = os.path.realpath(run)
     if key in _held and os.path.samestat(os.fstat(_held[key]), run.stat()):
@@ -174,7 +174,7 @@ def _is_locked(run: Path) -> bool | None:
 
 
 def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool] = lambda _: False) -> None:
-    """Make this process the holder of a run directory; who holds it already, holds it on. `has_ended`: see `lets`.
+    """Make this process the holder of a run directory, unless it already is. `has_ended`: see `lets`.
 
     Raises:
         RunDirectoryError: another run holds it, or may do so on another host.
@@ -192,7 +192,7 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
 
 
 def release(run: Path) -> None:
-    """Let a run directory go, if this process holds it."""
+    """Release a run directory, if this process holds it."""
     with suppress(OSError), _opened(run / NAME, "r") as file:
         holder, this = _read(file), Holder.here({})
         if holder and holder.is_process(this):
@@ -201,33 +201,33 @@ def release(run: Path) -> None:
 
 
 def check(run: Path) -> None:
-    """Check that nobody holds a run directory, changing nothing.
+    """Check that no run holds a run directory; change nothing.
 
     Raises:
         RunDirectoryError: another run holds it, or may do so on another host.
     """
-    this, found = Holder.here({}), holder(run)
-    if found and not found.lets(run, this):
-        raise _taken(run, found)
+    this, current = Holder.here({}), holder(run)
+    if current and not current.lets(run, this):
+        raise _taken(run, current)
 
 
 def holder(run: Path) -> Holder | None:
-    """Return who holds a run directory, or None: nobody."""
+    """Return the holder of a run directory, or None if it is free."""
     with suppress(OSError), (run / NAME).open(encoding="utf-8") as file:
         return _read(file)
     return None
 
 
 def _refuse_ranks_left(run: Path) -> None:
-    """Refuse a directory whose launcher was killed while its ranks still end: they may be in the middle of a save."""
+    """Refuse a directory if ranks of a killed launcher are still ending in it: they may be in the middle of a save."""
     import psutil
 
     place = os.path.realpath(run)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if WORKER in words and place in map(os.path.realpath, words):
-            what = f"{run} is in use by process {process.pid}, left over from a run whose launcher was killed"
-            raise RunDirectoryError(what, where="--work-dir", fix="Wait until it has saved and exited.")
+            problem = f"{run} is in use by process {process.pid}, left over from a run whose launcher was killed"
+            raise RunDirectoryError(problem, where="--work-dir", fix="Wait until it has saved and exited.")
 
 
 def _taken(run: Path, holder: Holder) -> RunDirectoryError:
@@ -239,7 +239,7 @@ def _taken(run: Path, holder: Holder) -> RunDirectoryError:
 
 @contextmanager
 def _opened(path: Path, mode: str) -> Iterator[IO[str]]:
-    """Open the lock so that no other process looks at it until it is closed."""
+    """Open the lock file; no other process reads it until it is closed."""
     while True:
         with path.open(mode, encoding="utf-8") as file:
             # A file system may have no flock: two that start in the same instant are not kept apart there.
@@ -249,17 +249,17 @@ def _opened(path: Path, mode: str) -> Iterator[IO[str]]:
                 is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
             except FileNotFoundError:
                 is_there = False
-            if is_there:  # and was not removed by who had it
+            if is_there:  # and was not removed by its holder
                 yield file
                 return
 
 
 def _read(file: IO[str]) -> Holder | None:
-    """Return who is written in a lock, or None: nobody yet."""
+    """Return the holder that a lock file names, or None if it names no holder yet."""
     file.seek(0)
     try:
-        found = Holder(**load_json(file.read()))
-        whole = found._replace(pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
+        stored = Holder(**load_json(file.read()))
+        whole = stored._replace(pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts))
     except (ValueError, TypeError, OverflowError):
         return None
     texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")

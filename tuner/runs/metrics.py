@@ -1,6 +1,6 @@
-"""metrics.jsonl read back: one line for each logged step, whatever state the file is in.
+"""Read metrics.jsonl: one line for each logged step, even if the file is damaged.
 
-It writes nothing; `directory` appends the lines, and sets those aside whose steps a resumed run takes again.
+It writes nothing. `directory` appends the lines, and moves the lines of steps that a resumed run repeats.
 """
 
 from __future__ import annotations
@@ -8,29 +8,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tuner.files import load_json
+from tuner.files import JsonObject, load_json
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, tail
 
-Line = dict[str, Any]
+Line = JsonObject
 _LARGEST = sys.float_info.max
 
 
 class Curve(NamedTuple):
-    """What was logged under one key: steps, and the value at each."""
+    """The values logged under one key, and the step of each."""
 
     steps: list[int]
     values: list[float]
 
 
 class Curves:
-    """What was logged under some keys, without what is no finite number; `read` goes on where it last ended.
+    """The finite numbers that were logged under some keys; `read` continues where it last ended.
 
     Args:
-        run: It need not be there yet.
-        keys: Of the lines.
+        run: The run directory, which need not exist yet.
+        keys: The keys of the lines.
     """
 
     def __init__(self, run: RunDirectory, keys: Iterable[str]) -> None:
@@ -43,14 +43,14 @@ class Curves:
         """The curves, which grow; others once the file has been replaced, as by a run that goes on from earlier."""
 
     def read(self, *, whole_lines: bool = True) -> None:
-        """Add what is new; a line that has no end yet is left for later, or where nobody goes on with it, read too."""
+        """Add the new lines. An unfinished last line is left for later, or also read if `whole_lines` is False."""
         try:
-            found = self._file.stat()
+            status = self._file.stat()
         except OSError:  # removed: what was read stays until there is another one
             self._inode = None
             return
-        inode = found.st_dev, found.st_ino
-        if inode != self._inode or found.st_size < self._new.num_read:
+        inode = status.st_dev, status.st_ino
+        if inode != self._inode or status.st_size < self._new.num_read:
             self._begin(inode)
         for lines in _in_parts(self._new, whole_lines=whole_lines):
             for key, curve in self.by_key.items():
@@ -60,15 +60,15 @@ class Curves:
 
 
 def curves(run: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
-    """Return what was logged under some keys, without what is no finite number."""
-    found = Curves(run, keys)
-    found.read()
-    found.read(whole_lines=False)
-    return found.by_key
+    """Return the finite numbers that were logged under some keys."""
+    growing = Curves(run, keys)
+    growing.read()
+    growing.read(whole_lines=False)
+    return growing.by_key
 
 
 def every_line(run: RunDirectory) -> list[Line]:
-    """Return every line, the earliest first; none of a run that has logged nothing."""
+    """Return every line, the earliest first; an empty list if the run has logged nothing."""
     new = Growing(run.metrics)
     parts = (lines for whole_lines in (True, False) for lines in _in_parts(new, whole_lines=whole_lines))
     return [line for lines in parts for line in lines]
@@ -82,8 +82,8 @@ def _in_parts(new: Growing, *, whole_lines: bool) -> Iterator[list[Line]]:
 
 
 def _with_number(lines: Sequence[Line], key: str) -> list[Line]:
-    found = (line for line in lines if key in line and isinstance(line[key], (int, float)))
-    return [line for line in found if -_LARGEST <= line[key] <= _LARGEST]
+    numbers = (line for line in lines if key in line and isinstance(line[key], (int, float)))
+    return [line for line in numbers if -_LARGEST <= line[key] <= _LARGEST]
 
 
 def latest(run: RunDirectory) -> Line:
@@ -96,24 +96,24 @@ def latest(run: RunDirectory) -> Line:
     return newest
 
 
-def _lines(found: Iterable[Any]) -> Iterator[Line]:
-    return (line for line in found if isinstance(line, dict) and isinstance(line.get("step"), int))
+def _lines(values: Iterable[object]) -> Iterator[Line]:
+    return (line for line in values if isinstance(line, dict) and isinstance(line.get("step"), int))
 
 
-def _parsed(texts: Sequence[str]) -> Iterable[Any]:
-    """Return what each line holds.
+def _parsed(texts: Sequence[str]) -> Iterable[object]:
+    """Return the value of each line.
 
     One call reads them all: a call for each takes four times as long, and a long run has logged 200,000.
     """
     try:
-        found: list[Any] = json.loads(f"[{','.join(texts)}]", parse_constant=str)
+        values: list[object] = json.loads(f"[{','.join(texts)}]", parse_constant=str)
     except (ValueError, RecursionError):  # one of them is torn, as the last one of a run that was killed
         return map(_value, texts)
-    return found
+    return values
 
 
-def _value(text: str) -> Any:
-    """Return what a line holds, None for one that is torn."""
+def _value(text: str) -> object:
+    """Return the value of a line, or None if the line is incomplete."""
     try:
         return load_json(text)
     except ValueError:

@@ -1,16 +1,17 @@
-"""Where a run goes on from: a checkpoint, and how its state goes into ranks that may be others than those it is of.
+"""The point that a run resumes from: a checkpoint, and how its state is loaded into the ranks of this run.
 
-It compares what a checkpoint says of itself with what a run does; the launcher chooses one, and ranks load it.
+It compares the checkpoint's facts with those of the run. The launcher chooses the checkpoint, and the ranks load it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tuner.errors import RunDirectoryError
+from tuner.files import ReadOnlyJson
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -21,17 +22,17 @@ class LoadAs(StrEnum):
 
     SAVED = "saved"
     UNIVERSAL = "universal"
-    """Its state is dealt out anew to another number of ranks."""
+    """Its state is redistributed to another number of ranks."""
     WEIGHTS = "weights"
     """Its weights alone; the optimizer starts fresh."""
 
 
 _IN_UNIVERSAL_CHECKPOINTS = frozenset(("Adam", "AdamW", "RAdam"))
-"""Optimizers whose states are those that DeepSpeed 0.19.8's ds_to_universal knows: exp_avg, exp_avg_sq and step."""
+"""Optimizers with the states that DeepSpeed 0.19.8's ds_to_universal supports: exp_avg, exp_avg_sq and step."""
 
 
 class IncompatibleStates(RunDirectoryError):
-    """A valid checkpoint whose optimizer states this run cannot load."""
+    """The checkpoint is valid, but this run cannot load its optimizer states."""
 
 
 class ResumePoint(NamedTuple):
@@ -41,8 +42,8 @@ class ResumePoint(NamedTuple):
     load_as: LoadAs
 
     @classmethod
-    def of(cls, run_facts: Mapping[str, Any]) -> ResumePoint | None:
-        """Return what run.json says, None of a run that starts new; the launcher has found the checkpoint valid."""
+    def of(cls, run_facts: ReadOnlyJson) -> ResumePoint | None:
+        """Return the point in run.json, or None for a new run; the launcher has checked the checkpoint."""
         if run_facts["resume"] is None:
             return None
         path = Path(run_facts["resume"])
@@ -54,22 +55,22 @@ class ResumePoint(NamedTuple):
         return self.checkpoint.path
 
     def folder(self, run: RunDirectory) -> Path:
-        """Return what the ranks of a run load: the checkpoint, or what it was converted to."""
+        """Return the folder that the ranks load: the checkpoint, or its conversion."""
         return self.path if self.load_as is LoadAs.SAVED else run.universal / f"{self.path.name}-{self.load_as}"
 
 
 def resume_from(
-    checkpoint: Checkpoint | None, run: Mapping[str, Any], *, weights: bool
+    checkpoint: Checkpoint | None, run: ReadOnlyJson, *, weights: bool
 ) -> tuple[ResumePoint | None, tuple[str, ...]]:
-    """Return how a run goes on from a checkpoint, None where there is none, and what to say of it.
+    """Return how a run resumes from a checkpoint (None without a checkpoint), and notes for the user.
 
     Args:
-        run: What the run's own checkpoints will say of it: world_size, stage, deepspeed, dtype, optimizer, nvme (its
-            states are on a disk) and nvme_weights_alone.
-        weights: Where the optimizer's states cannot move, the weights may alone (--resume-weights).
+        run: The facts that the run's own checkpoints will hold: world_size, stage, deepspeed, dtype, optimizer, nvme
+            (its states are on a disk) and nvme_weights_alone.
+        weights: Load only the weights if the optimizer's states cannot be loaded (--resume-weights).
 
     Raises:
-        IncompatibleStates: the states cannot move, and that was not asked for.
+        IncompatibleStates: the states cannot be loaded, and `weights` is False.
     """
     if checkpoint is None:
         return None, ()
@@ -77,15 +78,15 @@ def resume_from(
     return ResumePoint(checkpoint, load_as), notes
 
 
-def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
+def _load_as(checkpoint: Checkpoint, run: ReadOnlyJson, *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
     saved, name = checkpoint.facts, checkpoint.path.name
     if "stage" not in saved:
         return LoadAs.SAVED, ()
     if run.get("nvme_weights_alone"):
         # Measured, DeepSpeed 0.19.8, max_in_cpu smaller than the model: a bare AttributeError.
-        what = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
+        problem = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
         fix = "Add --ds zero_optimization.offload_param.device=cpu, or put offload_optimizer on NVMe too."
-        raise IncompatibleStates(what, where="--resume", fix=fix)
+        raise IncompatibleStates(problem, where="--resume", fix=fix)
     hindrances = list(_hindrances(saved, run))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
@@ -96,8 +97,8 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
         fix = f"{fixes}."
         if not saved["nvme"]:
             fix = f"{fixes}, or add --resume-weights to load only the weights and restart the optimizer."
-        what = f"{name} {reasons}: its optimizer states cannot be loaded"
-        raise IncompatibleStates(what, where="--resume", fix=fix[0].upper() + fix[1:])
+        problem = f"{name} {reasons}: its optimizer states cannot be loaded"
+        raise IncompatibleStates(problem, where="--resume", fix=fix[0].upper() + fix[1:])
     if saved["world_size"] == run["world_size"]:
         return LoadAs.SAVED, ()
     ranks = f"{name} was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
@@ -106,7 +107,7 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
     return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
 
 
-def is_same_state(saved: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+def is_same_state(saved: ReadOnlyJson, run: ReadOnlyJson) -> bool:
     """Return whether DeepSpeed loads a checkpoint into a run as it was saved."""
     return all(saved[key] == run[key] for key in ("world_size", "stage", "dtype", "optimizer", "nvme"))
 
@@ -119,8 +120,8 @@ def share_states(stage: int, other: int) -> bool:
     return stage == other or {stage, other} == {1, 2}
 
 
-def _hindrances(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield why the optimizer's states cannot move, each with what would let them."""
+def _hindrances(saved: ReadOnlyJson, run: ReadOnlyJson) -> Iterator[tuple[str, str]]:
+    """Yield each reason why the optimizer's states cannot be loaded, with its remedy."""
     take_level = f"use --deepspeed {saved['deepspeed']}"
     if not share_states(saved["stage"], run["stage"]):
         yield f"was saved at ZeRO stage {saved['stage']}, this run is at stage {run['stage']}", take_level

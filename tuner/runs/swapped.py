@@ -1,8 +1,8 @@
-"""What DeepSpeed leaves on the disks that a run swaps to: removed when the run has ended, and nobody else's files.
+"""Remove the files that DeepSpeed leaves on the disks that a run swaps to, and no other files, when the run has ended.
 
-DeepSpeed makes `zero_stage_3` in the folder that the config names, and never removes it. Whoever ends a run on a node
-holds the kernel's lock of a mark in it: a launcher that watches its ranks, else each rank. The last one that leaves
-removes the folder; a run that was killed holds no lock, and the next one there takes over what it has left.
+DeepSpeed makes `zero_stage_3` in the folder that the config names, and never removes it. The supervisor on a node, or
+each rank if the node has no supervisor, holds the kernel's lock of a mark file in it. The last process that leaves
+removes the folder. A killed run holds no lock, and the next run in the folder takes its files over.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tuner.errors import MachineError
 
 _FOLDER = "zero_stage_3"
 _MARK = "made-by-tuner"
-"""Beside what is swapped: it names the launch whose files these are."""
+"""The mark file beside the swapped files; it holds the id of their launch."""
 _WAIT_S = 2.0
-"""For one that looks at the mark at this moment, or removes what it swapped."""
+"""Time for another process to finish looking at the mark, or removing its files."""
 _PAUSE_S = 0.05
 
 
 class Swapped:
-    """The folders that this process removes when it ends, unless others of its run still swap there."""
+    """The folders that this process removes when it ends, unless other processes of its run still use them."""
 
     def __init__(self) -> None:
         self._marks: dict[Path, TextIO] = {}
@@ -36,8 +36,8 @@ class Swapped:
         """Claim the folders on disks that a run swaps to; return a line about each that is left as it is.
 
         Args:
-            paths: Of the DeepSpeed config.
-            launch_id: The same for all that start this run.
+            paths: The folders in the DeepSpeed config.
+            launch_id: The same for all processes of this run.
 
         Raises:
             MachineError: another run swaps there now: DeepSpeed's files have the same names, whoever runs.
@@ -51,7 +51,7 @@ class Swapped:
         return kept
 
     def let_go(self) -> None:
-        """Give the folders back, and remove those that nobody else of the run has."""
+        """Unlock the folders, and remove those that no other process of the run uses."""
         for folder, mark in self._marks.items():
             with contextlib.suppress(OSError), mark:
                 fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +95,7 @@ def _marked(folder: Path, launch_id: str) -> TextIO:
 
 
 def _shares(mark: TextIO, launch_id: str) -> bool:
-    """Lock a mark together with all of its launch, whose name it gets where nobody has it; say whether that worked."""
+    """Lock a mark together with all processes of the launch; write the launch's id if it is free. Return success."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         mark.truncate(0)

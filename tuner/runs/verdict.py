@@ -1,15 +1,17 @@
 """Whether a run has learned, from the losses that it logged: before and after, how they moved, and what would help.
 
-It computes and reads no file. A rank stores the verdict in status.json; terminal, report, `tuner runs` and the Python
-API show that one.
+It reads no file. A rank stores the verdict in status.json; the terminal, the report, `tuner runs` and the Python API
+show it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tuner.files import JsonObject, ReadOnlyJson
 
 _CHANGED = 0.01
 """A loss has moved if it differs by more than this part of what it was."""
@@ -42,10 +44,10 @@ class Trained(NamedTuple):
     """How a run was trained.
 
     Args:
-        result_step: The step of the weights that the result has.
-        planned_steps: More than were taken where early stopping ended the run.
+        result_step: The step at which the result's weights were saved.
+        planned_steps: The planned number of steps; early stopping may end the run before.
         epochs: None if the recipe gives a number of steps.
-        learning_rate: The peak.
+        learning_rate: The peak learning rate.
         num_trained: How many weights were trained.
     """
 
@@ -86,12 +88,12 @@ class Verdict(NamedTuple):
         """What fits a table: the loss before and after, and the outcome."""
         return f"{self.measure} loss {short_number(self.before)} -> {short_number(self.after)}, {self.outcome}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return what status.json holds: its values, `brief` and `line`."""
         return {**self._asdict(), "brief": self.brief, "line": str(self)}
 
 
-def judge(lines: Iterable[Mapping[str, Any]], trained: Trained) -> Verdict | None:
+def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
     """Return the verdict on a run, by its validation loss if it has two, else by its training loss.
 
     Args:
@@ -110,7 +112,7 @@ def judge(lines: Iterable[Mapping[str, Any]], trained: Trained) -> Verdict | Non
     return None
 
 
-def _points(lines: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
+def _points(lines: Iterable[ReadOnlyJson], key: str) -> list[Point]:
     values = {line["step"]: line[key] for line in lines if isinstance(line.get(key), int | float)}
     return sorted((step, value) for step, value in values.items() if math.isfinite(value))
 

@@ -111,7 +111,7 @@ def tile_mlps(model: PreTrainedModel, config: RecipeConfig) -> None:
     graph at every ZeRO stage. The number of tiles is the same on every rank, because ZeRO-3 gathers weights for each.
 
     Raises:
-        ModelError: the model is not one whose MLPs are known to compute each token alone.
+        ModelError: it is not known that the MLPs of this kind of model compute each token alone.
     """
     text = model.config.get_text_config()
     if text.model_type not in KINDS:

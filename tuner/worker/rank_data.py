@@ -23,8 +23,7 @@ from tuner.data.prepared import Prepared
 from tuner.data.stream import Rows, Stream
 from tuner.errors import DataError, Stopped
 from tuner.files import JsonObject, make_folder
-from tuner.machine import few_steps
-from tuner.machine.topology import Batch, Rank
+from tuner.machine.topology import Batch, Rank, few_steps_warning
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
@@ -209,5 +208,5 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
     )
     unpacked = counts.kept if counts.packing else None
     epochs = config.train_cfg.max_epochs
-    if warning := few_steps.warning(batch, epochs, counts.packed_rows, description, unpacked=unpacked):
+    if warning := few_steps_warning(batch, epochs, counts.packed_rows, description, unpacked=unpacked):
         warn(run, f"{warning}.")

@@ -162,7 +162,7 @@ def _before(
 ) -> list[str]:
     """Return the answers of the model before training to the first prompts; [] if it cannot answer.
 
-    That model is `model` without its adapter, or, if `model` is None, the model that the recipe names.
+    That is `model` without its adapter, or, without a `model`, the one that the recipe names.
     """
     try:
         if model is None:

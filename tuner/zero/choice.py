@@ -18,14 +18,14 @@ from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
 from tuner.paths import is_file
 from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
-from tuner.recipes.document_file import YAML
 from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.recipe_file import read_value
-from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, chosen, sources_of, stage_0
+from tuner.recipes.recipe_file import YAML, read_value
+from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, stage_0
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
+from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
-from tuner.zero.lint import OBSOLETE
+from tuner.zero.recipe_values import chosen, sources_of
 
 if TYPE_CHECKING:
     from tuner.zero.yaml_configs import AccelerateConfig

@@ -1,7 +1,6 @@
 """A DeepSpeed config as data: as a user chose it (`Document`), as training uses it (`FinalConfig`), and its needs.
 
-This is the one module of this room that a run at ZeRO stage 0 with no config of its own loads. It opens no file and
-looks at no machine.
+It opens no file and looks at no machine.
 """
 
 from __future__ import annotations
@@ -16,12 +15,21 @@ from tuner.recipes.merging import Kind, Origin, Place, lookup
 
 if TYPE_CHECKING:
     from tuner.errors import DeepSpeedConfigError
-    from tuner.machine.hardware import Precision
-    from tuner.machine.topology import Batch, LaunchFlags
-    from tuner.recipes.recipe import Recipe
+    from tuner.machine.topology import LaunchFlags
 
 Config = dict[str, Any]
 """JSON values. Nothing has checked the config of a `Document`; `lint` has checked the one of a `FinalConfig`."""
+ZERO = "zero_optimization"
+STEPPING = (1, 2, 3)
+"""The stages in which ZeRO's optimizer makes the step."""
+_MEASUREMENTS = (
+    ("flops_profiler", "output_file", "flops_profiler.txt"),
+    ("csv_monitor", "output_path", "csv"),
+    ("tensorboard", "output_path", "tensorboard"),
+)
+"""Blocks that write measurements, the key that says where, and our name for it; only the first names a file.
+
+DeepSpeed's own defaults are standard output and the current folder."""
 Keys = tuple[str | int, ...]
 """The path of a value: keys of objects, and indices of lists."""
 BASE = "base"
@@ -30,9 +38,6 @@ AUTO = "auto"
 """A value that tuner works out."""
 NONE = "none"
 """Chosen in place of a preset: DeepSpeed at stage 0, which is plain data parallelism."""
-ZERO = "zero_optimization"
-STEPPING = (1, 2, 3)
-"""The stages in which ZeRO's optimizer makes the step."""
 
 
 @dataclass(frozen=True)
@@ -93,24 +98,6 @@ class Document:
         return str(self.place(keys))
 
 
-def chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
-    """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
-    if flag is not None:
-        return flag, "--deepspeed"
-    return recipe.config.deepspeed, f"deepspeed ({next(iter(sources_of(recipe).values()))})"
-
-
-def is_auto(recipe: Recipe, flag: str | None) -> bool:
-    """Return whether the plan chooses the level."""
-    return chosen(recipe, flag)[0] == AUTO
-
-
-def sources_of(recipe: Recipe) -> dict[Keys, Place]:
-    """Return the place of each key in the recipe's `deepspeed`, by its path in the config."""
-    paths: dict[Keys, Place] = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
-    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
-
-
 def stage_0() -> Document:
     """Return the config that 'none' means."""
     value = {"zero_allow_untested_optimizer": True, ZERO: {"stage": 0}}
@@ -130,67 +117,14 @@ class FinalConfig(NamedTuple):
     """The part of the warnings that the config causes by itself, with any recipe and on any machine."""
 
 
-class Owned(NamedTuple):
-    """A value that the recipe or the machine decides, never the document."""
-
-    keys: tuple[str, ...]
-    value: bool | int | float
-    source: str
-    note: str = ""
-    """Added to the warning if the document has another value."""
-
-
-def owned(recipe: Recipe, batch: Batch, precision: Precision, *, document_clips: bool = False) -> Iterator[Owned]:
-    """Yield the values that recipe and machine decide in every config: batch sizes, clipping, compute type.
-
-    Args:
-        document_clips: The document has a gradient_clipping, which stays if the recipe has none.
-    """
-    micro, accumulation = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
-    yield Owned(("train_micro_batch_size_per_gpu",), batch.micro_batch, recipe_source(recipe, micro))
-    yield Owned(("gradient_accumulation_steps",), batch.accumulation, recipe_source(recipe, accumulation))
-    product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
-    yield Owned(("train_batch_size",), batch.global_batch, f"derived: {product}")
-    if clip := recipe.config.optim_wrapper.clip_grad:
-        source = recipe_source(recipe, "optim_wrapper.clip_grad.max_norm")
-        yield Owned(("gradient_clipping",), clip.max_norm, source)
-    elif not document_clips:
-        source = recipe_source(recipe, "optim_wrapper.clip_grad") + ": not clipped"
-        yield Owned(("gradient_clipping",), 0.0, source)
-    for dtype in ("bf16", "fp16"):
-        source, note = precision_source(recipe, precision)
-        yield Owned((dtype, "enabled"), precision.dtype == dtype, source, note)
-
-
-def precision_source(recipe: Recipe, precision: Precision) -> tuple[str, str]:
-    """Return the source of the compute type, and a note for a config that names another."""
-    key = "optim_wrapper.dtype"
-    source = recipe_source(recipe, key) if precision.by_recipe else f"detected: {precision.reason}"
-    return source, " The machine and the recipe set the compute type (--set dtype=...)."
-
-
-def recipe_source(recipe: Recipe, key: str) -> str:
-    """Return the recipe's key and its place, for messages."""
-    origin = recipe.origins.get(key)
-    return f"recipe {key} ({origin.source})" if origin else f"recipe {key}"
-
-
-OWN_OPTIMIZER = Owned(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
-
-
-def final_stage_0(recipe: Recipe, batch: Batch, precision: Precision) -> FinalConfig:
-    """Return the same as `merge` for `stage_0()`; the recipe has torch's own optimizer and compiles nothing."""
-    document = stage_0()
-    config: Config = document.value
-    origins: dict[str, Origin] = {}
-    for one in (*owned(recipe, batch, precision), OWN_OPTIMIZER):
-        block = config
-        for key in one.keys[:-1]:
-            block = block.setdefault(key, {})
-        block[one.keys[-1]] = one.value
-        origins[".".join(one.keys)] = Origin.derived(one.source)
-    origins[f"{ZERO}.stage"] = document.origin((ZERO, "stage"))
-    return FinalConfig(NONE, config, origins, (), True, ())
+def with_measurement_folders(final: FinalConfig, folder: Path) -> FinalConfig:
+    """Return the config in which every enabled block writes its measurements to a place, by default to `folder`."""
+    config, origins = copy.deepcopy(final.config), dict(final.origins)
+    for block, key, name in _MEASUREMENTS:
+        if is_on(config, block, "enabled") and not config[block].get(key):
+            config[block][key] = str(folder / name)
+            origins[f"{block}.{key}"] = Origin(Place(Kind.DERIVED, "derived: in the run directory"))
+    return final._replace(config=config, origins=origins)
 
 
 # --- Single settings of a config ---
@@ -264,14 +198,6 @@ _OF_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "lion": "lion", "adagrad": "a
 _ON_CPU = {"adam": "cpu_adam", "lion": "cpu_lion", "adagrad": "cpu_adagrad"}
 _ON_GPU = {"adam": "fused_adam", "lion": "fused_lion", "lamb": "fused_lamb"}
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
-_MEASUREMENTS = (
-    ("flops_profiler", "output_file", "flops_profiler.txt"),
-    ("csv_monitor", "output_path", "csv"),
-    ("tensorboard", "output_path", "tensorboard"),
-)
-"""Blocks that write measurements, the key that says where, and our name for it; only the first names a file.
-
-DeepSpeed's own defaults are standard output and the current folder."""
 
 
 class Swap(NamedTuple):
@@ -342,13 +268,3 @@ def measurement_folders(config: Config) -> Iterator[tuple[tuple[str, str], Path]
         named = lookup(config, (block, key))
         if is_on(config, block, "enabled") and named:
             yield (block, key), Path(named).parent if Path(name).suffix else Path(named)
-
-
-def with_measurement_folders(final: FinalConfig, folder: Path) -> FinalConfig:
-    """Return the config in which every enabled block writes its measurements to a place, by default to `folder`."""
-    config, origins = copy.deepcopy(final.config), dict(final.origins)
-    for block, key, name in _MEASUREMENTS:
-        if is_on(config, block, "enabled") and not config[block].get(key):
-            config[block][key] = str(folder / name)
-            origins[f"{block}.{key}"] = Origin(Place(Kind.DERIVED, "derived: in the run directory"))
-    return final._replace(config=config, origins=origins)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean, nearest, together
 from tuner.recipes.merging import lookup
 from tuner.zero.config import ZERO, Config, Document, Keys, device, stage
 from tuner.zero.config_schema import Field, Misfit, fit, named, schema, show, spellings
-from tuner.zero.contradictions import DROPPED, INERT, RULES, UNRUNNABLE
+from tuner.zero.contradictions import DROPPED, INERT, OBSOLETE, RULES, UNRUNNABLE
 
 Entries = list[tuple[Keys, DeepSpeedConfigError]]
 """Keys, each with its problem or warning. A warning is an error object that is not raised."""
@@ -326,81 +326,7 @@ def is_off(setting: object, off: tuple[object, ...] = ()) -> bool:
     return not setting or setting in off
 
 
-# removed: an error if it is on, dropped with a warning if it is off. inert: always dropped with a warning.
-Kind = Literal["removed", "inert"]
-
-
-class Obsolete(NamedTuple):
-    """A key that DeepSpeed 0.19.8 no longer reads.
-
-    Attributes:
-        reason: Why it is refused or ignored; completes "`key` ...".
-        instead: The fix, an imperative sentence.
-        off: Values besides false, null, 0, "", {} and {"enabled": false} that switch it off.
-    """
-
-    kind: Kind
-    reason: str
-    instead: str
-    off: tuple[object, ...] = ()
-
-
-_REMOVED = "was removed from DeepSpeed, which rejects the key"
-_DEPRECATED = "is deprecated in DeepSpeed"
 _COMMENT = ("_", "//", "#")
-_NEVER = "was never read by DeepSpeed"
-
-OBSOLETE: dict[tuple[str, ...], Obsolete] = {
-    ("amp",): Obsolete("removed", _REMOVED, "Use bf16 or fp16; the recipe's optim_wrapper.dtype chooses."),
-    ("compression_training",): Obsolete("removed", _REMOVED, "Quantize with the recipe's quantization instead."),
-    ("curriculum_learning",): Obsolete(
-        "removed", _REMOVED, "Use data_efficiency.data_sampling.curriculum_learning instead."
-    ),
-    ("eigenvalue",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
-    ("elasticity",): Obsolete("removed", _REMOVED, "Remove it: a run resumes on another number of ranks by --resume."),
-    ("graph_harvesting",): Obsolete("removed", _REMOVED, "Use compile instead."),
-    ("nebula",): Obsolete("removed", _REMOVED, "Remove it: checkpoints are written by the run itself."),
-    ("progressive_layer_drop",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
-    ("quantize_training",): Obsolete("removed", _REMOVED, "Quantize with the recipe's quantization instead."),
-    ("sparse_attention",): Obsolete("removed", _REMOVED, "Use the recipe's model.attn_implementation instead."),
-    ("sparse_gradients",): Obsolete("removed", _REMOVED, "Remove it: embeddings built with sparse=True need no key."),
-    ("zero_optimization", "mics_shard_size"): Obsolete(
-        "removed", _REMOVED, "Use zero_hpz_partition_size, which shards weights within a group.", (-1,)
-    ),
-    ("zero_optimization", "mics_hierarchical_params_gather"): Obsolete(
-        "removed", _REMOVED, "Use zero_hpz_partition_size, which shards weights within a group."
-    ),
-    ("zero_optimization", "zeropp_loco_param"): Obsolete(
-        "removed", _REMOVED, "Remove it: zero_quantized_gradients works without it."
-    ),
-    ("zero_optimization", "cpu_offload"): Obsolete(
-        "removed", _DEPRECATED, 'Write "offload_optimizer": {"device": "cpu"}.'
-    ),
-    ("zero_optimization", "cpu_offload_param"): Obsolete(
-        "removed", _DEPRECATED, 'Write "offload_param": {"device": "cpu"}.'
-    ),
-    ("zero_optimization", "cpu_offload_use_pin_memory"): Obsolete(
-        "inert", "is no longer used by DeepSpeed", "Write pin_memory inside offload_optimizer or offload_param."
-    ),
-    ("zero_optimization", "stage3_max_act_size"): Obsolete("inert", _NEVER, "Nothing replaces it."),
-    ("activation_checkpointing", "enabled"): Obsolete(
-        "inert", _NEVER, "The recipe's train_cfg.gradient_checkpointing decides."
-    ),
-    ("pipeline", "micro_batch_size"): Obsolete("inert", _NEVER, "The recipe's train_dataloader.batch_size decides."),
-    ("seed",): Obsolete("inert", _NEVER, "The recipe's randomness.seed decides."),
-    ("aio", "thread_count"): Obsolete("inert", "is no longer read by DeepSpeed", "Write intra_op_parallelism."),
-    **{
-        ("compile", key): Obsolete(
-            "inert", "is no longer read by DeepSpeed", "The recipe's train_cfg.torch_compile decides."
-        )
-        for key in ("disable", "backend", "kwargs")
-    },
-    ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
-    ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
-    ("fp32_allreduce",): Obsolete(
-        "removed", "is no longer read by DeepSpeed", 'Write "communication_data_type": "fp32".'
-    ),
-}
 
 
 def _drop_comments(value: Config, findings: Findings) -> None:

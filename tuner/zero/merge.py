@@ -16,25 +16,11 @@ from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType
-from tuner.zero.config import (
-    AUTO,
-    NONE,
-    OWN_OPTIMIZER,
-    STEPPING,
-    ZERO,
-    Config,
-    Document,
-    FinalConfig,
-    device,
-    owned,
-    precision_source,
-    recipe_source,
-    short,
-    stage,
-)
+from tuner.zero.config import AUTO, NONE, STEPPING, ZERO, Config, Document, FinalConfig, device, short, stage
 from tuner.zero.config_schema import schema
 from tuner.zero.contradictions import FINAL, needs_cpu_adam
 from tuner.zero.lint import Checked, check, check_device
+from tuner.zero.recipe_values import OWN_OPTIMIZER, owned, precision_source, recipe_source
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"

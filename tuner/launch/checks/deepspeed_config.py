@@ -14,9 +14,8 @@ from pathlib import Path
 from tuner.errors import DiskError, MachineError
 from tuner.files import JsonObject
 from tuner.fit.estimate import state_bytes
-from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.fit.trainable import count
 from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.checks.host import existing
@@ -106,7 +105,7 @@ def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | 
 
 
 def swap_space(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a disk without room for what is swapped to it."""
+    """Find a disk with too little room for swapping."""
     wanted: dict[int, float] = {}
     free: dict[int, tuple[Path, int]] = {}
     for swap in swaps(run.final.config):

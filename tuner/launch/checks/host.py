@@ -19,9 +19,8 @@ from tuner import paths
 from tuner.errors import DiskError, MachineError, TunerError
 from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
 from tuner.fit.levels import Level
-from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries, slurm, variables
@@ -91,11 +90,11 @@ def _free(run: ResolvedRun) -> int:
 
 
 def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
-    """Return the bytes of one checkpoint and of the result, without tokenizer; None where the model's size is unknown.
+    """Return the bytes of one checkpoint and of the result, without tokenizer; None if the model's size is unknown.
 
-    A checkpoint holds what is saved as the model, once more in DeepSpeed's own file below stage 3, and fp32 weights and
-    optimizer states of what is trained; nothing that is frozen, and with frozen layers no model of its own. Measured on
-    DeepSpeed 0.19.8 and transformers 5.23, stages 0 to 3, full, LoRA and freeze.
+    A checkpoint holds the saved model (below stage 3 once more in DeepSpeed's own file), and the fp32 weights and
+    optimizer states of the trained weights. With frozen layers it holds no model. Measured on DeepSpeed 0.19.8 and
+    transformers 5.23, stages 0 to 3, full, LoRA and freeze.
     """
     config, facts = run.recipe.config, run.recipe.config.architecture
     if facts is None or not has_formula(facts):
@@ -176,7 +175,7 @@ def host_memory(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def host_bytes(run: ResolvedRun) -> float | None:
-    """Return the bytes of host memory that a run needs: by the fit, or all its states where there is no GPU."""
+    """Return the bytes of host memory that a run needs: from the fit, or all its states without a GPU."""
     if run.fit:
         return run.fit.peak.host_bytes
     config, facts, here = run.recipe.config, run.recipe.config.architecture, run.topology

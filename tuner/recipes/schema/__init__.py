@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Annotated, Literal, NamedTuple, Union
 
 from pydantic import (
     BeforeValidator,
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from tuner.errors import RunDirectoryError
+from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
 from tuner.recipes.schema.objectives import AnyObjective, Objective
@@ -77,11 +78,11 @@ UNUSED_INITS = {
     "loftq": "loftq quantizes the weights itself instead of bitsandbytes; use True, or 'pissa' on 16 bits",
     "mica": "mica freezes one half of each adapter, which checkpoints do not save; use 'pissa'",
 }
-"""PEFT's other values, and why each is refused."""
+"""PEFT's other values, each with the reason why it is refused."""
 
 
 class Adapter(Block):
-    """PEFT's LoraConfig, in its own names; path: a trained adapter to go on with, whose weights and values it has."""
+    """PEFT's LoraConfig, in its own names; `path` is a trained adapter to continue, which sets the other values."""
 
     # A trained adapter to go on with; it brings its own r, lora_alpha and target_modules. None: a new one.
     path: str | None = None
@@ -104,7 +105,7 @@ class Adapter(Block):
 
     @property
     def changes_base(self) -> bool:
-        """Whether the adapter begins as a part of the base weights, which PEFT subtracts from them."""
+        """Whether the adapter starts as a part of the base weights, which PEFT subtracts from them."""
         return self.path is None and str(self.init_lora_weights).startswith(("pissa", "olora"))
 
     @field_validator("init_lora_weights")
@@ -136,17 +137,17 @@ class Share(Rows):
     weight: PositiveFloat = 1.0
 
     @model_serializer(mode="wrap")
-    def _written_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _written_keys(self, dump: SerializerFunctionWrapHandler) -> JsonObject:
         """Leave out the keys that were not written."""
         return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
 
 
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
-"""Keys that do not carry over to another data set. `split` does: nearly all data sets have 'train'."""
+"""Keys that another data set does not keep. It keeps `split`: nearly all data sets have 'train'."""
 
 
-def one_data_set(path: str | None) -> dict[str, Any]:
-    """Return the values that make a `dataset` block read the data set at `path` alone; None: a mixture has paths."""
+def one_data_set(path: str | None) -> JsonObject:
+    """Return the values with which a `dataset` block reads only the data set at `path`; None for a mixture."""
     return {**dict.fromkeys((*OF_ONE_DATA_SET, "mixture", "max_rows")), "path": path, "split": "train"}
 
 
@@ -187,7 +188,7 @@ class Dataset(Rows):
 
     @property
     def shares(self) -> tuple[Rows, ...]:
-        """The data sets whose rows are read: those of the mixture, or this one alone."""
+        """The data sets to read: those of the mixture, or this one alone."""
         return self.mixture or (self,)
 
 
@@ -200,8 +201,8 @@ class Dataloader(Block):
 
     @property
     def micro_batch(self) -> int:
-        """`batch_size` as a number, once `launch.batch_size` has settled it."""
-        assert self.batch_size != "auto", "settled by launch.batch_size before anybody asks"
+        """`batch_size` as a number; `launch.batch_size` must have set it."""
+        assert self.batch_size != "auto", "launch.batch_size sets it first"
         return self.batch_size
 
 
@@ -212,11 +213,11 @@ OptimizerType = Literal[
 ]  # fmt: skip
 BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit")
 DEEPSPEED_OPTIMIZERS = {"FusedAdam": "AdamW", "Lamb": "Lamb", "Lion": "Lion", "Muon": "Muon"}
-"""Optimizers that DeepSpeed makes itself, with their names in its config."""
+"""Optimizers that DeepSpeed creates -> their names in its config."""
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
 """Optimizers that DeepSpeed 0.19.7 removed, in lower case, as DeepSpeed compares names."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-"""The names of torch and of XTuner's configs, with ours."""
+"""dtype names of torch and of XTuner's configs -> tuner's."""
 
 
 def _short_dtype(name: object) -> object:
@@ -317,11 +318,11 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swan
 
 _Command = str | tuple[str, ...] | list[str] | None
 
-OF_A_TRIAL: dict[str, Any] = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
-"""The block of a trial run of a few steps: it records every step, and runs no command at the end."""
+OF_A_TRIAL: JsonObject = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
+"""The block `log` of a trial run of a few steps: it records every step, and runs no command at the end."""
 
-NOT_PUSHED: dict[str, Any] = {"repository": None, "push": False}
-"""The same of the block `checkpoint`: its weights go nowhere."""
+NOT_PUSHED: JsonObject = {"repository": None, "push": False}
+"""The values of `checkpoint` for a trial run: no weights are pushed."""
 
 
 class Log(Block):
@@ -379,7 +380,7 @@ class Split(NamedTuple):
 
 
 class RecipeConfig(Block):
-    """One recipe, whole and checked."""
+    """One complete and checked recipe."""
 
     model: Model
     architecture: Architecture | None
@@ -394,7 +395,7 @@ class RecipeConfig(Block):
     checkpoint: Checkpoint
     log: Log
     randomness: Randomness
-    deepspeed: str | dict[str, Any]
+    deepspeed: str | JsonObject
 
     @property
     def loaders(self) -> dict[str, Dataloader]:
@@ -409,9 +410,9 @@ class RecipeConfig(Block):
 
     @property
     def split(self) -> Split:
-        """The split, once `launch.batch_size` has settled it."""
+        """The split of a step; `launch.batch_size` must have set it."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
-        assert accumulation != "auto" and recompute != "auto", "settled by launch.batch_size before anybody asks"
+        assert accumulation != "auto" and recompute != "auto", "launch.batch_size sets it first"
         return Split(self.train_dataloader.micro_batch, accumulation, recompute)
 
     def with_split(self, split: Split) -> "RecipeConfig":
@@ -532,12 +533,12 @@ class RecipeConfig(Block):
         return train_cfg
 
 
-def resolved_document(config: RecipeConfig) -> dict[str, Any]:
+def resolved_document(config: RecipeConfig) -> JsonObject:
     """Return a resolved recipe as recipe.json holds it."""
     return {"schema": SCHEMA_VERSION, "recipe": config.model_dump(mode="json")}
 
 
-def resolved_recipe(document: Mapping[str, Any], file: Path) -> RecipeConfig:
+def resolved_recipe(document: Mapping[str, object], file: Path) -> RecipeConfig:
     """Return the recipe of a recipe.json; the launcher has composed and checked its values.
 
     Raises:
@@ -551,9 +552,9 @@ def resolved_recipe(document: Mapping[str, Any], file: Path) -> RecipeConfig:
 
 
 @cache
-def schema_keys() -> Mapping[tuple[str, ...], Any]:
-    """Return every key of the schema, by path, with its annotation; a key of several alternatives has their union."""
-    annotations: dict[tuple[str, ...], Any] = {}
+def schema_keys() -> Mapping[tuple[str, ...], object]:
+    """Return every key of the schema by path, with its annotation; a key of several blocks has the union of theirs."""
+    annotations: dict[tuple[str, ...], object] = {}
 
     def walk(block: type[Block], prefix: tuple[str, ...]) -> None:
         for name, info in block.model_fields.items():

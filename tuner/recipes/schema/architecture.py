@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
+from tuner.files import JsonObject
 from tuner.recipes.schema.block import Block, Lax, wrong_key
 
 _MOST = 2**31 - 1
@@ -24,7 +25,7 @@ Kinds = Annotated[tuple[str, ...], Lax, Field(max_length=MAX_LAYERS)]
 
 _ATTENTION_BIAS = {"attention_bias": True}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
-_DEFAULTS: dict[str, dict[str, Any]] = {
+_DEFAULTS: dict[str, JsonObject] = {
     "bloom": _BIASES,
     "falcon": {"multi_query": True, "parallel_attn": True},
     "gemma4_text": {"full_attention_interval": 6, "global_head_dim": 512, "enable_moe_block": False},
@@ -190,18 +191,18 @@ class Architecture(Block):
     parallel_attn: bool = False
     num_ln_in_parallel_attn: Width | None = None
 
-    _config: dict[str, Any] = PrivateAttr()
+    _config: JsonObject = PrivateAttr()
     """The keys as they were written."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, config: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fill in the common names of what is written."""
+        """Add the values under the common names."""
         if isinstance(config, cls):
             return config
         facts = validate(config)
         facts._config = dict(config)
-        # In place, although it is frozen: pydantic expects the object that it made.
+        # In place, although the block is frozen: pydantic expects the object that it created.
         facts.__dict__.update(_in_common(_DEFAULTS.get(facts.model_type, {}) | config))
         for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
             if not getattr(facts, key):
@@ -211,11 +212,11 @@ class Architecture(Block):
         return facts
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the facts are the same, in whatever way they were written: a list or a tuple."""
+        """Return whether the facts are the same, whether written as a list or a tuple."""
         return isinstance(other, Architecture) and self.__dict__ == other.__dict__
 
     @model_serializer
-    def _as_written(self) -> dict[str, Any]:
+    def _as_written(self) -> JsonObject:
         return self._config
 
     def has_experts(self, layer: int) -> bool:
@@ -231,7 +232,7 @@ class Architecture(Block):
         return self.full_attention_interval is None or (layer + 1) % self.full_attention_interval == 0
 
 
-def _in_common(config: dict[str, Any]) -> dict[str, Any]:
+def _in_common(config: JsonObject) -> JsonObject:
     """Return the values of a config under the common names; the config holds its type's defaults too."""
     kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
     inner = _first(config, "ffn_dim", "ffn_hidden_size", "n_inner", "intermediate_size_mlp", "intermediate_size")
@@ -239,7 +240,7 @@ def _in_common(config: dict[str, Any]) -> dict[str, Any]:
         inner = 4 * hidden if kind in _FOUR_TIMES_HIDDEN else config.get("moe_intermediate_size")
     # One key for all biases but internlm's, which is attention's alone.
     of_all = None if kind == "internlm" else _first(config, "use_bias", "enable_bias", "bias")
-    common: dict[str, Any] = {key: config[key] for key in _DEFAULTS.get(kind, ())} | {
+    common: JsonObject = {key: config[key] for key in _DEFAULTS.get(kind, ())} | {
         "intermediate_size": inner or 0,
         "num_key_value_heads": _key_value_heads(config) or heads,
         "head_dim": config.get("head_dim") or hidden // heads,
@@ -262,11 +263,11 @@ def _in_common(config: dict[str, Any]) -> dict[str, Any]:
     return common | _experts(config, kind)
 
 
-def _first(config: dict[str, Any], *keys: str) -> Any:
+def _first(config: JsonObject, *keys: str) -> Any:
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
-def _key_value_heads(config: dict[str, Any]) -> Any:
+def _key_value_heads(config: JsonObject) -> int | None:
     if config.get("new_decoder_architecture"):
         return config.get("num_kv_heads")
     if "multi_query" in config:
@@ -274,7 +275,7 @@ def _key_value_heads(config: dict[str, Any]) -> Any:
     return config.get("num_key_value_heads")
 
 
-def _experts(config: dict[str, Any], kind: str) -> dict[str, Any]:
+def _experts(config: JsonObject, kind: str) -> JsonObject:
     num = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
     if not num or kind not in _HAVE_EXPERTS or not config.get("enable_moe_block", True):
         return dict.fromkeys((*_EXPERTS, "shared_expert_intermediate_size"))

@@ -5,7 +5,7 @@ compile each of its annotations anew when a command starts.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -23,7 +23,7 @@ class Block(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
-    def with_values(self, values: Mapping[str, Any]) -> Self:
+    def with_values(self, values: Mapping[str, object]) -> Self:
         """Return the block with other values by dotted key, also those of blocks inside it; they are not checked."""
         changed = self
         for dotted, value in values.items():
@@ -33,7 +33,7 @@ class Block(BaseModel):
         return changed
 
 
-def blocks_of(annotation: Any) -> list[type[Block]]:
+def blocks_of(annotation: object) -> list[type[Block]]:
     """Return the blocks that a value with this annotation may be."""
     options = (annotation, *get_args(annotation))
     return [option for option in options if isinstance(option, type) and issubclass(option, Block)]

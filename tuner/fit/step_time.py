@@ -1,6 +1,6 @@
-"""Bytes that ranks send each step at every ZeRO level, and what a step costs in seconds on paper.
+"""How long a step takes on paper: a catalog of GPUs, bytes that ranks send at every ZeRO level, seconds.
 
-It takes plain numbers: no recipe, no machine.
+It looks at no machine; `machine.hardware` does. GPUs are described as in the makers' data sheets.
 
 Sources: Rajbhandari et al., ZeRO, 2020 (arXiv:1910.02054), section 7 (volumes); Patarasuk and Yuan, Bandwidth optimal
 all-reduce, 2009 (a ring moves (N-1)/N of the tensor for a gather or a scatter, twice that for an all-reduce);
@@ -10,9 +10,105 @@ Wang et al., ZeRO++, 2023 (arXiv:2306.10209), section 3 (hierarchical partitioni
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from tuner.fit.gpu_catalog import KnownGpu
+from tuner.errors import UsageError, did_you_mean
+
+MIB = 1024**2
+
+
+class KnownGpu(NamedTuple):
+    """One product.
+
+    `memory_mib` is what its driver reports; `peak_tflops` are dense 16-bit matrix operations with 32-bit sums, without
+    sparsity; `link_gb_s` are 10^9 bytes a second in one direction (NVLink, or PCIe).
+    """
+
+    memory_mib: int
+    peak_tflops: float
+    link_gb_s: float
+    compute_capability: tuple[int, int]
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * MIB
+
+    @property
+    def peak_flops(self) -> float:
+        return self.peak_tflops * 1e12
+
+    @property
+    def link_bytes_s(self) -> float:
+        return self.link_gb_s * 1e9
+
+
+GPUS = {
+    "t4": KnownGpu(15360, 65, 16, (7, 5)),
+    "v100-16g": KnownGpu(16384, 125, 150, (7, 0)),
+    "v100-32g": KnownGpu(32768, 125, 150, (7, 0)),
+    "rtx3090": KnownGpu(24576, 71, 32, (8, 6)),
+    "rtx4090": KnownGpu(24564, 165, 32, (8, 9)),
+    "rtx5090": KnownGpu(32607, 210, 64, (12, 0)),
+    "a10": KnownGpu(23028, 125, 32, (8, 6)),
+    "a10g": KnownGpu(23028, 70, 32, (8, 6)),
+    "a30": KnownGpu(24576, 165, 32, (8, 0)),
+    "a40": KnownGpu(46068, 150, 32, (8, 6)),
+    "a6000": KnownGpu(49140, 155, 32, (8, 6)),
+    "rtx6000-ada": KnownGpu(49140, 182, 32, (8, 9)),
+    "l4": KnownGpu(23034, 121, 32, (8, 9)),
+    "l40": KnownGpu(46068, 181, 32, (8, 9)),
+    "l40s": KnownGpu(46068, 362, 32, (8, 9)),
+    "a100-40g": KnownGpu(40960, 312, 300, (8, 0)),
+    "a100-80g": KnownGpu(81920, 312, 300, (8, 0)),
+    "a800-80g": KnownGpu(81920, 312, 200, (8, 0)),
+    "h100-80g": KnownGpu(81559, 989, 450, (9, 0)),
+    "h100-pcie": KnownGpu(81559, 756, 64, (9, 0)),
+    "h100-nvl": KnownGpu(95830, 835, 300, (9, 0)),
+    "h800-80g": KnownGpu(81559, 989, 200, (9, 0)),
+    "h20": KnownGpu(97871, 148, 450, (9, 0)),
+    "h200": KnownGpu(143771, 989, 450, (9, 0)),
+    "b200": KnownGpu(183359, 2250, 900, (10, 0)),
+    "mi300x": KnownGpu(196592, 1307, 448, (9, 4)),
+}
+
+_ALIASES = {"v100": "v100-16g", "a100": "a100-40g", "a800": "a800-80g", "h100": "h100-80g", "h800": "h800-80g"}
+"""A short name means the product's smallest memory: a plan must not count on more than is there."""
+
+
+def find(name: str, where: str = "--gpu") -> KnownGpu:
+    """Return the GPU that `name` means, in any spelling of case, dashes and 'GB'.
+
+    Raises:
+        UsageError: no such GPU is known; the message holds the nearest name.
+    """
+    key = spelled(name)
+    without_dashes = {product.replace("-", ""): product for product in GPUS}
+    product = _ALIASES.get(key) or without_dashes.get(key.replace("-", ""))
+    if product is None:
+        hint = did_you_mean(key, [*GPUS, *_ALIASES]) or f"Known: {', '.join(GPUS)}."
+        raise UsageError(f"unknown GPU {name!r}", where=where, fix=f"{hint} Or give its size: --gpu-memory 80GB.")
+    return GPUS[product]
+
+
+def spelled(name: str) -> str:
+    """Return a name as the table spells it: 'NVIDIA A100-SXM4-80GB' -> 'a100-80g'."""
+    text = re.sub(r"nvidia|geforce|amd|instinct|tesla|sxm\d*|hbm\d*e?|\(.*\)", " ", name.lower())
+    text = re.sub(r"(\d+)\s*gi?b\b", r"\1g", text)
+    return re.sub(r"[\s_-]+", "-", text).strip("-").replace("rtx-", "rtx").replace("rtxa", "a")
+
+
+def like(name: str, memory_bytes: int) -> KnownGpu | None:
+    """Return the product that a driver's name and memory mean (peak and links for an estimate), or None."""
+    key = spelled(name)
+    for stem in (key, re.sub(r"-\d+g$", "", key), re.sub(r"(-pcie)?-\d+g$", "", key)):
+        family = [gpu for known, gpu in GPUS.items() if known == stem or re.sub(r"-\d+g$", "", known) == stem]
+        if family:
+            return min(family, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
+    return None
+
+
+# --- What ranks send, and the seconds of a step ---
 
 UTILISATION = 0.4
 """The part of a GPU's peak that training reaches."""
@@ -77,7 +173,7 @@ class StepTime(NamedTuple):
         return self.compute_s + self.visible_communication_s
 
 
-def traffic(
+def zero_traffic(
     level: str, trainable_bytes: float, frozen_bytes: float, world_size: int, accumulation: int, gpus_per_node: int = 1
 ) -> Traffic:
     """Return what a rank sends for one step of `accumulation` micro-batches.
@@ -104,7 +200,7 @@ def traffic(
     return Traffic(ring * trainable_bytes, ring * trainable_bytes * reduces)
 
 
-def step_flops(
+def flops_of_step(
     active_parameters: float, trained_share: float, tokens: float, *, recompute: bool, attention: float = 0.0
 ) -> float:
     """Return the FLOPs of one step on `tokens` tokens.

@@ -1,6 +1,7 @@
-"""Whether the ranks of a run may share samples (`train_cfg.sequence_parallel_size`), and how many groups they are.
+"""How the ranks of a run share a global batch, and samples (`train_cfg.sequence_parallel_size`).
 
-It takes a recipe and a number of ranks; how the ranks then compute is in `worker.long_rows`.
+It takes a recipe and a number of ranks. `worker.long_rows` computes with shared samples; `fit.advice` knows which split
+is fast.
 
 Jacobs et al., DeepSpeed Ulysses, 2023 (arXiv:2309.14509): between the projections and the attention an all-to-all
 turns a part of the tokens with all heads into all tokens with a part of the heads, so the size divides the heads.
@@ -11,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import ModelError, RecipeError, TunerError, together
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Those that keep packed samples apart by position_ids, or can be made to."""
+UNSAID = Split(1, 16, recompute=True)
+"""The split that 'auto' means in a global batch, XTuner's 1 x 16, and if nothing can be planned."""
 
 
 def data_parallel_ranks(config: RecipeConfig, num_ranks: int) -> int:
@@ -41,8 +44,8 @@ def refuse_tiles(config: RecipeConfig) -> None:
     """
     architecture = config.architecture
     if config.train_cfg.tiled_mlp and architecture and architecture.model_type not in KINDS:
-        what = f"tiled_mlp is not tested with {architecture.model_type} models"
-        raise ModelError(what, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
+        problem = f"tiled_mlp is not tested with {architecture.model_type} models"
+        raise ModelError(problem, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
 
 
 def sizes(architecture: Architecture, num_ranks: int) -> list[int]:
@@ -88,5 +91,56 @@ def _nearest_multiple(num_ranks: int, size: int) -> int:
 
 def _take(architecture: Architecture | None, num_ranks: int) -> str:
     every = range(1, num_ranks + 1)
-    found = sizes(architecture, num_ranks) if architecture else [one for one in every if num_ranks % one == 0]
-    return f"set it to one of {', '.join(map(str, found))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
+    choices = sizes(architecture, num_ranks) if architecture else [one for one in every if num_ranks % one == 0]
+    return f"set it to one of {', '.join(map(str, choices))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
+
+
+def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
+    """Return every split that the recipe leaves open; the one that needs the least memory is first.
+
+    Args:
+        ranks: Those that have samples of their own (`data_parallel_ranks`).
+
+    Raises:
+        RecipeError: the global batch cannot be shared out so.
+    """
+    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
+    least, samples = recipe.objective.least_batch_size, samples_of_rank(recipe, ranks)
+    sizes = [
+        size
+        for size in range(least, samples + 1)
+        if samples % size == 0 and micro in ("auto", size) and accumulation in ("auto", samples // size)
+    ]
+    if not sizes:
+        raise _uneven(recipe, ranks)
+    if recipe.objective.depends_on_micro_batch:
+        sizes = sizes[:1]
+    checkpointing = recipe.train_cfg.gradient_checkpointing
+    recomputes = (True, False) if checkpointing == "auto" else (checkpointing,)
+    return [Split(size, samples // size, recompute) for size in sizes for recompute in recomputes]
+
+
+def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
+    """Return the samples of one rank and step, the most where they are 'auto'; 0 where the ranks do not divide them."""
+    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
+    wanted = recipe.train_cfg.global_batch_size
+    if isinstance(wanted, int):
+        return 0 if wanted % ranks else wanted // ranks
+    of_micro = UNSAID.micro_batch if micro == "auto" else micro
+    return of_micro * (UNSAID.accumulation if accumulation == "auto" else accumulation)
+
+
+def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
+    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
+    wanted, least = recipe.train_cfg.global_batch_size, recipe.objective.least_batch_size
+    if isinstance(wanted, int) and wanted % ranks:
+        divisors = ", ".join(str(one) for one in range(1, wanted + 1) if wanted % one == 0)
+        problem = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
+        return RecipeError(problem, where="train_cfg.global_batch_size", fix=f"Use one of {divisors} ranks.")
+    wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"
+    problem = f"{wish} is not {micro} x {accumulation} x {ranks} rank{'s' * (ranks > 1)}"
+    problem += f", and {recipe.objective.type} needs micro-batches of {least} or more" if least > 1 else ""
+    where = "train_cfg.global_batch_size, train_dataloader.batch_size, optim_wrapper.accumulative_counts"
+    return RecipeError(
+        problem, where=where, fix="Make it the product of the three, or set 'auto' for what tuner may choose."
+    )

@@ -1,0 +1,110 @@
+"""Every objective keeps the promises of a training, a new one too: the tests run over the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from tests.data.conftest import cache as cache
+from tests.data.conftest import make_tokenizer
+from tests.each import each
+from tuner.data.prepare import prepare
+from tuner.recipes import catalog
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.objectives import OBJECTIVES, RowKind
+from tuner.worker.objectives import training_of
+from tuner.worker.trainer_setup import evaluator
+from tuner.worker.trainers import TunerTrainer
+
+ANSWERS = ("One.", "A dog and a cat.", "Two", "Because it is red.", "No", "A colour", "It is so.")
+ROWS: dict[RowKind, list[dict[str, Any]]] = {
+    "conversations": [{"instruction": "Why?", "output": answer} for answer in ANSWERS],
+    "texts": [{"text": f"Why? {answer}"} for answer in ANSWERS],
+    "pairs": [{"prompt": "Why?", "chosen": answer, "rejected": f"{answer} Not."} for answer in ANSWERS],
+    "judged": [
+        {"prompt": "Why?", "completion": answer, "label": number % 2 == 0} for number, answer in enumerate(ANSWERS)
+    ],
+}
+PROMISES = (
+    *("create_scheduler", "get_train_dataloader", "get_batch_samples", "compute_loss", "weighed_loss"),
+    *("get_eval_dataloader", "prediction_step", "evaluation_loop", "save_model", "_save_checkpoint"),
+)
+"""Methods of TunerTrainer that decide which rows a rank gets, how a step is weighed and what a validation counts."""
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+def recipe_of(objective: str, folder: Path, *pairs: str) -> RecipeConfig:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS[OBJECTIVES[objective].facts.rows]))
+    method = "full" if objective == catalog.DEFAULT_OBJECTIVE else f"{objective}_full"
+    values = ("train_dataloader.dataset.packing=False", "train_dataloader.dataset.max_length=64", *pairs)
+    sets = tuple(("--set", value) for value in values)
+    return load(f"tiny_{method}_custom_e1", Overrides(data=str(file), pairs=sets)).config
+
+
+def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = "<s>"
+    facts = config.objective.facts
+    of_model = LlamaForSequenceClassification if facts.scores else LlamaForCausalLM
+    torch.manual_seed(0)
+    shape = LlamaConfig(vocab_size=512, pad_token_id=0, num_labels=1 if facts.scores else 2, **SHAPE)
+    models = of_model(shape), of_model(shape) if facts.has_reference else None
+    rows = prepare(config.train_dataloader.dataset, tokenizer, objective=config.objective.type).dataset
+    return evaluator(config, models, tokenizer, rows, batch_size, str(folder))
+
+
+@each(OBJECTIVES)
+def test_a_trainer_keeps_the_promises_of_all_trainers(objective: str) -> None:
+    trainer = training_of(objective).trainer
+
+    assert issubclass(trainer, TunerTrainer) and issubclass(trainer, transformers.Trainer)
+    assert [name for name in PROMISES if getattr(trainer, name) is not getattr(TunerTrainer, name)] == []
+
+
+@each(OBJECTIVES)
+def test_trl_takes_the_settings_of_a_block(objective: str) -> None:
+    training = training_of(objective)
+    known = {field.name for field in dataclasses.fields(training.arguments)}
+
+    assert {*OBJECTIVES[objective].model_fields, *training.settings} - {"type"} <= known
+
+
+def test_each_objective_has_a_part_of_the_catalog() -> None:
+    assert tuple(sorted(OBJECTIVES)) == tuple(catalog.names("objectives"))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_each_row_is_dealt_to_one_rank(objective: str, tmp_path: Path, cache: Path) -> None:
+    made = trainer_of(recipe_of(objective, tmp_path), 2, tmp_path)
+    made.args.per_device_train_batch_size = made._train_batch_size = 2
+    made.accelerator.prepare = lambda loader: loader
+
+    with patch.object(type(made.args), "world_size", 2):
+        batches = list(made.get_train_dataloader())  # of all ranks in turns, before accelerate takes one rank's
+
+    assert len(batches) == 4, "seven rows in batches of two, as many for each rank"
+    assert sum(batch["counts"].rows for batch in batches) == len(ANSWERS)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
+    objective: str, tmp_path: Path, cache: Path
+) -> None:
+    # KTO's other loss depends on the batch; ORPO's likelihood term is a mean over the tokens of a batch.
+    sets = ("objective.loss_type=apo_zero_unpaired",) if OBJECTIVES[objective].facts.rows == "judged" else ()
+    recipe = recipe_of(objective, tmp_path, *sets)
+    losses = [trainer_of(recipe, batch_size, tmp_path).evaluate()["eval_loss"] for batch_size in (2, 3, 7)]
+
+    within = 0.02 if recipe.objective.type == "orpo" else 1e-4
+    assert losses == pytest.approx([losses[0]] * 3, rel=within)
