@@ -10,9 +10,9 @@ from transformers import GenerationConfig
 from tests.data.conftest import make_tokenizer
 from tests.each import each
 from tuner import assets
+from tuner.data.text_encoder import prompt_text
 from tuner.errors import DataError
 from tuner.results.gguf import go_template, modelfile, writes_bos
-from tuner.worker.generation import prompt_text
 
 TEMPLATES = sorted((assets.CONFIGS / "chat_templates").glob("*.jinja"))
 CHATML = next(path for path in TEMPLATES if path.stem == "chatml").read_text(encoding="utf-8")

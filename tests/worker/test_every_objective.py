@@ -17,6 +17,7 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
 from tests.each import each
 from tuner.data.prepare import prepare
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes import catalog
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -55,13 +56,14 @@ def recipe_of(objective: str, folder: Path, *pairs: str) -> RecipeConfig:
 def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
     tokenizer = make_tokenizer()
     tokenizer.pad_token = "<s>"
+    encoder = TextEncoder(tokenizer)
     facts = config.objective.facts
     of_model = LlamaForSequenceClassification if facts.scores else LlamaForCausalLM
     torch.manual_seed(0)
     shape = LlamaConfig(vocab_size=512, pad_token_id=0, num_labels=1 if facts.scores else 2, **SHAPE)
     models = of_model(shape), of_model(shape) if facts.has_reference else None
-    rows = prepare(config.train_dataloader.dataset, tokenizer, objective=config.objective.type).dataset
-    return evaluator(config, models, tokenizer, rows, batch_size, str(folder))
+    rows = prepare(config.train_dataloader.dataset, encoder, objective=config.objective.type).dataset
+    return evaluator(config, models, encoder, rows, batch_size, str(folder))
 
 
 @each(OBJECTIVES)

@@ -49,12 +49,12 @@ def start(
         return
     from tuner.lab import hosts as hosts_over_ssh
     from tuner.machine import hostfile as hostfiles
-    from tuner.machine.variables import count, given, text
+    from tuner.machine.variables import count, settings_of, text
     from tuner.recipes import loading
 
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
-    settings = given(request.flags._asdict(), os.environ)
+    settings = settings_of(request.flags._asdict(), os.environ)
     _refuse_beside({**settings["--nnodes"], **settings["--node-rank"]}, request.flags.launcher)
     loading.load(request.recipe, request.overrides, allow_code=request.allow_code)  # a mistake is told once, and here
     variables = hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE"))

@@ -36,7 +36,7 @@ _NORM_STEPS = 7
 """Copies of the hidden states, in the compute type, while an RMS norm's backward runs in fp32; its trained weight's
 gradient needs one more."""
 _LEAST_STEPS = 5
-"""The same of a whole layer whose MLP is narrow."""
+"""The same for a whole layer with a narrow MLP."""
 _TILE_STEPS = 3
 """What tiles add to them: their inputs' gradients, each and joined, and their outputs (bench/memory.py --long)."""
 _FORWARD_STEPS, _LOSS_STEPS = 10, 6
@@ -107,7 +107,7 @@ def of_recipe(
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         kept: float = len(layers) * hidden + mask.shared
-        at_layer = max(held + step for held, step in zip(saved, steps, strict=True))
+        at_layer = max(kept + step for kept, step in zip(saved, steps, strict=True))
     else:
         # Of the head, the norm is what is left when the loss is gone.
         kept = sum(saved)
@@ -408,8 +408,8 @@ def num_masks(architecture: Architecture) -> int:
 def repeats_heads(attention: str, architecture: Architecture, *, has_mask: bool, old_gpus: bool) -> bool:
     """Return whether keys and values are copied to all query heads, and the copies saved.
 
-    Eager attention always does (`repeat_kv`); SDPA where it has a mask or wide heads, and on GPUs whose kernels take no
-    grouped heads, where `models.compat.repeat_heads_on_old_gpus` makes it.
+    Eager attention always does (`repeat_kv`); SDPA does with a mask or with wide heads, and on old GPUs, which have no
+    kernel for grouped heads (`models.compat.repeat_heads_on_old_gpus`).
     """
     if attention == "sdpa":
         return has_mask or old_gpus or architecture.head_dim > _WIDEST_HEAD

@@ -95,9 +95,9 @@ def _offloaded(zero: Mapping[str, Any], block: str) -> bool:
 
 def _buffers_of_disk(zero: Mapping[str, Any], block: str, defaults: Mapping[str, int]) -> int:
     """Return the product of a block's numbers, DeepSpeed 0.19.8's where it is silent; 0 where it names no disk."""
-    given = zero.get(block) or {}
-    is_on_disk = zero.get("stage") == 3 and given.get("device") == "nvme"
-    return math.prod(int(given.get(key, value)) for key, value in defaults.items()) if is_on_disk else 0
+    settings = zero.get(block) or {}
+    is_on_disk = zero.get("stage") == 3 and settings.get("device") == "nvme"
+    return math.prod(int(settings.get(key, value)) for key, value in defaults.items()) if is_on_disk else 0
 
 
 class Peak(NamedTuple):

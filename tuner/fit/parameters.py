@@ -17,7 +17,7 @@ from tuner.recipes.schema.architecture import Architecture
 
 
 class Built(NamedTuple):
-    """A model's parts; `linears` are those outside its layers, but for the head, whose weight the embeddings may be."""
+    """A model's parts; `linears` are those outside its layers, but not the head."""
 
     family: Family
     layers: tuple[Layer, ...]

@@ -62,27 +62,27 @@ def divides_heads(architecture: Architecture, size: int) -> bool:
 def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[TunerError]:
     architecture, attention = config.architecture, config.model.attn_implementation
     if config.train_cfg.torch_compile:
-        what = f"torch.compile is not tested with sequence parallelism over {size} ranks"
-        yield RecipeError(what, where="train_cfg.torch_compile", fix="Remove it.")
+        problem = f"torch.compile is not tested with sequence parallelism over {size} ranks"
+        yield RecipeError(problem, where="train_cfg.torch_compile", fix="Remove it.")
     if not config.objective.facts.packs:  # its loss compares whole samples
         supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
-        what = f"sequence parallelism supports only {supported}, and this is {config.objective.type}"
-        yield RecipeError(what, where=SHARED_BY, fix="Set it to 1; --deepspeed zero3_offload saves memory too.")
+        problem = f"sequence parallelism supports only {supported}, and this is {config.objective.type}"
+        yield RecipeError(problem, where=SHARED_BY, fix="Set it to 1; --deepspeed zero3_offload saves memory too.")
     if attention not in (None, "auto", *ATTENTION):
-        what = f"{attention} does not support sequence parallelism over {size} ranks"
-        yield RecipeError(what, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")
+        problem = f"{attention} does not support sequence parallelism over {size} ranks"
+        yield RecipeError(problem, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")
     if architecture and architecture.model_type not in KINDS:
-        what = f"sequence parallelism over {size} ranks is not tested with {architecture.model_type} models"
-        yield ModelError(what, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(KINDS))}.")
-    if architecture and (problem := forgets_window(config, architecture.model_dump(), attention)):
-        yield problem
+        problem = f"sequence parallelism over {size} ranks is not tested with {architecture.model_type} models"
+        yield ModelError(problem, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(KINDS))}.")
+    if architecture and (windowed := forgets_window(config, architecture.model_dump(), attention)):
+        yield windowed
     if num_ranks % size:
         fix = f"Use {_nearest_multiple(num_ranks, size)} ranks, or {_take(architecture, num_ranks)}"
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SHARED_BY, fix=fix)
     if architecture and not divides_heads(architecture, size):
         heads = f"{architecture.num_attention_heads} heads and {architecture.num_key_value_heads} key-value heads"
-        what = f"{size} ranks cannot share the model's {heads} evenly"
-        yield RecipeError(what, where=SHARED_BY, fix=_take(architecture, num_ranks).capitalize())
+        problem = f"{size} ranks cannot share the model's {heads} evenly"
+        yield RecipeError(problem, where=SHARED_BY, fix=_take(architecture, num_ranks).capitalize())
 
 
 def _nearest_multiple(num_ranks: int, size: int) -> int:

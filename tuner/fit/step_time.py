@@ -115,7 +115,7 @@ UTILISATION = 0.4
 USUAL_UTILISATION = (0.2, 0.6)
 """The least and the most that is usual (docs/plan.md names the published figures)."""
 NETWORK_BYTES_S = 50e9
-"""A node's network where nobody says: one adapter of 400 Gb/s, the least that nodes of eight GPUs are sold with."""
+"""The network of a node if none is named: one adapter of 400 Gb/s, the least that nodes of eight GPUs are sold with."""
 HIERARCHICAL = "deepspeed_zero3_hpz"
 """ZeRO-3 with zero_hpz_partition_size = GPUs of a node: the backward gathers stay inside the node."""
 SHARDED = ("deepspeed_zero3", "deepspeed_zero3_offload", HIERARCHICAL)

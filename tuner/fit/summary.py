@@ -100,7 +100,7 @@ def known_architecture(config: RecipeConfig) -> Architecture:
     """Return the model's architecture.
 
     Raises:
-        ModelError: there are none, or no formula counts the parameters of its model_type.
+        ModelError: the architecture is unknown, or no formula counts the parameters of its model_type.
     """
     path = config.model.path
     if path is None:

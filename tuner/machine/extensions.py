@@ -44,8 +44,8 @@ def is_compiled(op: str, environ: Mapping[str, str]) -> bool:
         return False
     import subprocess  # most runs compile nothing
 
-    asked = subprocess.run([ninja, "-C", str(place), "-n"], capture_output=True, text=True, check=False)
-    return asked.returncode == 0 and "no work to do" in asked.stdout
+    dry_run = subprocess.run([ninja, "-C", str(place), "-n"], capture_output=True, text=True, check=False)
+    return dry_run.returncode == 0 and "no work to do" in dry_run.stdout
 
 
 def came_compiled(op: str) -> bool:

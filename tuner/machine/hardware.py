@@ -110,7 +110,7 @@ class Hardware(NamedTuple):
     has_compiler: bool = False
     """A C++ compiler and ninja, and nvcc beside NVIDIA's GPUs: what DeepSpeed's CPU Adam is built with at first use."""
     maker: str = NVIDIA
-    """Whose the GPUs are."""
+    """The maker of the GPUs."""
 
     @property
     def device(self) -> str:
@@ -427,7 +427,7 @@ def _visible(gpus: list[Seen], wanted: str | None) -> tuple[Seen, ...]:
 
 
 def other_accelerators(root: Path = Path("/")) -> tuple[Maker, list[int]] | None:
-    """Return the maker whose torch and devices are here, with each device's memory in bytes (0: unknown), or None."""
+    """Return the maker of the devices here, if its torch is installed, and the bytes of each device (0: unknown)."""
     for maker in MAKERS:
         if maker.is_installed():
             files = [Path(name) for name in sorted(glob.glob(str(root / maker.devices)))]  # noqa: PTH207

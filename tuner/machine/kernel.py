@@ -1,6 +1,6 @@
 """What the kernel does to processes: ends them with their parent, stops them, counts those killed for lack of memory.
 
-It asks and is asked; which process is meant, its callers know.
+Callers choose the process.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Literal
 from tuner.errors import MachineError, UsageError
 from tuner.machine import slurm, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
-from tuner.machine.variables import Said, count, given, text
+from tuner.machine.variables import Settings, count, settings_of, text
 
 
 def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -27,8 +27,8 @@ def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, s
     """
     if file is None or flags.launcher != "torchrun":
         return flags
-    said = given(flags._asdict(), environ)
-    is_open = {name.removeprefix("--").replace("-", "_"): not values for name, values in said.items()}
+    settings = settings_of(flags._asdict(), environ)
+    is_open = {name.removeprefix("--").replace("-", "_"): not values for name, values in settings.items()}
     is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
     taken = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
     return flags._replace(**taken, file=file.file if is_open["nproc_per_node"] else "")
@@ -47,8 +47,8 @@ def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
         *((("port", file.master_port, topology.master_port),) if is_torchrun else ()),
     ]
     differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
-    told = ", ".join(f"{word} = {here}, not {there} as {file.file} says" for word, there, here in differ)
-    return f"{told}: flags and variables override the file." if told else None
+    differences = ", ".join(f"{word} = {here}, not {there} as {file.file} says" for word, there, here in differ)
+    return f"{differences}: flags and variables override the file." if differences else None
 
 
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
@@ -86,14 +86,14 @@ def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: in
 
 def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(flags, environ)
-    return _nodes(given(flags._asdict(), environ), num_gpus)
+    return _nodes(settings_of(flags._asdict(), environ), num_gpus)
 
 
-def _nodes(said: Said, num_gpus: int) -> Topology:
+def _nodes(settings: Settings, num_gpus: int) -> Topology:
     """Return one node of some, each of which starts its own torchrun."""
-    nproc, nodes = count(said, "--nproc-per-node"), count(said, "--nnodes") or 1
-    rank, port = count(said, "--node-rank", minimum=0), count(said, "--master-port", maximum=65535)
-    address = text(said, "--master-addr")
+    nproc, nodes = count(settings, "--nproc-per-node"), count(settings, "--nnodes") or 1
+    rank, port = count(settings, "--node-rank", minimum=0), count(settings, "--master-port", maximum=65535)
+    address = text(settings, "--master-addr")
     if nodes > 1 and address is None:
         fix = "Set the same --master-addr (and --master-port) on every node, and a different --node-rank on each."
         raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
@@ -112,16 +112,16 @@ def _nodes(said: Said, num_gpus: int) -> Topology:
 
 def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(flags, environ)
-    said = given(flags._asdict(), environ)
+    settings = settings_of(flags._asdict(), environ)
     for name, only in (("--nproc-per-node", 1), ("--nnodes", 1), ("--node-rank", 0)):
-        value = count(said, name, minimum=only)
+        value = count(settings, name, minimum=only)
         if value not in (None, only):
             fix = "Remove it, or remove --launcher none."
             raise UsageError(
                 f"{value} with --launcher none, which uses one process", where=variables.where(name), fix=fix
             )
-    port = count(said, "--master-port", maximum=65535)
-    address = text(said, "--master-addr") or "127.0.0.1"
+    port = count(settings, "--master-port", maximum=65535)
+    address = text(settings, "--master-addr") or "127.0.0.1"
     # At port 0 torch's store listens on a free one; nobody else has to find it.
     return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
 
@@ -139,9 +139,9 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
     if node_rank >= len(spread):
         raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
     nproc = spread[node_rank]
-    _refuse_other_geometry(given(flags._asdict(), environ), nproc, nodes, "srun")
+    _refuse_other_geometry(settings_of(flags._asdict(), environ), nproc, nodes, "srun")
     job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
-    port = count(given(flags._asdict(), {}), "--master-port", maximum=65535)
+    port = count(settings_of(flags._asdict(), {}), "--master-port", maximum=65535)
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
     return Topology(
         "slurm",
@@ -168,37 +168,39 @@ def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topol
     # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
     job = environ.get("PMIX_NAMESPACE")
     port = slurm.port(job, "mpi") if job else DEFAULT_PORT
-    return _rank("mpi", place, given(flags._asdict(), environ), num_gpus, port)
+    return _rank("mpi", place, settings_of(flags._asdict(), environ), num_gpus, port)
 
 
 def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     place = variables.of_rank(environ)
     if place:
-        return _rank("env", place, given(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
+        return _rank("env", place, settings_of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
     of_cluster = variables.nodes(environ)
     if not of_cluster:
         fix = "It reads RANK, WORLD_SIZE and LOCAL_RANK, or the variables of Kubeflow, Volcano or SkyPilot."
         raise UsageError(
             "no environment variable sets the number of this rank or node", where="--launcher env", fix=fix
         )
-    return _nodes(given(flags._asdict(), environ, of_cluster), num_gpus)
+    return _nodes(settings_of(flags._asdict(), environ, of_cluster), num_gpus)
 
 
-def _rank(launcher: Literal["mpi", "env"], place: variables.Place, said: Said, num_gpus: int, port: int) -> Topology:
+def _rank(
+    launcher: Literal["mpi", "env"], place: variables.Place, settings: Settings, num_gpus: int, port: int
+) -> Topology:
     """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
-    meeting: Said = {
-        name: {name: said[name][name]} for name in ("--master-addr", "--master-port") if name in said[name]
+    meeting: Settings = {
+        name: {name: settings[name][name]} for name in ("--master-addr", "--master-port") if name in settings[name]
     }
-    said = {**said, **meeting}
-    address = text(said, "--master-addr")
-    nproc = place.local_world_size or count(said, "--nproc-per-node")
+    settings = {**settings, **meeting}
+    address = text(settings, "--master-addr")
+    nproc = place.local_world_size or count(settings, "--nproc-per-node")
     if nproc is None:
         if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
             fix = "Set LOCAL_WORLD_SIZE or --nproc-per-node."
             raise UsageError("the number of ranks per node is unknown", where=place.launcher, fix=fix)
         nproc = place.world_size
     nodes = -(-place.world_size // nproc)
-    _refuse_other_geometry(said, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
+    _refuse_other_geometry(settings, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
     if nodes > 1 and address is None:
         fix = "Set the host of rank 0 on all ranks: --master-addr HOST or MASTER_ADDR."
         raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
@@ -211,19 +213,19 @@ def _rank(launcher: Literal["mpi", "env"], place: variables.Place, said: Said, n
         rank=place.rank,
         local_rank=place.local_rank % num_gpus if num_gpus else place.local_rank,
         master_addr=address or "127.0.0.1",
-        master_port=count(said, "--master-port", maximum=65535) or port,
+        master_port=count(settings, "--master-port", maximum=65535) or port,
     )
 
 
 _RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm, "mpi": _mpi, "env": _env}
 
 
-def _refuse_other_geometry(said: Said, nproc: int, nodes: int, starter: str) -> None:
+def _refuse_other_geometry(settings: Settings, nproc: int, nodes: int, starter: str) -> None:
     for name, started, unit, option in (
         ("--nproc-per-node", nproc, "processes per node", "--ntasks-per-node"),
         ("--nnodes", nodes, "nodes", "--nodes"),
     ):
-        wanted = count(said, name)
+        wanted = count(settings, name)
         if wanted not in (None, started):
             fix = f"Remove it, or use srun {option}={wanted}." if starter == "srun" else "Remove it."
             raise UsageError(f"{wanted} {unit}, but {starter} started {started}", where=variables.where(name), fix=fix)
@@ -240,8 +242,8 @@ def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) ->
     if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
         fix = "Add --launcher slurm; otherwise every task would start a run of its own."
         raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
-    # After Slurm, which sets the same for MPIs that ask for it. An mpirun may start one node each, if it is said so.
+    # After Slurm, which sets the same for MPIs that ask for it. An mpirun may start one node each, if it is told to.
     size = variables.mpi_size(environ)
-    if size > 1 and not text(given(flags._asdict(), environ), "--nnodes"):
+    if size > 1 and not text(settings_of(flags._asdict(), environ), "--nnodes"):
         fix = "Add --launcher mpi; otherwise every process would start a run of its own."
         raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)

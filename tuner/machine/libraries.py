@@ -41,7 +41,7 @@ _LOADED_ALONG = {
     "numpy": "the other libraries are compiled for one major version of it",
     "pyarrow": "rows are kept in it",
 }
-"""Libraries that nobody asks for and that end a run when their version is wrong, with why."""
+"""Libraries that no recipe needs and that end a run when their version is wrong, with the reason."""
 KERNELS = {"causal_conv1d": "causal-conv1d", "fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
 """Packages of CUDA kernels, and what pip calls them. Without them transformers computes the same, much slower."""
 _DELTA_RULE, _STATE_SPACE = ("causal_conv1d", "fla"), ("causal_conv1d", "mamba_ssm")
@@ -110,8 +110,8 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
 
     That is one that is missing, too old, or at odds with another, and a CPU build of torch while GPUs are to be used.
     """
-    missing, asked = False, {**MINIMUM, **(QUANTIZED if quantized else {})}
-    for name, minimum in asked.items():
+    missing, minimums = False, {**MINIMUM, **(QUANTIZED if quantized else {})}
+    for name, minimum in minimums.items():
         version = version_of(name)
         missing |= version is None
         if version is None:
@@ -119,7 +119,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
         elif numbers(version) < numbers(minimum):
             yield MachineError(f"{name} {version} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
     if not missing:
-        yield from _at_odds({*asked, *_LOADED_ALONG})
+        yield from _at_odds({*minimums, *_LOADED_ALONG})
     if needs_cuda and torch_cuda_version() is None:
         yield MachineError(
             f"there are GPUs, but torch {version_of('torch')} is a CPU build",
@@ -128,7 +128,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
 
 
 def _at_odds(ours: set[str]) -> Iterator[MachineError]:
-    """Yield each library whose own package says that it does not work with the version of another that is here."""
+    """Yield an error for each library that requires another version of an installed library."""
     from importlib import metadata
 
     from packaging.requirements import Requirement  # transformers depends on it, which is not missing here

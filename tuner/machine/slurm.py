@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Job | None:
-        """Return the job that the variables tell of; None outside of a task, or where nobody asked for requeues."""
+        """Return the job of the environment; None outside of a task, or without requeues."""
         limit, restarts = environ.get(MAX_REQUEUES, ""), environ.get("SLURM_RESTART_COUNT", "")
         if "SLURM_STEP_ID" not in environ or not COUNT.fullmatch(limit):
             return None
@@ -65,9 +65,9 @@ def _end(*_: object) -> NoReturn:
 
 
 def not_running(job: str) -> str | None:
-    """Return what Slurm says of a job that it does not let run on, or None.
+    """Return Slurm's state of a job that it is ending, or None if the job goes on.
 
-    One that is being cancelled, or that somebody has requeued, would start again although nobody wants it.
+    A job that is being cancelled, or that was requeued already, must not be requeued once more.
 
     Raises:
         MachineError: Slurm does not answer.
@@ -102,10 +102,10 @@ def submit(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """
     # Variables of the job that this command itself runs in would speak for the new one.
     env = {key: value for key, value in environ.items() if key == "SLURM_CONF" or not key.startswith("SLURM_")}
-    said = _ask("sbatch", "--parsable", *arguments, environ=env).strip()
-    number = said.partition(";")[0]
+    answer = _ask("sbatch", "--parsable", *arguments, environ=env).strip()
+    number = answer.partition(";")[0]
     if not number.isdecimal():  # such as the text of --help
-        raise MachineError(f"sbatch prints {said!r} instead of a job id", where="Slurm")
+        raise MachineError(f"sbatch prints {answer!r} instead of a job id", where="Slurm")
     return number
 
 
@@ -123,8 +123,8 @@ def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise MachineError(f"{command[0]} did not answer within {_ANSWER_S} s", where="Slurm") from None
     if done.returncode:
-        said = " ".join(done.stderr.replace(f"{command[0]}: error: ", "").split()).rstrip(".")
-        raise MachineError(f"{command[0]} fails: {said or done.returncode}", where="Slurm")
+        reason = " ".join(done.stderr.replace(f"{command[0]}: error: ", "").split()).rstrip(".")
+        raise MachineError(f"{command[0]} fails: {reason or done.returncode}", where="Slurm")
     return done.stdout
 
 
@@ -186,7 +186,7 @@ def number(environ: Mapping[str, str], name: str) -> str:
     """Return the number of a job or a step as text: it becomes a part of the run directory's name.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the variable does not hold a number.
     """
     if not re.fullmatch(r"[0-9]{1,12}", environ.get(name, "")):
         raise UsageError(f"{name} is {environ.get(name)!r}, not a number", where="--launcher slurm")

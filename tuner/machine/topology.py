@@ -96,7 +96,7 @@ class Rank(NamedTuple):
     local_rank: int
     world_size: int
     supervised: bool
-    """A supervisor of ours reads this rank's report and prints it; under srun nobody does."""
+    """A supervisor of ours reads this rank's report and prints it; under srun no process does."""
     of_srun: bool = False
     """A task of Slurm's, which ends it by itself (SIGKILL) when it does not end in time."""
 

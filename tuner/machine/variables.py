@@ -61,7 +61,7 @@ _VOLCANO_HOSTS = re.compile(r"VC_\w+_HOSTS")
 _NUM_GPUS = ("0", "auto", "gpu", "cpu")
 """What does not say how many processes: one a GPU, as without it."""
 
-Said = dict[str, dict[str, str]]
+Settings = dict[str, dict[str, str]]
 """By flag, all that says the same: its name and its value."""
 
 
@@ -76,41 +76,41 @@ class Place(NamedTuple):
     variables: tuple[str, ...]
 
 
-def given(flags: Mapping[str, object], environ: Mapping[str, str], cluster: Said | None = None) -> Said:
+def settings_of(flags: Mapping[str, object], environ: Mapping[str, str], cluster: Settings | None = None) -> Settings:
     """Return by flag all that says the same: the flag itself (None: not given), its variables, and a cluster's."""
-    said: Said = {}
+    settings: Settings = {}
     for name, variables in VARIABLES.items():
         flag = flags[name.removeprefix("--").replace("-", "_")]
-        said[name] = {} if flag in (None, "") else {name: str(flag)}
-        said[name] |= {variable: environ[variable] for variable in variables if environ.get(variable)}
-        said[name] |= (cluster or {}).get(name, {})
-    return said
+        settings[name] = {} if flag in (None, "") else {name: str(flag)}
+        settings[name] |= {variable: environ[variable] for variable in variables if environ.get(variable)}
+        settings[name] |= (cluster or {}).get(name, {})
+    return settings
 
 
-def text(said: Said, name: str) -> str | None:
-    """Return what is said of a flag.
+def text(settings: Settings, name: str) -> str | None:
+    """Return the value of a flag.
 
     Raises:
         UsageError: two contradict each other.
     """
-    if len(set(said[name].values())) > 1:
-        shown = " and ".join(f"{key}={value}" for key, value in said[name].items())
+    if len(set(settings[name].values())) > 1:
+        shown = " and ".join(f"{key}={value}" for key, value in settings[name].items())
         raise UsageError(f"{shown} contradict each other", where=name, fix="Keep one of them.")
-    return next(iter(said[name].values()), None)
+    return next(iter(settings[name].values()), None)
 
 
-def count(said: Said, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT) -> int | None:
-    """Return the count that is said of a flag.
+def count(settings: Settings, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT) -> int | None:
+    """Return the value of a flag as a count.
 
     Raises:
         UsageError: as `text`, or it is no count in these limits.
     """
-    value = text(said, name)
+    value = text(settings, name)
     if value is None:
         return None
     if not COUNT.fullmatch(value) or not minimum <= int(value) <= maximum:
         fix = f"Use a whole number from {minimum} to {maximum}."
-        raise UsageError(f"{value!r} is not a valid number", where=where(name, *said[name]), fix=fix)
+        raise UsageError(f"{value!r} is not a valid number", where=where(name, *settings[name]), fix=fix)
     return int(value)
 
 
@@ -158,9 +158,9 @@ def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) ->
     local = counts[3] if len(counts) > 3 else None
     most = world if local is None else local
     if min(counts) < 0 or rank >= world or local_rank >= most or most > world:
-        said = ", ".join(f"{name}={environ[name]}" for name in names)
+        wrong = ", ".join(f"{name}={environ[name]}" for name in names)
         fix = "Ranks count from 0 to the number of ranks minus one, on each node and overall."
-        raise UsageError(f"{said} are not a valid rank", where="the environment", fix=fix)
+        raise UsageError(f"{wrong} are not a valid rank", where="the environment", fix=fix)
     return Place(rank, world, local_rank, local, launcher, names)
 
 
@@ -172,37 +172,37 @@ def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
         raise UsageError(problem, where="--launcher", fix="Set all of them, or none.")
 
 
-def nodes(environ: Mapping[str, str]) -> Said:
+def nodes(environ: Mapping[str, str]) -> Settings:
     """Return what a cluster says of the nodes, of which this process is one; empty where none does.
 
     Raises:
         UsageError: it says half of it, or a number of nodes that changes.
     """
-    said: Said = {}
+    settings: Settings = {}
     for family in (_OF_TORCHRUN, _OF_SKYPILOT):
         for flag, name in family.items():
             if environ.get(name) and not (flag == "--nproc-per-node" and environ[name] in _NUM_GPUS):
-                said.setdefault(flag, {})[name] = environ[name]
+                settings.setdefault(flag, {})[name] = environ[name]
     if ips := environ.get("SKYPILOT_NODE_IPS", "").split():
-        said.setdefault("--master-addr", {})["the first of SKYPILOT_NODE_IPS"] = ips[0]
-    if not {"--nnodes", "--node-rank"} & said.keys():
-        said |= _of_pods(environ) or _of_volcano(environ)
+        settings.setdefault("--master-addr", {})["the first of SKYPILOT_NODE_IPS"] = ips[0]
+    if not {"--nnodes", "--node-rank"} & settings.keys():
+        settings |= _of_pods(environ) or _of_volcano(environ)
     _refuse_elastic(environ)
-    if said and "--nnodes" not in said:
-        names_set = ", ".join(name for names in said.values() for name in names)
+    if settings and "--nnodes" not in settings:
+        names_set = ", ".join(name for names in settings.values() for name in names)
         fix = "Set PET_NNODES and PET_NODE_RANK, or use --nnodes and --node-rank without --launcher env."
         raise UsageError(f"{names_set} are set, but no number of nodes", where="the environment", fix=fix)
-    return said
+    return settings
 
 
-def _of_pods(environ: Mapping[str, str]) -> Said:
+def _of_pods(environ: Mapping[str, str]) -> Settings:
     if not {"RANK", "WORLD_SIZE"} & environ.keys():
         return {}
     _refuse_missing(("RANK", "WORLD_SIZE", "MASTER_ADDR"), environ)
     return {flag: {name: environ[name]} for flag, name in _OF_PODS.items()}
 
 
-def _of_volcano(environ: Mapping[str, str]) -> Said:
+def _of_volcano(environ: Mapping[str, str]) -> Settings:
     index = environ.get("VC_TASK_INDEX") or environ.get("VK_TASK_INDEX")
     lists = sorted(name for name in environ if _VOLCANO_HOSTS.fullmatch(name))
     if index is None or not lists:

@@ -123,23 +123,23 @@ def trainer(
         settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
-    made = _made(config, settings, models, encoder, train_rows, eval_rows)
+    built = _constructed(config, settings, models, encoder, train_rows, eval_rows)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
-        made.train_dataset, made.stream = stream.rows, stream
+        built.train_dataset, built.stream = stream.rows, stream
     if shared_by > 1:
-        compat.share_samples(made, long_rows.sample_by_sample)
+        compat.share_samples(built, long_rows.sample_by_sample)
     if "optimizer" not in zero:
-        made.optimizer_cls_and_kwargs = _optimizer(config)
+        built.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
         compat.keep_muon_off_embeddings(models[0])
-    compat.give_config_as_written(made, zero)
+    compat.give_config_as_written(built, zero)
     fit_adapters(models[0], dtype(zero), config)
     if config.train_cfg.loss == "whole":
-        use_whole_logits(made, models, config)
-    return made
+        use_whole_logits(built, models, config)
+    return built
 
 
-def _made(
+def _constructed(
     config: RecipeConfig,
     settings: TrainingArguments,
     models: tuple[Any, Any | None],
@@ -157,15 +157,17 @@ def _made(
         more["data_collator"] = collate
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
-        made = training.trainer(model=models[0], args=settings, processing_class=encoder.library_object, **rows, **more)
-    made.remove_callback(PrinterCallback)
-    training.after(made, config, by_sample=by_sample)
-    return made
+        built = training.trainer(
+            model=models[0], args=settings, processing_class=encoder.library_object, **rows, **more
+        )
+    built.remove_callback(PrinterCallback)
+    training.after(built, config, by_sample=by_sample)
+    return built
 
 
-def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
+def use_whole_logits(built: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
     """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
-    metrics = training_of(config.objective.type).whole_logit_metrics(made, config)
+    metrics = training_of(config.objective.type).whole_logit_metrics(built, config)
     trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
     loss.use_whole_logits(trained, metrics)
     if models[1] is not None:
@@ -186,7 +188,7 @@ def evaluator(
         config: The recipe that the model was trained with.
         models: As for `trainer`.
         encoder: For its padding token.
-        rows: As `prepare` made them; some, since trainers look at the first of them.
+        rows: As `prepare` returned them; some, since trainers look at the first of them.
         batch_size: Rows of a batch.
         folder: For what a trainer leaves on the disk.
     """
@@ -210,9 +212,9 @@ def evaluator(
         **training.settings,
     )
     compat.use_one_gpu(settings)
-    made = _made(config, settings, models, encoder, rows, rows)
+    built = _constructed(config, settings, models, encoder, rows, rows)
     fit_adapters(models[0], models[0].dtype, config, judges=True)
-    return made
+    return built
 
 
 def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
@@ -268,16 +270,16 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
 
 
 def _loraplus(cls: type[torch.optim.Optimizer], model: Any, **settings: Any) -> torch.optim.Optimizer:
-    """Return LoRA+ with a class, in the place of the class and the Trainer's groups of weights."""
-    made: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
-    return made
+    """Return LoRA+ with an optimizer class; it replaces that class and the Trainer's groups of weights."""
+    optimizer: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
+    return optimizer
 
 
 def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
     import bitsandbytes.optim  # it prints about missing kernels when imported, so only who asks for it loads it
 
-    found: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
-    return found
+    cls: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
+    return cls
 
 
 def dtype(zero: dict[str, Any]) -> torch.dtype:

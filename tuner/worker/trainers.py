@@ -199,10 +199,10 @@ class TunerTrainer(CheckpointHooks):
         update learns nothing at all. Later updates are as in transformers.
         """
         if self.lr_scheduler is None:
-            made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+            schedule = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
             num_warmup = self.args.get_warmup_steps(num_training_steps)
-            factors = [partial(_factor, course, num_warmup) for course in made.lr_lambdas]
-            self.lr_scheduler = LambdaLR(made.optimizer, factors)
+            factors = [partial(_factor, course, num_warmup) for course in schedule.lr_lambdas]
+            self.lr_scheduler = LambdaLR(schedule.optimizer, factors)
         if self.on_schedule_made:
             self.on_schedule_made(self.lr_scheduler, optimizer or self.optimizer)
         return self.lr_scheduler

@@ -35,7 +35,7 @@ class Training:
     settings: ClassVar[Mapping[str, Any]] = {}
     """Arguments that a recipe does not choose."""
     logit_metrics: ClassVar[tuple[str, ...]] = ()
-    """What the trainer reads of a model whose loss is computed from whole logits; see `worker.loss`."""
+    """The metrics that the trainer reads if the loss is computed from whole logits; see `worker.loss`."""
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate | None:
         """Return the function that makes a batch of rows; None: TRL's own."""
@@ -48,22 +48,22 @@ class Training:
     def before(
         self, settings: transformers.TrainingArguments, config: RecipeConfig, model: transformers.PreTrainedModel
     ) -> None:
-        """Change the arguments for a model that is loaded, before the trainer is made.
+        """Change the arguments for a model that is loaded, before the trainer is built.
 
         Raises:
             ModelError: the model cannot be trained so.
         """
 
-    def after(self, made: Any, config: RecipeConfig, *, by_sample: bool) -> None:
-        """Change the trainer that was made.
+    def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+        """Change the trainer after it is built.
 
         Args:
-            made: Of the class `trainer`.
+            built: Of the class `trainer`.
             config: The recipe.
             by_sample: The attention computes one sample after the other.
         """
 
-    def whole_logit_metrics(self, made: Any, config: RecipeConfig) -> Sequence[str]:
+    def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> Sequence[str]:
         """Return the metrics that are computed with whole logits; a list that the trainer changes is allowed."""
         return self.logit_metrics
 

@@ -31,7 +31,7 @@ class DpoTraining(Training):
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
         return partial(batches.pairs, pad_id=pad_id)
 
-    def whole_logit_metrics(self, made: Any, config: RecipeConfig) -> tuple[str, ...]:
+    def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> tuple[str, ...]:
         assert isinstance(config.objective, DpoBlock)
         return (*self.logit_metrics, *(("log_sum_sq_probs",) if config.objective.use_weighting else ()))
 

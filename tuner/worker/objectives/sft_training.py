@@ -101,16 +101,16 @@ class SftTraining(Training):
                     fix=f"Pad them instead: --set {where}=False.",
                 )
 
-    def after(self, made: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+    def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
         """Let a batch stand side by side where that is faster."""
         if config.train_cfg.sequence_parallel_size == 1:
             # The loss that balances a router would be one of padding too.
-            takes_mask = compat.takes_mask(made.model) and not made.aux_loss_enabled and not by_sample
-            made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
+            takes_mask = compat.takes_mask(built.model) and not built.aux_loss_enabled and not by_sample
+            built.data_collator = batches.SampleCollator(built.data_collator, takes_mask)
 
-    def whole_logit_metrics(self, made: Any, config: RecipeConfig) -> list[str]:
+    def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> list[str]:
         """Return the list that the trainer fills in steps that are logged."""
-        metrics: list[str] = made.metrics
+        metrics: list[str] = built.metrics
         return metrics
 
 
