@@ -303,9 +303,9 @@ def test_an_internlm2_that_only_tuner_reads_is_told_and_its_card_says_how_to_loa
         "cannot load its base as it is. The adapter uses Llama's layer names and" in alone.output
         and "--merge --as llama" in alone.output
     )
-    assert "transformers and vLLM alone do not know" in merged.output and "--as llama" in merged.output
-    assert "alone do not know" not in llama.output
-    assert "alone do not know" not in exported(run.path, tmp_path / "moved", "--base", tmp_path / "llama").output
+    assert "so transformers and vLLM cannot load it" in merged.output and "--as llama" in merged.output
+    assert "vLLM cannot load it" not in llama.output
+    assert "vLLM cannot load it" not in exported(run.path, tmp_path / "moved", "--base", tmp_path / "llama").output
     taught = "import tuner.models"
     assert [taught in use_of(tmp_path / name) for name in ("alone", "merged", "llama")] == [True, True, False]
 

@@ -113,14 +113,15 @@ def test_a_failed_rank_without_a_supervisor_leaves_the_report(run: RunDirectory)
 
 @pytest.mark.parametrize("ended", ["failed", "stopped"])
 def test_without_a_supervisor_the_rank_runs_the_users_command(run: RunDirectory, ended: str) -> None:
-    said = run.path / "said"
-    run.recipe.write_text(f"_base_ = 'tiny_full_sample_e1'\nlog = dict(notify=['sh', '-c', 'cat > {said}'])\n")
+    received = run.path / "received"
+    block = {"notify": ["sh", "-c", f"cat > {received}"]}
+    run.resolved_recipe.write_text(json.dumps({"schema": 1, "recipe": {"log": block}}))
     work = {"failed": "raise DataError('torn')", "stopped": "guard._teardown = int\nraise Stopped('at step 7')"}
 
     code, _, _ = _ended(run, f"from tuner.report import end\nguard._tell_end = end.follow_up\n{work[ended]}", rank=1)
 
-    told = json.loads(said.read_text())
-    assert (told["state"], told["exit_code"]) == (ended, code)
+    ending = json.loads(received.read_text())
+    assert (ending["state"], ending["exit_code"]) == (ended, code)
 
 
 def test_without_a_supervisor_a_known_cause_has_its_exit_code(run: RunDirectory) -> None:
