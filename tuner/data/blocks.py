@@ -79,8 +79,8 @@ def opened(pipeline: Pipeline) -> dict[str, Any]:
                 stream.seek(max(0, sizes[-1] - _END_BYTES))
                 ends.update(stream.read())
         except OSError as error:
-            what = f"the file cannot be read: {error.strerror}"
-            raise DataError(what, where=file, fix="Correct the path or the file's permissions.") from error
+            problem = f"the file cannot be read: {error.strerror}"
+            raise DataError(problem, where=file, fix="Correct the path or the file's permissions.") from error
     return {"files": len(files), "bytes": sum(sizes), "sha256": sha256(f"{sizes}{ends.hexdigest()}".encode())}
 
 
@@ -97,7 +97,7 @@ class Maker:
         """Begin.
 
         Args:
-            pipeline: Of one data set, whose files are `opened`.
+            pipeline: Of one data set; its files are `opened`.
             encoder: With the chat template that the run uses.
             home: An empty folder for the blocks.
             start: Of the first block.
@@ -138,7 +138,7 @@ class Maker:
         return is_needed and (self._next.first < self._num_rows or self._next == self._start)
 
     def passed(self, number: int) -> None:
-        """Remove the blocks of rows before `number`, which nobody reads any more."""
+        """Remove the blocks of rows before `number`, which are read no more."""
         self._passed = number
         while self.ready and self.ready[0].end <= number:
             shutil.rmtree(self.ready.pop(0).folder)
@@ -203,7 +203,7 @@ class _Make:
         return block, start
 
     def _made(self, start: Start, num_proc: Any) -> tuple[Block | None, Start]:
-        """Return the block of the next rows, None where training takes none of them, and what begins after them."""
+        """Return the block of the next rows (None if training takes no row of it) and the start of the next block."""
         if start != self._after:
             self._at = Cursor(start.file, start.row, start.offset, start.taken)
             self._rows = self.pipeline.rows(self._at)

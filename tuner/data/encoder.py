@@ -83,7 +83,7 @@ class Encoder(Protocol):
         """
 
     def fast_tokens(self) -> FastTokens | None:
-        """Return a faster encoder of the same tokens for many rows; None if there is none."""
+        """Return a faster encoder of the same tokens for many rows, or None."""
 
     def training_ids(self, chat: Chat) -> list[int]:
         """Return the tokens of a conversation as training renders it.

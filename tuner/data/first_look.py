@@ -19,7 +19,7 @@ MAX_ROWS = 1_000
 
 
 class UnknownFormat(DataError):
-    """Rows whose columns do not tell their format."""
+    """Rows with columns that do not tell their format."""
 
 
 @dataclass(frozen=True)

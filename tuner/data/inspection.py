@@ -30,7 +30,7 @@ from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
 
 CHECKED_SAMPLES = 100
-"""Of the training split, whose training text is set beside the one of serving."""
+"""Samples of the training split that are compared with the text of serving."""
 
 _AROUND = 8
 """Tokens that are shown before and after the first that differs."""

@@ -74,8 +74,8 @@ def check_text(tokenizer: Any, text: str, place: str) -> None:
         raise too_long("the text", place)
     growth = _growth(tokenizer)
     if growth > _MAX_GROWTH:
-        what = f"the tokenizer turns one byte into up to {growth:,}"
-        raise DataError(what, where="the tokenizer", fix="Use the tokenizer that the model was published with.")
+        problem = f"the tokenizer turns one byte into up to {growth:,}"
+        raise DataError(problem, where="the tokenizer", fix="Use the tokenizer that the model was published with.")
     if size(text) * growth * _GROWTH_OF_UNICODE <= MAX_SAMPLE_BYTES:
         return
     normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
@@ -85,10 +85,10 @@ def check_text(tokenizer: Any, text: str, place: str) -> None:
         raise too_long("the text, as the tokenizer normalizes it,", place)
 
 
-def too_long(what: str, place: str) -> DataError:
+def too_long(name: str, place: str) -> DataError:
     """Return the error of a row that becomes more than can be tokenized at once."""
     limit = MAX_SAMPLE_BYTES // 1024**2
-    return DataError(f"{what} is longer than {limit} MiB", where=place, of_row=True, fix="Split the row.")
+    return DataError(f"{name} is longer than {limit} MiB", where=place, of_row=True, fix="Split the row.")
 
 
 @lru_cache(maxsize=1)

@@ -56,7 +56,7 @@ def file_of(rows: Any, argument: str, folder: Path) -> Path | None:
 
 
 def _is_of(module: str, name: str, value: object) -> bool:
-    """Return whether a value is of a library's class; a library that nobody imported has no values."""
+    """Return whether a value is of a library's class; a library that is not imported has no values."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
@@ -76,8 +76,8 @@ def _lines(rows: Sequence[Any], argument: str) -> list[str]:
         try:
             lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n")
         except (TypeError, ValueError, RecursionError) as error:
-            what = f"JSON has no form for this row: {error}"
-            raise DataError(what, where=where, fix="Use strings, numbers, lists and dicts.") from error
+            problem = f"JSON has no form for this row: {error}"
+            raise DataError(problem, where=where, fix="Use strings, numbers, lists and dicts.") from error
     return lines
 
 
@@ -85,8 +85,8 @@ def _kept_text(text: str, folder: Path) -> Path:
     try:
         content = text.encode()
     except UnicodeEncodeError as error:
-        what = f"a row holds half a character: {text[error.start]!r}"
-        raise DataError(what, fix="Remove lone surrogates from the texts.") from error
+        problem = f"a row holds half a character: {text[error.start]!r}"
+        raise DataError(problem, fix="Remove lone surrogates from the texts.") from error
     path = folder / f"{sha256(content)[:_DIGITS]}.jsonl"
     if not _is_there(path, content):
         make_folder(folder)

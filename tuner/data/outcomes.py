@@ -128,8 +128,10 @@ class Tally:
         if self.bad_before + len(self._bad_places) >= self.max_bad:
             if not self.max_bad:
                 raise error
-            what = f"more than dataset.bad_rows = {self.max_bad} rows are bad. The next one: {error.what}"
-            raise DataError(what, where=place, fix="Correct them (`tuner data NAME --all` lists them), or allow more.")
+            problem = f"more than dataset.bad_rows = {self.max_bad} rows are bad. The next one: {error.what}"
+            raise DataError(
+                problem, where=place, fix="Correct them (`tuner data NAME --all` lists them), or allow more."
+            )
         self._bad_places.add(place)
         self.counts.bad += 1
         self._list(place, "bad", error.what)
@@ -140,7 +142,7 @@ class Tally:
         self._list(place, "dropped", reason, *(() if sides is None else (_num_tokens(sides), 0)))
 
     def change(self, place: str, reason: str) -> None:
-        """Count one conversation whose text is otherwise than its row says."""
+        """Count one conversation with a text that differs from its row."""
         self._list(place, "changed", reason)
 
     def keep(self, place: str, before: Sequence[Labelled], after: Sequence[Labelled]) -> None:
@@ -196,7 +198,7 @@ def read_list(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
-    """Return what a run says of samples, by split, that it does not train on as they are; None where there is none."""
+    """Return the line about samples that are changed or dropped, by split; None without such samples."""
     lost = [f"{split}: {total}" for split, some in totals.items() for total in some if total.what != "split"]
     if not lost:
         return None

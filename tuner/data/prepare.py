@@ -299,24 +299,24 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     """Check that a row is left to train on.
 
     Raises:
-        DataError: there is none.
+        DataError: no row is left.
     """
     dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
     if pipeline.mixture.holdout and not counts.read:
         whose = "validation" if dataset.held_out else "training"
-        what = f"val_split = {dataset.val_split:g} leaves no rows for {whose}"
+        problem = f"val_split = {dataset.val_split:g} leaves no rows for {whose}"
         raise DataError(
-            what,
+            problem,
             where=place,
             fix="Use another share, validation data of its own (--val FILE), or none (--val-split 0).",
         )
     if not counts.kept:
-        what = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
+        problem = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
         reasons = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))
         if {total.reason for total in tally.totals()} == {NO_ANSWER}:
-            what = f"none of the {counts.read} rows has an assistant message, so there is nothing to train on"
-            raise DataError(what, where=place, fix="End each conversation with an assistant turn.")
-        raise DataError(f"{what}: {reasons}", where=place, fix="Raise dataset.max_length, or check the rows.")
+            problem = f"none of the {counts.read} rows has an assistant message, so there is nothing to train on"
+            raise DataError(problem, where=place, fix="End each conversation with an assistant turn.")
+        raise DataError(f"{problem}: {reasons}", where=place, fix="Raise dataset.max_length, or check the rows.")
 
 
 def _sha256_of(rows: datasets.Dataset) -> str:

@@ -139,9 +139,9 @@ class Worker:
 
     def _ended(self) -> MachineError:
         self._process.join()
-        what = f"a process that prepares the data ended with code {self._process.exitcode}"
+        problem = f"a process that prepares the data ended with code {self._process.exitcode}"
         fix = "If the kernel killed it, it needs more memory. Or use fewer processes: --set dataset.num_proc=1."
-        return MachineError(what, fix=fix)
+        return MachineError(problem, fix=fix)
 
     def end(self) -> None:
         """End the process, whatever it does."""

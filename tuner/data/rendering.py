@@ -65,8 +65,8 @@ def render(template: Template, chat: Chat, place: str) -> tuple[str, list[Span]]
     except Unrendered as error:
         fix = "Correct the row, or choose another model.chat_template."
         tools = " and its tools" if chat.tools or _has(chat, "tool_calls") else ""
-        what = f"the chat template cannot render the conversation{tools}: {error}"
-        raise DataError(what, where=place, of_row=True, fix=fix) from error
+        problem = f"the chat template cannot render the conversation{tools}: {error}"
+        raise DataError(problem, where=place, of_row=True, fix=fix) from error
     return text, [span for span in trimmed if span[0] < span[1]]
 
 

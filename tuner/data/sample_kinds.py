@@ -44,8 +44,8 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     """
     if not isinstance(sample, KINDS[objective]):
         wanted = " or ".join(_WHAT[kind] for kind in KINDS[objective])
-        what = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
-        raise WrongKind(what, where=place, of_row=":" in name, fix=_way_out(sample, objective))
+        problem = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
+        raise WrongKind(problem, where=place, of_row=":" in name, fix=_way_out(sample, objective))
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),

@@ -84,16 +84,16 @@ def check_stream(place: str, files: Sequence[Path]) -> None:
         DataError: they are on the hub, or in a file that is read from its beginning alone.
     """
     if not files:
-        what = f"{place!r} is on the hub, and a stream reads files here"
+        problem = f"{place!r} is on the hub, and a stream reads files here"
         fix = "Download them, `hf download --repo-type dataset --local-dir FOLDER OWNER/NAME`, and give --data FOLDER."
-        raise DataError(what, where="train_dataloader.dataset.streaming", fix=fix)
+        raise DataError(problem, where="train_dataloader.dataset.streaming", fix=fix)
     for file in files:
         if not readers.can_seek(file):
-            what = f"{file.name!r} cannot be streamed: a run that goes on would read it from its beginning"
+            problem = f"{file.name!r} cannot be streamed: a run that goes on would read it from its beginning"
             packed = file.suffix.lower() in PACKED
             fix = "Unpack it" if packed else "Save its rows as .jsonl or .parquet"
             whole = "--set train_dataloader.dataset.streaming=False"
-            raise DataError(what, where=file, fix=f"{fix}, or prepare it whole: {whole}.")
+            raise DataError(problem, where=file, fix=f"{fix}, or prepare it whole: {whole}.")
 
 
 def _local(place: Path, files: list[Path]) -> Source:
@@ -111,8 +111,8 @@ def _digest(file: Path) -> str:
     try:
         return sha256(file)
     except OSError as error:
-        what = f"the file cannot be read: {error.strerror}"
-        raise DataError(what, where=file, fix="Correct the path or the file's permissions.") from error
+        problem = f"the file cannot be read: {error.strerror}"
+        raise DataError(problem, where=file, fix="Correct the path or the file's permissions.") from error
 
 
 def _rows_of_all(place: Path, files: list[Path], on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
@@ -134,7 +134,7 @@ def _rows_of_all(place: Path, files: list[Path], on_error: OnError, at: Cursor |
 
 
 def _saved_files(folder: Path, split: str) -> list[Path] | None:
-    """Return the files of a folder that `save_to_disk` of `datasets` wrote, or None where it is none.
+    """Return the files of a folder that `save_to_disk` of `datasets` wrote, or None for another folder.
 
     Its own list decides: a `map` after `load_from_disk` leaves cache-*.arrow beside the rows. A data set that was
     saved alone is the training's, whatever split it was cut from.
@@ -168,7 +168,7 @@ def _list_at(key: str, values: Mapping[str, Any], about: Path) -> list[Any] | No
 
 
 def _saved_json(about: Path) -> dict[str, Any]:
-    """Return what a file of `save_to_disk` says; empty where there is none."""
+    """Return the object in a file of `save_to_disk`; an empty one without the file."""
     if not about.is_file():
         return {}
     text = read_named_text(about, DataError, max_bytes=_MAX_ABOUT_BYTES, fix=_SAVE_AGAIN, name=str(about))
@@ -186,13 +186,13 @@ def _plain_name(about: Path, name: object) -> str:
     return name
 
 
-def _malformed(about: Path, what: str) -> DataError:
-    return DataError(what, where=about, fix=_SAVE_AGAIN)
+def _malformed(about: Path, problem: str) -> DataError:
+    return DataError(problem, where=about, fix=_SAVE_AGAIN)
 
 
 def _no_split(folder: Path, split: str, splits: Iterable[str]) -> DataError:
-    what = f"the folder has no split {split!r}, only {', '.join(sorted(splits))}"
-    return DataError(what, where=folder, fix="Set split to one of them.")
+    problem = f"the folder has no split {split!r}, only {', '.join(sorted(splits))}"
+    return DataError(problem, where=folder, fix="Set split to one of them.")
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
@@ -237,21 +237,21 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
         with shown(f"loading {place}"):
             dataset = datasets.load_dataset(*names, **settings)
     except (ConnectionError, httpx.TransportError) as error:
-        what = f"{place!r} is not a local file or folder, and the Hugging Face hub cannot be reached to look for it"
-        raise MachineError(what, fix="Connect to the network, or give a local file with --data.") from error
+        problem = f"{place!r} is not a local file or folder, and the Hugging Face hub cannot be reached to look for it"
+        raise MachineError(problem, fix="Connect to the network, or give a local file with --data.") from error
     except DatasetNotFoundError as error:
-        what = (
+        problem = (
             f"{place!r} is not a local file or folder, nor a data set on the Hugging Face hub that you have access to"
         )
-        raise DataError(what, fix="Correct the path, or log in with `hf auth login`.") from error
+        raise DataError(problem, fix="Correct the path, or log in with `hf auth login`.") from error
     except (ValueError, DatasetsError, FileNotFoundError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise DataError(f"data set {place!r} cannot be read: {reason}", fix="Correct path, name or split.") from error
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
-        what = f"data set {place!r} is a loading script, which `datasets` no longer runs"
-        raise DataError(what, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
+        problem = f"data set {place!r} is a loading script, which `datasets` no longer runs"
+        raise DataError(problem, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
     return Source(place, lambda: fingerprint_of(dataset), lambda *_: _numbered(place, dataset))
 
 

@@ -64,11 +64,11 @@ def choose_template(tokenizer: Any) -> Template:
     """Return the tokenizer's chat template, or a variant of it with markers that renders the same text.
 
     Raises:
-        DataError: there is none, or the assistant's turns cannot be told apart in it.
+        DataError: the tokenizer has no template, or the template does not show which turns are the assistant's.
     """
     if not tokenizer.is_fast:
-        what = f"{type(tokenizer).__name__} does not report a token's place in the text"
-        raise DataError(what, where="the tokenizer", fix="Use a model folder with a tokenizer.json.")
+        problem = f"{type(tokenizer).__name__} does not report a token's place in the text"
+        raise DataError(problem, where="the tokenizer", fix="Use a model folder with a tokenizer.json.")
     if not tokenizer.chat_template:
         raise DataError("the tokenizer has no chat template", where="model.chat_template", fix=_FIX)
     own = tokenizer.get_chat_template()
@@ -122,12 +122,12 @@ def _check(template: Template, own: str) -> None:
     text, spans = render(template, Chat(_PROBE), "the chat template")
     # GLM's variant appends the end token that its template leaves to the next turn.
     if not text.startswith(rendered(replace(template, text=own, has_markers=False), Chat(_PROBE))[0]):
-        what = "the training variant of the chat template renders a different text than the template itself"
-        raise DataError(what, where="model.chat_template", fix=_FIX)
+        problem = "the training variant of the chat template renders a different text than the template itself"
+        raise DataError(problem, where="model.chat_template", fix=_FIX)
     answers = "".join(text[slice(*span)] for span in spans)
     if "Because." not in answers or "Why?" in answers:
-        what = "the tokenizer's chat template does not show where the assistant's turns begin and end"
-        raise DataError(what, where="model.chat_template", fix=_FIX)
+        problem = "the tokenizer's chat template does not show where the assistant's turns begin and end"
+        raise DataError(problem, where="model.chat_template", fix=_FIX)
     if not answers.endswith(template.controls):
         warn_once(
             "The chat template does not end the assistant's turn with a special token; the model may not learn to stop."

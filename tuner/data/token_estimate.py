@@ -40,7 +40,7 @@ def lengths(
         rows: The data set that they hold: its format, columns and system prompt.
         objective: Decides between formats that share their columns.
         folder: The model's, with its tokenizer.json.
-        chat_template: The text of the template; None if there is none.
+        chat_template: The text of the template, if the model has one.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json")
     if tokenizer is None:
@@ -63,7 +63,7 @@ def lengths(
 
 @cache
 def _tokenizer(file: Path) -> Any:
-    """Return the tokenizer of a file, or None if there is none that the library reads."""
+    """Return the tokenizer of a file, or None if the library reads no tokenizer in it."""
     from tokenizers import Tokenizer  # 15 ms, of no use where no rows are counted
 
     try:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tuner.data import limits
-from tuner.data.formats import media
 from tuner.data.formats.cells import Misfit, Row, names
+from tuner.data.formats.columns import Columns, check_names, refuse_media, renamed
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
-from tuner.data.formats.renaming import Columns, check_names, renamed
 from tuner.data.sample import Chat, Sample
 from tuner.data.sample_kinds import KINDS
 from tuner.errors import DataError, did_you_mean, nearest
@@ -33,7 +32,7 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
         rows: At least one row, before `columns` are renamed.
         place: The data set, for messages.
         columns: The user's names for columns, as for `read`.
-        objective: Where several formats fit, one that this objective learns from is meant.
+        objective: If several formats fit, the one that this objective learns from is taken.
 
     Raises:
         DataError: no format is known for these columns, or several are.
@@ -44,11 +43,11 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        what = f"cannot detect the row format from the columns {names(mapped[0])}"
-        raise DataError(what, where=place, fix=_closest(mapped[0]))
+        problem = f"cannot detect the row format from the columns {names(mapped[0])}"
+        raise DataError(problem, where=place, fix=_closest(mapped[0]))
     either = " or ".join(map(repr, fitting))
-    what = f"the columns {names(mapped[0])} could be of format {either}"
-    raise DataError(what, where=place, fix=f"Set dataset.format to the right one: {either}.")
+    problem = f"the columns {names(mapped[0])} could be of format {either}"
+    raise DataError(problem, where=place, fix=f"Set dataset.format to the right one: {either}.")
 
 
 def mixed(
@@ -96,7 +95,7 @@ def named(name: str) -> Format:
     """Return the format of that name.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such format.
     """
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS, see=", ".join(FORMATS))
@@ -124,11 +123,11 @@ def read(name: str, row: Row, place: str, *, columns: Columns | None = None, sys
     mapped = renamed(row, columns, place)
     try:
         sample = FORMATS[name].read(mapped)
-        media.refuse(mapped, sample, FORMATS[name].columns, place)
+        refuse_media(mapped, sample, FORMATS[name].columns, place)
         return _fitting_in(_with_system(sample, system, place), place)
     except Misfit as misfit:
-        what = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
-        raise DataError(what, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
+        problem = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
+        raise DataError(problem, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
 
 
 def _fitting_in(sample: Sample, place: str) -> Sample:
@@ -141,8 +140,8 @@ def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
     if not system:
         return sample
     if isinstance(sample, str):
-        what = "dataset.system is set, but plain text has no system turn"
-        raise DataError(what, where=place, of_row=True, fix="Unset dataset.system, or use a chat format.")
+        problem = "dataset.system is set, but plain text has no system turn"
+        raise DataError(problem, where=place, of_row=True, fix="Unset dataset.system, or use a chat format.")
     turns = sample.messages if isinstance(sample, Chat) else sample.prompt
     if any(turn["role"] == "system" for turn in turns):
         return sample

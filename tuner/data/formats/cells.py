@@ -45,7 +45,7 @@ def first_of(row: Row, *candidates: str) -> str:
     return next((name for name in candidates if name in row), candidates[0])
 
 
-def text(value: Any, what: str) -> str:
+def text(value: Any, name: str) -> str:
     """Return a text, or the joined texts of a list of OpenAI's text parts.
 
     Raises:
@@ -54,13 +54,13 @@ def text(value: Any, what: str) -> str:
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
         other = next((part.get("type") for part in value if part.get("type") != "text"), None)
         if other is None:
-            return "".join(text(part.get("text"), what) for part in value)
-        raise Misfit(f"{what} has a part of type {other!r}, and only 'text' is supported")
+            return "".join(text(part.get("text"), name) for part in value)
+        raise Misfit(f"{name} has a part of type {other!r}, and only 'text' is supported")
     if not isinstance(value, str):
-        raise Misfit(f"{what} is {kind(value)}, not text")
+        raise Misfit(f"{name} is {kind(value)}, not text")
     # json reads "\ud83d" alone without complaint; the tokenizer would fail on it, far from the row.
     if SURROGATE.search(value):
-        raise Misfit(f"{what} holds half of a surrogate pair")
+        raise Misfit(f"{name} holds half of a surrogate pair")
     return value
 
 
@@ -124,7 +124,7 @@ def value(turn: Row, keys: Sequence[str], number: int) -> Any:
     """Return what a turn has under the first of `keys` that it has.
 
     Raises:
-        Misfit: it has none of them.
+        Misfit: it has no such key.
     """
     # Parquet gives every turn the keys of all turns, with null for those that it had not.
     present = next((key for key in keys if turn.get(key) is not None), next((key for key in keys if key in turn), None))
@@ -137,7 +137,7 @@ def role(name: Any, known: Mapping[str, str], number: int) -> str:
     """Return the chat template's word for a role.
 
     Raises:
-        Misfit: the role is none of `known`.
+        Misfit: the role is not in `known`.
     """
     if not isinstance(name, str) or name not in known:
         close = nearest(name, known) if isinstance(name, str) else None

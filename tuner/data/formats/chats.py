@@ -51,7 +51,7 @@ def chat(messages: Sequence[Message], row: Row) -> Chat:
     """Return a conversation up to its last answer, with the row's tools; whole where it has no answer.
 
     Raises:
-        Misfit: the tools are none.
+        Misfit: the tools are not a list of tools.
     """
     # Turns after the last answer teach nothing, and some templates render earlier turns differently because of them.
     return Chat(up_to_answer(messages) or list(messages), cells.tools(row))
@@ -260,9 +260,71 @@ def spoken_hh(text: str) -> list[Message]:
     return _spoken(text, _HH_TURN, r"\n\nHuman:")
 
 
-def _spoken(said: str, marks: re.Pattern[str], start: str) -> list[Message]:
-    before, *parts = marks.split(said)
+def _spoken(dialog: str, marks: re.Pattern[str], start: str) -> list[Message]:
+    before, *parts = marks.split(dialog)
     if before.strip() or not parts or parts[0] != "Human":
         raise Misfit(f"the text does not start with '{start}'")
     turn = {"Human": user, "Assistant": answer}
     return [turn[who](text.strip()) for who, text in zip(parts[::2], parts[1::2], strict=True)]
+
+
+# Conversations with tool calls in formats of their own
+
+_MOSS_MARKS = re.compile(r"\A\s*<\|[^|]*\|>:\s?|\s*<eo\w>\s*\Z")
+_EXECUTED = re.compile(r"(<\|startofexec\|>.*?<\|endofexec\|>)", re.DOTALL)
+
+
+def read_moss(row: Row) -> Chat:
+    """Read MOSS's `chat` of numbered turns; what a tool returned is the user's turn, so that any template takes it."""
+    dialog = cells.column(row, "chat")
+    if not isinstance(dialog, dict):
+        raise Misfit(f"'chat' is {cells.kind(dialog)}, not an object")
+    named = ((name, turn) for number in range(1, len(dialog) + 1) if (turn := dialog.get(name := f"turn_{number}")))
+    messages: list[Message] = []
+    if system := cells.text(row.get("meta_instruction") or "", "meta_instruction").strip():
+        messages.append({"role": "system", "content": system})
+    for name, turn in named:
+        messages += _moss_turn(turn, name)
+    return chat(messages, row)
+
+
+def _moss_turn(turn: Any, name: str) -> list[Message]:
+    if not isinstance(turn, dict):
+        raise Misfit(f"{name} is {cells.kind(turn)}, not an object")
+    texts = {key: cells.text(turn.get(key) or "", f"{key} of {name}").strip() for key in _MOSS_KEYS}
+    question, thoughts, commands, results, reply = (
+        text if _unmarked(text) not in ("", "None") else "" for text in texts.values()
+    )
+    messages = [user(_unmarked(question))]
+    if commands:
+        # Its marks are kept: they tell a program which part of the answer to run.
+        messages += [answer(_lines(thoughts, commands)), user(results)]
+        thoughts = ""
+    return [*messages, answer(_lines(thoughts, _unmarked(reply)))]
+
+
+_MOSS_KEYS = ("Human", "Inner Thoughts", "Commands", "Tool Responses", "MOSS")
+
+
+def _unmarked(text: str) -> str:
+    return _MOSS_MARKS.sub("", text).strip()
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def read_msagent(row: Row) -> Chat:
+    """Read ShareGPT turns with a tool's result inside an answer; that part becomes the user's turn, without loss."""
+    whole = read_sharegpt(row)
+    messages: list[Message] = []
+    for turn in whole.messages:
+        messages += _without_results(turn) if turn["role"] == "assistant" else [turn]
+    return Chat(messages, whole.tools)
+
+
+def _without_results(turn: Message) -> list[Message]:
+    parts = [part.strip() for part in _EXECUTED.split(turn["content"])]
+    # A result that nothing follows has no answer to teach.
+    parts = parts if parts[-1] else parts[:-2]
+    return [user(part) if _EXECUTED.match(part) else answer(part) for part in parts if part]

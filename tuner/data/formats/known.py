@@ -6,14 +6,104 @@ It reads no files and knows no tokens. Text in a row is data: nothing of it is e
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-from tuner.data.formats import cells, chats, judged, tool_dialogs
+from tuner.data.formats import cells, chats
 from tuner.data.formats.cells import Misfit, Row
-from tuner.data.sample import Chat, Feedback, Pair, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.errors import DataError
+
+PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
+"""The columns that a prompt stands in, the first of them wins."""
+
+
+def _is_hh(row: Row) -> bool:
+    """Say whether the two answers are hh-rlhf's texts of whole chats."""
+    texts = (row.get("chosen"), row.get("rejected"))
+    return all(isinstance(text, str) and text.lstrip().startswith("Human:") for text in texts)
+
+
+def read_preference(row: Row) -> Pair:
+    """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations that begin alike."""
+    if _is_hh(row):
+        both = [chats.spoken_hh(cells.text_of(row, name)) for name in ("chosen", "rejected")]
+    else:
+        both = [chats.turns_of(row, name, chats.answer) for name in ("chosen", "rejected")]
+    chosen, rejected = (_answered(messages, name) for messages, name in zip(both, ("chosen", "rejected"), strict=True))
+    if _is_answer(chosen) and _is_answer(rejected):
+        prompt = _prompt(row)
+    else:
+        shared = _shared(chosen, rejected)
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        prompt = [*chats.leading_system(row, prompt), *prompt]
+    return Pair(prompt, chosen, rejected, cells.tools(row))
+
+
+def _answered(messages: Sequence[Message], name: str) -> list[Message]:
+    """Return the turns up to the assistant's last.
+
+    Raises:
+        Misfit: there is no turn of the assistant.
+    """
+    turns = chats.up_to_answer(messages)
+    if not turns:
+        raise Misfit(f"{name!r} has no assistant turn")
+    return turns
+
+
+def _is_answer(messages: Sequence[Message]) -> bool:
+    return bool(messages[0]["role"] == "assistant")
+
+
+def _prompt(row: Row) -> list[Message]:
+    """Return the turns before the answers."""
+    name = cells.first_of(row, *PROMPTS)
+    if isinstance(row.get(name), str):
+        return [*chats.system_turn(row), chats.user(chats.instruction(row, name))]
+    return chats.prompt_of(row, name)
+
+
+def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+    """Return how many turns both conversations begin with, up to the last that is not the assistant's."""
+    alike = list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
+    while alike and alike[-1][0]["role"] == "assistant":
+        alike.pop()
+    if not alike:
+        raise Misfit("'chosen' and 'rejected' do not begin with the same turns")
+    return len(alike)
+
+
+def read_chosen(row: Row) -> Chat:
+    """Read the better answer of a pair as a conversation."""
+    pair = read_better_response(row) if "better_response_id" in row else read_preference(row)
+    return Chat([*pair.prompt, *pair.chosen], pair.tools)
+
+
+def read_better_response(row: Row) -> Pair:
+    """Read two answers and the number, 0 or 1, of the better one, as PKU-SafeRLHF has them."""
+    better = cells.column(row, "better_response_id")
+    if better not in (0, 1) or isinstance(better, bool):
+        raise Misfit(f"better_response_id is {better!r}, not 0 or 1")
+    chosen, rejected = ([chats.answer(cells.text_of(row, f"response_{at}"))] for at in (better, 1 - better))
+    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, cells.tools(row))
+
+
+def read_feedback(row: Row) -> Feedback:
+    """Read an answer and its label: prompt and completion, or one conversation, of which the last answer is judged."""
+    label = cells.column(row, "label")
+    if label not in (0, 1):
+        raise Misfit(f"label is {label!r}, not true, false, 1 or 0")
+    if "completion" in row:
+        prompt, completion = chats.prompt_of(row, "prompt"), chats.turns_of(row, "completion", chats.answer)
+    else:
+        turns = chats.messages_of(row, cells.first_of(row, *chats.TURNS))
+        whole = [*chats.leading_system(row, turns), *chats.up_to_answer(turns)]
+        start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
+        prompt, completion = whole[:start], whole[start:]
+    return Feedback(prompt, _answered(completion, "completion"), bool(label), cells.tools(row))
 
 
 @dataclass(frozen=True)
@@ -102,45 +192,45 @@ FORMATS: dict[str, Format] = {
         "a column 'chat' of turns 'turn_1', 'turn_2' ... with 'Human' and 'MOSS'",
         ("chat", "meta_instruction", *_MORE),
         lambda row: isinstance(row.get("chat"), dict),
-        tool_dialogs.read_moss,
+        chats.read_moss,
     ),
     "msagent": Format(
         Chat,
         "a column 'conversations' of turns with 'from' and 'value', whose answers hold '<|startofthink|>'",
         (*chats.TURNS, *_MORE),
         lambda row: "<|startofthink|>" in str(row.get("conversations")),
-        tool_dialogs.read_msagent,
+        chats.read_msagent,
         before=("sharegpt",),
     ),
     "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(
         Pair,
         "columns 'chosen' and 'rejected': answers beside a prompt, or two conversations that begin alike",
-        ("chosen", "rejected", *judged.PROMPTS, *_MORE),
+        ("chosen", "rejected", *PROMPTS, *_MORE),
         _has("chosen", "rejected"),
-        judged.read_preference,
+        read_preference,
     ),
     "better_response": Format(
         Pair,
         "columns 'prompt', 'response_0', 'response_1' and 'better_response_id'",
         (*_BETTER_RESPONSE, *_MORE),
         _has(*_BETTER_RESPONSE),
-        judged.read_better_response,
+        read_better_response,
     ),
     "feedback": Format(
         Feedback,
         "a column 'label' of true, false, 1 or 0 beside 'prompt' and 'completion' or a column of turns",
         ("prompt", "completion", "label", *chats.TURNS, *_MORE),
         _is_feedback,
-        judged.read_feedback,
+        read_feedback,
         before=("prompt_completion", "messages", "sharegpt"),
     ),
     "chosen": Format(
         Chat,
         "what 'preference' or 'better_response' needs; the worse answers are left out",
-        (*_BETTER_RESPONSE, "chosen", "rejected", *judged.PROMPTS, *_MORE),
+        (*_BETTER_RESPONSE, "chosen", "rejected", *PROMPTS, *_MORE),
         lambda row: False,  # named by the user alone
-        judged.read_chosen,
+        read_chosen,
     ),
 }
 
@@ -186,8 +276,8 @@ def sample_of(name: str, row: Row, place: str) -> Sample:
 
 # The first column that one of a user's rows has tells what it is.
 _RETURNED: dict[str, Callable[[Row], Sample]] = {
-    "chosen": judged.read_preference,
-    "label": judged.read_feedback,
+    "chosen": read_preference,
+    "label": read_feedback,
     "completion": chats.read_prompt_completion,
     "messages": chats.read_messages,
 }

@@ -75,8 +75,8 @@ class _Window:
             read = self._decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
             line += rest.count("\n") + error.object.count(b"\n", 0, error.start)
-            what = f"a byte of the line (0x{error.object[error.start]:02x}) is not UTF-8"
-            raise DataError(what, where=f"{self.path}:{line}", fix="Save the file as UTF-8.") from error
+            problem = f"a byte of the line (0x{error.object[error.start]:02x}) is not UTF-8"
+            raise DataError(problem, where=f"{self.path}:{line}", fix="Save the file as UTF-8.") from error
         if raw:
             self.text, self.at, self._counted = rest + read, 0, 0
         return bool(raw)
@@ -121,9 +121,9 @@ def _refuse_object(window: _Window) -> None:
         return
     key = next((name for name, one in (value or {}).items() if isinstance(one, list)), None)
     held = "" if key is None else f", with a list under {key!r}"
-    what = f"the file is one object over many lines{held}, not rows"
+    problem = f"the file is one object over many lines{held}, not rows"
     fix = "Save only the list of rows, as [...], or one object per line."
-    raise DataError(what, where=f"{window.path}:{line}", fix=fix)
+    raise DataError(problem, where=f"{window.path}:{line}", fix=fix)
 
 
 def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
@@ -142,8 +142,8 @@ def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
     end, line = window.next(), window.line()
     window.at += 1
     if end != "]" or window.next():
-        what = "',' or ']' is missing after a row" if end else "the array is truncated"
-        raise DataError(what, where=f"{window.path}:{line}", fix="Correct the file, or create it again.")
+        problem = "',' or ']' is missing after a row" if end else "the array is truncated"
+        raise DataError(problem, where=f"{window.path}:{line}", fix="Correct the file, or create it again.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Row:
@@ -163,8 +163,8 @@ def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:
         torn = error.pos >= len(error.doc) or error.msg.startswith("Unterminated")
         closing = '"' if error.msg.startswith("Unterminated") else "}"
         reason = f"it ends before the closing {closing!r}" if torn else f"{error.msg} (column {error.colno})"
-        what = f"the row is not valid JSON: {reason}"
-        raise DataError(what, where=f"{path}:{line if torn else line + error.lineno - 1}", fix=fix) from error
+        problem = f"the row is not valid JSON: {reason}"
+        raise DataError(problem, where=f"{path}:{line if torn else line + error.lineno - 1}", fix=fix) from error
     except RecursionError as error:
         raise DataError("the row is nested too deeply", where=f"{path}:{line}", fix=fix) from error
     except ValueError as error:

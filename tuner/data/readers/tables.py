@@ -47,8 +47,8 @@ def read(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[Pl
                     yield f"{path}, row {at.row}", row
     except MemoryError as error:
         limit = limits.MAX_BYTES_AT_ONCE // 1024**2
-        what = f"the next rows need more than {limit:,} MiB of memory"
-        raise DataError(what, where=f"{path}, row {at.row + 1}", fix="Split them into smaller ones.") from error
+        problem = f"the next rows need more than {limit:,} MiB of memory"
+        raise DataError(problem, where=f"{path}, row {at.row + 1}", fix="Split them into smaller ones.") from error
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
         raise unreadable(path, path.suffix.lstrip(".").capitalize(), error) from error
 

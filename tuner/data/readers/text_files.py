@@ -83,8 +83,8 @@ def _stream(path: Path) -> io.BufferedReader:
 def _refuse_other_kinds(path: Path, start: bytes) -> None:
     name, fix = next((facts for magic, facts in _MAGIC.items() if start.startswith(magic)), ("", ""))
     if name:
-        what = f"the file is {name}, but its name ends in {path.suffix!r}"
-        raise DataError(what, where=path, fix=fix.format(path.name))
+        problem = f"the file is {name}, but its name ends in {path.suffix!r}"
+        raise DataError(problem, where=path, fix=fix.format(path.name))
 
 
 def lines(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[tuple[int, str]]:
@@ -105,8 +105,8 @@ def lines(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[t
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                what = f"byte {error.start + 1} of the line (0x{raw[error.start]:02x}) is not UTF-8"
-                on_error(DataError(what, where=f"{path}:{number}", fix="Save the file as UTF-8."))
+                problem = f"byte {error.start + 1} of the line (0x{raw[error.start]:02x}) is not UTF-8"
+                on_error(DataError(problem, where=f"{path}:{number}", fix="Save the file as UTF-8."))
 
 
 def read_txt(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
@@ -117,7 +117,7 @@ def read_txt(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterato
 
 
 def read_csv(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
-    """Yield the rows of a CSV file; one whose number of fields is wrong is left out, nothing follows wrong quotes."""
+    """Yield the rows of a CSV file without those with a wrong number of fields; after wrong quotes no row follows."""
     csv.field_size_limit(MAX_ROW_BYTES)
     start, length = 1, 0
 
@@ -154,21 +154,21 @@ def _checked_header(where: str, names: list[str]) -> list[str]:
     """
     other = next((mark for mark in _OTHER_SEPARATORS if len(names) == 1 and mark in names[0]), None)
     if other:
-        what = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
-        raise DataError(what, where=where, fix="Save the file with commas between the columns.")
+        problem = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
+        raise DataError(problem, where=where, fix="Save the file with commas between the columns.")
     refuse_repeated(names, where)
     return names
 
 
 def _other_width(where: str, header: list[str], record: list[str]) -> DataError:
-    what = f"the row has {len(record)} fields and the header has {len(header)}: {', '.join(header)}"
-    return DataError(what, where=where, fix="Put quotes around fields that contain commas or line breaks.")
+    problem = f"the row has {len(record)} fields and the header has {len(header)}: {', '.join(header)}"
+    return DataError(problem, where=where, fix="Put quotes around fields that contain commas or line breaks.")
 
 
 def too_long(path: Path, line: int) -> DataError:
     """Return the error of a row that is longer than `MAX_ROW_BYTES`."""
-    what = f"the row is longer than {MAX_ROW_BYTES // 1024**2} MiB"
-    return DataError(what, where=f"{path}:{line}", fix="Split it into several rows.")
+    problem = f"the row is longer than {MAX_ROW_BYTES // 1024**2} MiB"
+    return DataError(problem, where=f"{path}:{line}", fix="Split it into several rows.")
 
 
 def unreadable(path: Path, kind: str, error: Exception) -> DataError:
@@ -187,5 +187,5 @@ def refuse_repeated(columns: Sequence[str], where: object) -> None:
     """
     repeated = [name for name, count in Counter(columns).items() if name and count > 1]
     if repeated:
-        what = f"the file has more than one column of the same name: {', '.join(repeated)}"
-        raise DataError(what, where=where, fix="Rename or remove all but one of them.")
+        problem = f"the file has more than one column of the same name: {', '.join(repeated)}"
+        raise DataError(problem, where=where, fix="Rename or remove all but one of them.")

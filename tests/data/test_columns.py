@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tuner.data import formats
-from tuner.data.formats.renaming import renamed
+from tuner.data.formats.columns import renamed
 from tuner.data.sample import Chat
 from tuner.errors import DataError
 

@@ -1,0 +1,143 @@
+"""What happens to a row before and after its format reads it: its columns get the user's names, and media are refused.
+
+Text in a row is data: braces in it stand for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from tuner.data import limits
+from tuner.data.formats.cells import Misfit, Row, names, text
+from tuner.data.sample import Chat, Message, Sample
+from tuner.errors import DataError, did_you_mean
+
+Columns = Mapping[str, str]
+"""A format's column -> this data set's, or a text of several such as '{context}\\n{question}'."""
+
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+def renamed(row: Row, columns: Columns | None, place: str) -> Row:
+    """Return the row with the columns that `columns` asks for, in place of those that they are made of.
+
+    Raises:
+        DataError: the row lacks one of them, or a text is to be made of something that is no text.
+    """
+    if not columns:
+        return row
+    made, used = {}, set()
+    for name, source in columns.items():
+        parts = _sources(source, row)
+        for part in parts:
+            _check(part, row, name, place)
+        made[name] = row[source] if source in row else _filled(source, row, place)
+        used |= parts
+    return {name: value for name, value in row.items() if name not in used} | made
+
+
+def check_names(columns: Columns | None, known: Iterable[str], whose: str) -> None:
+    """Check that a format has the columns that are to be filled; `whose` names it, and `known` are its columns.
+
+    Raises:
+        DataError: it has no such column.
+    """
+    known = sorted(set(known))
+    for name in columns or ():
+        if name not in known:
+            problem = f"there is no column {name!r} in {whose}, only {', '.join(known)}"
+            raise DataError(problem, where="dataset.columns", fix=did_you_mean(name, known) or "Choose one of them.")
+
+
+def _sources(source: str, row: Row) -> set[str]:
+    if source in row or "{" not in source:
+        return {source}
+    return {match[1] for match in _PLACE.finditer(source) if match[1] is not None}
+
+
+def _check(source: str, row: Row, name: str, place: str) -> None:
+    if source not in row:
+        problem = f"dataset.columns maps {source!r} to {name!r}, and the row has no such column, only {names(row)}"
+        raise DataError(
+            problem, where=place, of_row=True, fix=did_you_mean(source, map(str, row)) or "Use one of them."
+        )
+
+
+def _filled(source: str, row: Row, place: str) -> str:
+    def part(match: re.Match[str]) -> str:
+        return match[0][0] if match[1] is None else _as_text(row[match[1]], match[1])
+
+    try:
+        # Counted first: the same column may be named any number of times.
+        lengths = accumulate(len(part(match)) for match in _PLACE.finditer(source))
+        if any(so_far > limits.MAX_SAMPLE_BYTES for so_far in lengths):
+            raise limits.too_long(f"the text of dataset.columns {source!r}", place)
+        return _PLACE.sub(part, source)
+    except Misfit as misfit:
+        fix = f"Use text columns for {source!r}, or correct the row."
+        raise DataError(
+            f"dataset.columns cannot turn it into text: {misfit}", where=place, of_row=True, fix=fix
+        ) from misfit
+
+
+def _as_text(value: object, name: str) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return "" if value is None else text(value, f"column {name!r}")
+
+
+_COLUMN = re.compile(r"(?:image|video|audio|sound|pixel_value)(?:s|_?(?:path|url|file|bytes)s?)?", re.IGNORECASE)
+"""The columns that data sets of vision and speech hold their media in."""
+_PLACEHOLDER = re.compile(r"^[ \t]*<(image|video|audio)>|<(image|video|audio)>[ \t]*$", re.MULTILINE)
+"""LLaVA's and LLaMA-Factory's stand at an edge of a line; HTML's element in running text does not."""
+_FIX = "Remove the row, or use text-only data: images, video and sound are not supported."
+
+
+def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) -> None:
+    """Refuse a row that holds media beside its text, or a text with a place for media.
+
+    Args:
+        row: Its columns, after they were renamed.
+        sample: What was read of it. In a plain text a placeholder is a word like others.
+        read: The columns that its format reads.
+        place: `file:line`.
+
+    Raises:
+        DataError: it does.
+    """
+    column = next((name for name, value in row.items() if _is_media(name) and name not in read and _holds(value)), None)
+    if column is not None:
+        problem = f"the column {column!r} holds something that is not text and would be ignored"
+        raise DataError(problem, where=place, of_row=True, fix=_FIX)
+    for number, question in _questions(sample):
+        placeholder = _PLACEHOLDER.search(question)
+        kind = placeholder and (placeholder[1] or placeholder[2])
+        # A pair of tags is the markup that the question is about.
+        if kind and f"</{kind}>" not in question:
+            problem = f"turn {number} has the placeholder '<{kind}>', which would be trained on as plain text"
+            raise DataError(problem, where=place, of_row=True, fix=_FIX)
+
+
+def _is_media(name: Any) -> bool:
+    return isinstance(name, str) and _COLUMN.fullmatch(name) is not None
+
+
+def _holds(value: Any) -> bool:
+    """Say whether a value has content: Parquet gives every row the columns of all rows, with nulls."""
+    if isinstance(value, dict):
+        return any(map(_holds, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds, value))
+    return value.strip() != "" if isinstance(value, str) else value is not None and value is not False
+
+
+def _questions(sample: Sample) -> Iterator[tuple[int, str]]:
+    if isinstance(sample, str):
+        return
+    turns: list[Message] = sample.messages if isinstance(sample, Chat) else sample.prompt
+    for number, turn in enumerate(turns, 1):
+        if turn["role"] == "user":
+            yield number, turn["content"]
