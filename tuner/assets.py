@@ -19,7 +19,8 @@ TEMPLATES = "chat_templates"
 _JINJA = ("{{", "{%")
 """Every chat template holds one of these, and no name of a template does."""
 _GENERATION_MARK = r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}"
-_MAX_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
+"""The largest file of a catalog that is read as text."""
 
 
 def asset(path: str) -> str:
@@ -64,7 +65,7 @@ def chat_template(name: str, known: Mapping[str, Path] | None = None) -> str:
         )
     from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
 
-    return read_named_text(path, RecipeError, max_bytes=_MAX_BYTES, fix="Name another template.", name=str(path))
+    return read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Name another template.", name=str(path))
 
 
 def without_generation_marks(template: str) -> str:

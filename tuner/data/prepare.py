@@ -303,8 +303,8 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     """
     dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
     if pipeline.mixture.holdout and not counts.read:
-        whose = "validation" if dataset.held_out else "training"
-        problem = f"val_split = {dataset.val_split:g} leaves no rows for {whose}"
+        split = "validation" if dataset.held_out else "training"
+        problem = f"val_split = {dataset.val_split:g} leaves no rows for {split}"
         raise DataError(
             problem,
             where=place,

@@ -254,7 +254,6 @@ DEFAULT_OBJECTIVE = "sft"
 DEFAULT_METHOD = "lora"
 """Of a model that is trained without a recipe."""
 
-_MAX_BYTES = 1_000_000
 _MAX_WORDS = 12
 """Of a part's name; none has more."""
 _EPOCHS = re.compile(r"(?P<stem>.+)_e(?P<epochs>[1-9][0-9]{0,3})")
@@ -349,7 +348,7 @@ def _text(file: PartFile) -> str:
     try:
         from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
 
-        return read_named_text(file.path, RecipeError, max_bytes=_MAX_BYTES, fix="", name=file.shown)
+        return read_named_text(file.path, RecipeError, max_bytes=assets.MAX_BYTES, fix="", name=file.shown)
     except RecipeError:
         return ""  # the code that needs its values reads it again and raises
 

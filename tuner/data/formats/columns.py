@@ -39,8 +39,8 @@ def renamed(row: Row, columns: Columns | None, place: str) -> Row:
     return {name: value for name, value in row.items() if name not in used} | made
 
 
-def check_names(columns: Columns | None, known: Iterable[str], whose: str) -> None:
-    """Check that a format has the columns that are to be filled; `whose` names it, and `known` are its columns.
+def check_names(columns: Columns | None, known: Iterable[str], owner: str) -> None:
+    """Check that a format has the columns that are to be filled; `owner` names it, and `known` are its columns.
 
     Raises:
         DataError: it has no such column.
@@ -48,7 +48,7 @@ def check_names(columns: Columns | None, known: Iterable[str], whose: str) -> No
     known = sorted(set(known))
     for name in columns or ():
         if name not in known:
-            problem = f"there is no column {name!r} in {whose}, only {', '.join(known)}"
+            problem = f"there is no column {name!r} in {owner}, only {', '.join(known)}"
             raise DataError(problem, where="dataset.columns", fix=did_you_mean(name, known) or "Choose one of them.")
 
 

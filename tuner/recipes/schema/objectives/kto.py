@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+from tuner.recipes.schema.objectives.objective_block import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
 
 
 class Kto(Objective):
@@ -13,7 +13,7 @@ class Kto(Objective):
     facts: ClassVar = ObjectiveFacts(
         "KTO",
         rows="judged",
-        dropped="equal answers, or no token to train on within max_length",
+        dropped=EQUAL_OR_NO_LOSS,
         has_reference=True,
         chooses_loss=True,
     )

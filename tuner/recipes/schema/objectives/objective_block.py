@@ -11,6 +11,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 RowKind = Literal["conversations", "texts", "pairs", "judged", "prompts"]
 """What the rows hold: conversations; plain texts or conversations; two answers to a prompt; an answer with a judgement;
 prompts alone."""
+NO_LOSS = "no token to train on within max_length"
+EQUAL_OR_NO_LOSS = f"equal answers, or {NO_LOSS}"
+"""Samples that an objective learns nothing from; see `ObjectiveFacts.dropped`."""
 
 
 @dataclass(frozen=True)

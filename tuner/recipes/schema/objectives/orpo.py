@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+from tuner.recipes.schema.objectives.objective_block import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
 
 
 class Orpo(Objective):
@@ -16,7 +16,7 @@ class Orpo(Objective):
     facts: ClassVar = ObjectiveFacts(
         "ORPO",
         rows="pairs",
-        dropped="equal answers, or no token to train on within max_length",
+        dropped=EQUAL_OR_NO_LOSS,
         keeps_logits=True,
         offloads_activations=False,
     )

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+from tuner.recipes.schema.objectives.objective_block import NO_LOSS, Objective, ObjectiveFacts
 
 
 class Sft(Objective):
@@ -11,7 +11,7 @@ class Sft(Objective):
     facts: ClassVar = ObjectiveFacts(
         "SFT",
         rows="conversations",
-        dropped="no token to train on within max_length",
+        dropped=NO_LOSS,
         packs=True,
         chooses_loss=True,
     )
