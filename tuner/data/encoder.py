@@ -1,7 +1,7 @@
 """What turns conversations and texts into tokens, as the rest of tuner sees it, and the types of its results.
 
-A tokenizer encodes text (`text_encoder`); a vision model's processor will encode text with images. This module loads no
-library but numpy.
+A tokenizer encodes text (`text_encoder`); a vision model's processor encodes text with images (`image_encoder`). This
+module loads no library but numpy.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class Encoder(Protocol):
     @property
     def vocabulary(self) -> Vocabulary:
         """Every token with its id: the model's embedding needs a row for each."""
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether conversations may hold images; their tokens carry no loss."""
 
     @property
     def has_template(self) -> bool:

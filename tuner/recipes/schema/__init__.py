@@ -36,6 +36,10 @@ SCHEMA_VERSION = 1
 """Version of recipe.json. It goes up when a key changes its meaning or is removed."""
 
 
+VisionPart = Literal["vision", "projector", "language"]
+"""The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
+
+
 class Model(Block):
     """The weights to start from."""
 
@@ -48,6 +52,8 @@ class Model(Block):
     remote_code: bool
     resize_embeddings: bool
     router_aux_loss_coef: NonNegativeFloat | None
+    images: bool | Literal["auto"]
+    freeze: Annotated[tuple[VisionPart, ...], Lax]
 
     @field_validator("trust_remote_code")
     @classmethod
@@ -94,6 +100,8 @@ class Adapter(Block):
     lora_dropout: Fraction = 0.0
     # The layers that get an adapter: 'all-linear', names such as ['q_proj', 'v_proj'], or a regular expression.
     target_modules: str | list[str] | tuple[str, ...] = "all-linear"
+    # A vision-language model's vision tower and projector get adapters too.
+    vision: bool = False
     # DoRA: train the length of each weight vector besides its direction.
     use_dora: bool = False
     # rsLoRA: scale the update by lora_alpha / sqrt(r).
@@ -171,6 +179,8 @@ class Dataset(Rows):
     tokenizer_backend: Literal["auto", "tokenizers"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
     streaming: bool | PositiveInt = False
+    image_max_pixels: PositiveInt | None = None
+    image_min_pixels: PositiveInt | None = None
 
     @field_validator("streaming")
     @classmethod
@@ -243,6 +253,7 @@ class Optimizer(Block):
     weight_decay: NonNegativeFloat
     muon_lr: PositiveFloat | None
     loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
+    projector_lr: PositiveFloat | None
 
     @field_validator("muon_lr", "loraplus_lr_ratio")
     @classmethod
@@ -401,6 +412,11 @@ class RecipeConfig(Block):
     def loaders(self) -> dict[str, Dataloader]:
         """The dataloaders that the recipe has, by their keys."""
         return {key: loader for key in LOADERS if (loader := getattr(self, key))}
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether a vision-language model is trained with its vision tower."""
+        return self.model.images is True
 
     @property
     def needs_bitsandbytes(self) -> bool:

@@ -92,6 +92,30 @@ without an error. They get one sample a row, padded.
 """
 
 
+KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
+"""The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
+or let the tokens of an image see each other (Gemma)."""
+
+
+class Vision(Block):
+    """What config.json says about the half of a model that reads images."""
+
+    # Of the whole model: 'llava', 'qwen2_5_vl' ...
+    model_type: str
+    num_hidden_layers: Layers
+    hidden_size: Width
+    intermediate_size: Width
+    num_attention_heads: Width
+    # Pixels of a patch's side.
+    patch_size: Width
+    # Pixels of a side of what the tower reads. None: it reads images of any size.
+    image_size: Width | None = None
+    # Patches that become one token, along each side.
+    merge_size: Width = 1
+    # Tokens of an image, or of a tile of it. None: they depend on its size.
+    num_tokens: Width | None = None
+
+
 class Architecture(Block):
     """What config.json says about the model; for a model that also sees or hears, about its text half.
 
@@ -190,6 +214,9 @@ class Architecture(Block):
     new_decoder_architecture: bool = False
     parallel_attn: bool = False
     num_ln_in_parallel_attn: Width | None = None
+
+    # The half that reads images.
+    vision: Vision | None = None
 
     _config: JsonObject = PrivateAttr()
     """The keys as they were written."""
