@@ -56,8 +56,8 @@ class Encoder(Protocol):
         """Every token with its id: the model's embedding needs a row for each."""
 
     @property
-    def reads_images(self) -> bool:
-        """Whether conversations may hold images; their tokens carry no loss."""
+    def image_id(self) -> int | None:
+        """The token that stands for a feature of an image; None if the model reads text alone."""
 
     @property
     def has_template(self) -> bool:

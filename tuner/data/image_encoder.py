@@ -56,11 +56,6 @@ class ImageEncoder(TextEncoder):
         return self.processor
 
     @property
-    def reads_images(self) -> bool:
-        """Whether conversations may hold images."""
-        return True
-
-    @property
     def image_token(self) -> str:
         """The token that stands for one feature of an image, and in a chat template for a whole image."""
         return str(self.processor.image_token)
@@ -69,6 +64,14 @@ class ImageEncoder(TextEncoder):
     def image_id(self) -> int:
         """The id of the image token."""
         return int(self.tokenizer.convert_tokens_to_ids(self.image_token))
+
+    @property
+    def token_types(self) -> str | None:
+        """What the model calls the types of tokens, 1 for an image's; None if it takes none."""
+        if not getattr(self.processor, "return_mm_token_type_ids", False):
+            return None
+        names = self.processor.model_input_names
+        return "mm_token_type_ids" if "mm_token_type_ids" in names else "token_type_ids"
 
     @cached_property
     def template(self) -> Template:

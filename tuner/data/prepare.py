@@ -214,7 +214,7 @@ def build(
     done.mkdir()
     with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
         tally = pipeline.tally(stream, bad_before)
-        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layouts.of(pipeline.objective), is_fast)
+        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layouts.of(pipeline.objective, encoder.image_id), is_fast)
         made = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(made)
     sets = [
@@ -324,8 +324,21 @@ def _sha256_of(rows: datasets.Dataset) -> str:
     hashes = {name: hashlib.sha256() for name in rows.column_names}
     for table in rows.with_format("arrow").iter(_BATCH_ROWS):
         for name, column in zip(table.column_names, table.columns, strict=True):
-            is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-            parts = (pc.list_value_length(column), pc.list_flatten(column)) if is_list else (column,)
-            for part in parts:
-                hashes[name].update(part.to_numpy().tobytes())
+            for values in _values(column.combine_chunks()):
+                hashes[name].update(values)
     return hashlib.sha256(json.dumps({name: one.hexdigest() for name, one in hashes.items()}).encode()).hexdigest()
+
+
+def _values(column: pa.Array) -> Iterator[bytes]:
+    """Yield the bytes of a column's values, and of the lengths of lists and texts."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        yield pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes()
+        yield from _values(pc.list_flatten(column))
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from _values(part)
+    elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        yield json.dumps([None if value is None else len(value) for value in column.to_pylist()]).encode()
+        yield from (value.encode() if isinstance(value, str) else value for value in column.to_pylist() if value)
+    else:
+        yield column.to_numpy(zero_copy_only=False).tobytes()

@@ -54,9 +54,9 @@ class TextEncoder:
         return Vocabulary(tokenizer.get_vocab(), idle)
 
     @property
-    def reads_images(self) -> bool:
-        """Whether conversations may hold images."""
-        return False
+    def image_id(self) -> int | None:
+        """None: a tokenizer reads text alone."""
+        return None
 
     @property
     def has_template(self) -> bool:

@@ -155,7 +155,7 @@ def processor(path: str, **options: object) -> ProcessorMixin:
 def _without_videos(kind: type[ProcessorMixin], videos: object) -> type[ProcessorMixin]:
     """Return a class of processors that has no processor of videos, and saves the settings that it would have."""
 
-    class WithoutVideos(kind):  # type: ignore[valid-type,misc]
+    class WithoutVideos(kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, part: str, value: object) -> object:
             return None if part == _VIDEOS else super().check_argument_for_proper_class(part, value)
 

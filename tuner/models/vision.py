@@ -75,7 +75,7 @@ def tower_of(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def _prefix(model: PreTrainedModel, module: torch.nn.Module) -> str:
-    return next(name for name, other in model.named_modules() if other is module)
+    return next(str(name) for name, other in model.named_modules() if other is module)
 
 
 def freeze(model: PreTrainedModel, parts: tuple[VisionPart, ...]) -> None:

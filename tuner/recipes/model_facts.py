@@ -45,6 +45,17 @@ _DEFAULTS: dict[str, JsonObject] = {
     },
 }
 """Values that published configs leave out because they are the class's defaults."""
+_DEFAULTS_OF_HALVES: dict[str, JsonObject] = {
+    "llama": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}
+"""The same for the LLM inside a vision-language model: LLaVA 1.5 is published without the sizes of its Llama."""
 _NAMES_OF_TOWERS = {
     "num_hidden_layers": ("num_hidden_layers", "depth"),
     "hidden_size": ("hidden_size", "embed_dim"),
@@ -144,7 +155,7 @@ def _known(folder: Path) -> JsonObject:
         config |= _of_full_attention(config)
     if isinstance(inner := config.get("intermediate_size"), list):  # Gemma 3n names each layer's
         config["intermediate_size"] = inner[0] if inner and inner.count(inner[0]) == len(inner) else None
-    known = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
+    known: JsonObject = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
     if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
         known["q_lora_rank"] = config["q_lora_rank"]
     if vision := _vision(folder):
@@ -158,7 +169,7 @@ def _vision(folder: Path) -> JsonObject | None:
     tower = config.get("vision_config")
     if not isinstance(tower, dict):
         return None
-    facts = {"model_type": config.get("model_type")}
+    facts: JsonObject = {"model_type": config.get("model_type")}
     for key, names in _NAMES_OF_TOWERS.items():
         value = next((tower[name] for name in names if tower.get(name) is not None), None)
         facts[key] = max(value) if isinstance(value, list) and value else value
@@ -186,7 +197,7 @@ def _read(folder: Path) -> JsonObject:
     """Return config.json with the text half's values laid over it; an empty dict if it is not a JSON object."""
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
-        config |= half
+        config |= _DEFAULTS_OF_HALVES.get(str(half.get("model_type")), {}) | half
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
 
 
@@ -243,7 +254,9 @@ def settle_constraints(merged: Merged, kind: str | None) -> None:
 
 def _settle_images(merged: Merged) -> None:
     """Decide whether the model reads images, and give a run with images workers that decode them."""
-    vision = merged.get(("architecture", "vision"))
+    vision, path = merged.get(("architecture", "vision")), merged.get(_MODEL)
+    if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
+        vision = _vision(paths.expanded(assets.asset(path)))
     if merged.get(_IMAGES) == "auto":
         why = "its config.json has a vision tower" if vision else "the model has no vision tower"
         merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, vision is not None)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
+from tuner.data.images import Image
 from tuner.data.sample import Chat, Message
 
 TURNS = ("messages", "conversations", "conversation")
@@ -115,7 +116,9 @@ def _openai_turn(turn: Row, number: int) -> Message:
     return message
 
 
-def _content(turn: Row, number: int) -> str:
+def _content(turn: Row, number: int) -> Any:
+    if isinstance(turn.get("content"), list) and any(p.get("type") == "image" for p in turn["content"]):
+        return [{"type": "image", "image": Image(path=p["image"])} if p["type"] == "image" else {"type": "text", "text": p["text"]} for p in turn["content"]]
     silent = bool(turn.get("tool_calls")) and turn.get("content") is None
     return "" if silent else cells.text(cells.value(turn, ("content",), number), f"content of turn {number}")
 

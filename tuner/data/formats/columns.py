@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.data import limits
 from tuner.data.formats.cells import Misfit, Row, names, text
-from tuner.data.sample import Chat, Message, Sample
+from tuner.data.sample import Chat, Message, Sample, text_of
 from tuner.errors import DataError, did_you_mean
 
 Columns = Mapping[str, str]
@@ -140,4 +140,4 @@ def _questions(sample: Sample) -> Iterator[tuple[int, str]]:
     turns: list[Message] = sample.messages if isinstance(sample, Chat) else sample.prompt
     for number, turn in enumerate(turns, 1):
         if turn["role"] == "user":
-            yield number, turn["content"]
+            yield number, text_of(turn["content"])
