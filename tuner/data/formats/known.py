@@ -27,7 +27,7 @@ def _is_hh(row: Row) -> bool:
 
 
 def read_preference(row: Row) -> Pair:
-    """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations that begin alike."""
+    """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations with the same beginning."""
     if _is_hh(row):
         both = [chats.spoken_hh(cells.text_of(row, name)) for name in ("chosen", "rejected")]
     else:
@@ -196,7 +196,7 @@ FORMATS: dict[str, Format] = {
     ),
     "msagent": Format(
         Chat,
-        "a column 'conversations' of turns with 'from' and 'value', whose answers hold '<|startofthink|>'",
+        "a column 'conversations' of turns with 'from' and 'value'; the answers contain '<|startofthink|>'",
         (*chats.TURNS, *_MORE),
         lambda row: "<|startofthink|>" in str(row.get("conversations")),
         chats.read_msagent,
@@ -205,7 +205,7 @@ FORMATS: dict[str, Format] = {
     "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(
         Pair,
-        "columns 'chosen' and 'rejected': answers beside a prompt, or two conversations that begin alike",
+        "columns 'chosen' and 'rejected': answers to a prompt column, or two conversations with the same beginning",
         ("chosen", "rejected", *PROMPTS, *_MORE),
         _has("chosen", "rejected"),
         read_preference,
@@ -227,7 +227,7 @@ FORMATS: dict[str, Format] = {
     ),
     "chosen": Format(
         Chat,
-        "what 'preference' or 'better_response' needs; the worse answers are left out",
+        "the columns of 'preference' or 'better_response'; only the better answers are used",
         (*_BETTER_RESPONSE, "chosen", "rejected", *PROMPTS, *_MORE),
         lambda row: False,  # named by the user alone
         read_chosen,
