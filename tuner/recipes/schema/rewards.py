@@ -1,7 +1,7 @@
 """The blocks of rewards: what scores the completions that an objective generates, with the settings of each.
 
-A reward is a block, `dict(type='format', pattern='...')`, or only its type: 'math', 'my_rewards.py:length' or
-'my_package.my_module:function'. The functions themselves are in `tuner.rewards`.
+A reward is a block, `dict(type='format', pattern='...')`, or the text of its type alone: 'math',
+'my_rewards.py:length' or 'my_package.my_module:function'. The functions themselves are in `tuner.rewards`.
 """
 
 import re
