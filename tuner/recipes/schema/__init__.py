@@ -84,7 +84,7 @@ UNUSED_INITS = {
 class Adapter(Block):
     """PEFT's LoraConfig, in its own names; `path` is a trained adapter to continue, which sets the other values."""
 
-    # A trained adapter to go on with; it brings its own r, lora_alpha and target_modules. None: a new one.
+    # A trained adapter to continue, with its own r, lora_alpha and target_modules. None: a new adapter.
     path: str | None = None
     # The rank of the two matrices of each layer.
     r: PositiveInt
