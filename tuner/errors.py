@@ -9,6 +9,7 @@ An exception outside this tree is a bug of ours and keeps its traceback.
     ├── DeepSpeedConfigError      2   a preset name or a user's DeepSpeed JSON
     ├── DataError                 2   a data set, a row of it, a chat template
     ├── ModelError                2   a model that is not there or is no model
+    ├── RewardError               2   a reward that cannot be loaded, fails, hangs, or returns no number
     ├── RunDirectoryError         2   a run directory in use or missing, or a checkpoint that cannot be resumed
     ├── MachineError              3   hardware, drivers, missing or too old libraries
     ├── DiskError                74   no space, no permission, input/output errors
@@ -158,6 +159,13 @@ class ModelError(TunerError):
     """A model that cannot be found or loaded."""
 
     code = "bad-model"
+    exit_code = 2
+
+
+class RewardError(TunerError):
+    """A reward that cannot be loaded, fails, takes too long, or does not return numbers."""
+
+    code = "bad-reward"
     exit_code = 2
 
 

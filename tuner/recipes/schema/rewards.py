@@ -39,7 +39,7 @@ class RewardBlock(Block):
     type: str
     # The reward is multiplied by it, and the rewards are added up. A negative weight makes it a penalty.
     weight: float = 1.0
-    # Seconds for one call. A completion that takes longer has no reward.
+    # Seconds for one call, which scores a batch of completions, or one completion after such a call failed.
     timeout: PositiveFloat = 10.0
     # The run ends if a greater share of the last 1,000 completions has no reward because the function failed. With 8
     # generations a prompt 0.1 is less than one a group, so that means over a group stay meaningful.
@@ -136,6 +136,7 @@ class ModelReward(RewardBlock):
     path: str
     # Completions that it reads at a time.
     batch_size: PositiveInt = 8
+    timeout: PositiveFloat = 600.0
 
 
 class OwnReward(RewardBlock):
