@@ -5,8 +5,11 @@ It reads no rows: `formats` makes samples, `masks` turns them into tokens, `samp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tuner.data.images import Image
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
@@ -47,6 +50,18 @@ class Feedback:
 
 
 Sample = Chat | str | Pair | Feedback
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a turn's content, without its images."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def images_of(messages: Sequence[Message]) -> list[Image]:
+    """Return the images of a conversation in their order. A content with images is a list of parts."""
+    contents = [turn["content"] for turn in messages if isinstance(turn["content"], list)]
+    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+
 
 IGNORED = -100
 """The label of a token that carries no loss."""
