@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tests.each import each
-from tuner.recipes.schema.block import Block
+from tuner.errors import RecipeError
+from tuner.recipes import loading
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.rewards import BUILT_IN, FormatReward, MathReward, OwnReward, Rewards
 
-
-class _Objective(Block):
-    rewards: Rewards
+BLOCKS = TypeAdapter(Rewards)
 
 
 def _read(rewards: Any) -> Any:
-    return _Objective.model_validate({"rewards": rewards}).rewards
+    return BLOCKS.validate_python(rewards)
 
 
 def test_a_text_is_the_block_of_its_type() -> None:
@@ -28,11 +28,10 @@ def test_a_text_is_the_block_of_its_type() -> None:
 
 
 def test_a_written_reward_is_read_as_the_same() -> None:
-    rewards = _Objective.model_validate(
-        {"rewards": ["math", {"type": "json", "json_schema": {"type": "object"}}, {"type": "a.b:c", "timeout": 3}]}
-    )
-    assert rewards.model_dump(mode="json")["rewards"][2] == {"type": "a.b:c", "timeout": 3}
-    assert _Objective.model_validate(rewards.model_dump(mode="json")) == rewards
+    rewards = _read(["math", {"type": "json", "json_schema": {"type": "object"}}, {"type": "a.b:c", "timeout": 3}])
+    written = BLOCKS.dump_python(rewards, mode="json")
+    assert written[2] == {"type": "a.b:c", "timeout": 3}
+    assert _read(written) == rewards
 
 
 @each(
@@ -59,3 +58,8 @@ def test_a_wrong_reward_is_refused(rewards: object, message: str) -> None:
 
 def test_every_built_in_reward_has_a_block() -> None:
     assert set(BUILT_IN) == {"math", "exact", "contains", "format", "json", "length", "model"}
+
+
+def test_a_reward_of_an_objective_without_rewards_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"no key 'objective.rewards'"):
+        loading.load("tiny_full_sample_e3", Overrides(rewards=("math",)))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.each import each
 from tuner.errors import RewardError
-from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.rewards import Rewards
 from tuner.rewards import RewardFunction, TrialRow, mistakes, reward_functions
 
@@ -55,12 +55,11 @@ def constant(completions, **_):
 """
 
 
-class _Objective(Block):
-    rewards: Rewards
+BLOCKS = TypeAdapter(Rewards)
 
 
 def _functions(folder: Path, *rewards: Any) -> list[RewardFunction]:
-    return reward_functions(_Objective.model_validate({"rewards": list(rewards)}).rewards, folder=folder)
+    return reward_functions(BLOCKS.validate_python(list(rewards)), folder=folder)
 
 
 def _own(folder: Path, name: str, **keys: object) -> dict[str, object]:
@@ -70,7 +69,7 @@ def _own(folder: Path, name: str, **keys: object) -> dict[str, object]:
 
 
 def _score(reward: Any, completions: list[Any], **columns: list[Any]) -> Any:
-    with_end = _Objective.model_validate({"rewards": [reward]}).rewards
+    with_end = BLOCKS.validate_python([reward])
     (function,) = reward_functions(with_end, folder=Path("/nowhere"), completions_end="<end>")
     try:
         return function(["Question"] * len(completions), completions, **columns)
@@ -173,7 +172,7 @@ ROWS = [TrialRow("1 + 1 = ", {"answer": "2"}), TrialRow("2 + 2 = ", {"answer": "
 
 
 def _mistakes(*rewards: Any, rows: list[TrialRow] = ROWS) -> list[str]:
-    return [one.message for one in mistakes(_Objective.model_validate({"rewards": list(rewards)}).rewards, rows)]
+    return [one.message for one in mistakes(BLOCKS.validate_python(list(rewards)), rows)]
 
 
 def test_good_rewards_pass_the_trial(tmp_path: Path) -> None:

@@ -13,17 +13,14 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from pydantic import TypeAdapter
+
 from tuner.errors import TunerError
 from tuner.files import JsonObject
 from tuner.machine import kernel
-from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.rewards import ModelReward, OwnReward, RewardBlock, Rewards
 from tuner.rewards.built_in import Reward, built_in
 from tuner.rewards.own_function import line_of, own_function
-
-
-class _Rewards(Block):
-    rewards: Rewards
 
 
 def _function(block: RewardBlock) -> tuple[Reward, str]:
@@ -53,7 +50,7 @@ def main() -> None:
     pipe = Connection(int(number))
     os.dup2(2, 1)  # what the user's function prints is not an answer
     try:
-        (block,) = _Rewards.model_validate({"rewards": [json.loads(text)]}).rewards
+        (block,) = TypeAdapter(Rewards).validate_python([json.loads(text)])
         function, place = _function(block)
     except Exception as error:  # the parent reports it
         pipe.send_bytes(json.dumps(_report(error)).encode())

@@ -216,6 +216,13 @@ else:
     _TAGGED = (*(Annotated[block, Tag(name)] for name, block in BUILT_IN.items()), Annotated[OwnReward, Tag(_OWN)])
     AnyReward = Annotated[Union[_TAGGED], Discriminator(_kind), BeforeValidator(_with_type)]  # noqa: UP007
 
+
+def rewards_of(objective: Block) -> tuple[RewardBlock, ...]:
+    """Return the rewards of an objective; empty if it has none."""
+    rewards: tuple[RewardBlock, ...] = getattr(objective, "rewards", ())
+    return rewards
+
+
 Rewards = Annotated[
     tuple[AnyReward, ...],
     Lax,
