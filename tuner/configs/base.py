@@ -60,6 +60,8 @@ train_dataloader = dict(
         columns=None,
         # A system prompt for conversations that have none.
         system=None,
+        # The folder that the paths of images begin in; none may leave it. None: the folder of the rows' file.
+        image_folder=None,
         # Several data sets instead of path: [dict(part='alpaca'), dict(path='my.jsonl', weight=2)]. weight 0.5 takes
         # half of a data set's rows, 2 takes each row twice.
         mixture=None,

@@ -63,6 +63,11 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
+def turns_of(sample: Chat | Pair | Feedback) -> list[Message]:
+    """Return the turns of a conversation, or of the prompt before answers."""
+    return sample.messages if isinstance(sample, Chat) else sample.prompt
+
+
 IGNORED = -100
 """The label of a token that carries no loss."""
 

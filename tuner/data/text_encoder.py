@@ -17,7 +17,7 @@ from tuner.data import limits, masks, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Template, rendered
-from tuner.data.sample import Chat, Message
+from tuner.data.sample import Chat, Message, images_of
 from tuner.data.thinking import Thinking
 from tuner.errors import DataError
 from tuner.vocabulary import Vocabulary
@@ -75,6 +75,10 @@ class TextEncoder:
         """Return tokens and labels; arguments and errors as `Encoder.encode`."""
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
+        for place, chat in chats:
+            if images_of(chat.messages):
+                fix = "Train a vision-language model on it, or remove the images from the rows."
+                raise DataError("the conversation holds an image, and the model reads text alone", where=place, fix=fix)
         of_texts = iter(masks.encode_texts(self.tokenizer, texts, fast) if texts else ())
         of_chats = iter(
             masks.encode_chats(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.data.formats import cells, chats
+from tuner.data.formats import cells, chats, image_places
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.errors import DataError
@@ -139,7 +139,7 @@ def _is_feedback(row: Row) -> bool:
     return row.get("label") in (0, 1) and (_has("prompt", "completion")(row) or any(map(row.__contains__, chats.TURNS)))
 
 
-_MORE = ("system", "tools")
+_MORE = ("system", "tools", *image_places.COLUMNS)
 _BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
 _QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
 
@@ -253,19 +253,19 @@ def user_function(name: str) -> Callable[[Row], Any]:
     return imported  # type: ignore[no-any-return]
 
 
-def sample_of(name: str, row: Row, place: str) -> Sample:
-    """Return what the function that `name` names makes of a row.
+def sample_of(name: str, row: Row, place: str) -> tuple[Sample, Row]:
+    """Return what the function that `name` names makes of a row, and the columns that it returns.
 
     Raises:
         DataError: there is no such function, or it returns no sample.
     """
     made = user_function(name)(row)
     if isinstance(made, str):
-        return made
+        return made, {}
     try:
         whole = {"messages": made} if isinstance(made, list) else made
         shape = next((shape for shape in _RETURNED if shape in whole), "messages")
-        return _RETURNED[shape](whole)
+        return _RETURNED[shape](whole), whole
     except (Misfit, TypeError, AttributeError) as error:
         fix = (
             "Return a text, a list of messages, or a row of format 'messages', 'prompt_completion', 'preference' "

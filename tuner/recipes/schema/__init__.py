@@ -129,6 +129,7 @@ class Rows(Block):
     format: str | None = None
     columns: dict[str, str] | None = None
     system: str | None = None
+    image_folder: str | None = None
 
 
 class Share(Rows):
