@@ -232,3 +232,14 @@ def test_a_bad_image_is_a_bad_row_and_the_others_keep_their_images(tmp_path: Pat
     chats = [sample for _, sample in samples if isinstance(sample, Chat)]
     assert [place for place, _ in samples] == [f"{file}:1", f"{file}:3"]
     assert [colors_of(chat) for chat in chats] == [["red"], ["green"]]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
+def test_an_opened_picture_is_an_image_and_keeps_its_rotation(mode: str) -> None:
+    file, exif = BytesIO(), PIL.Image.Exif()
+    exif[0x0112] = 6
+    PIL.Image.new(mode, (8, 4)).save(file, "JPEG", exif=exif)
+
+    chat = chat_of(asked("q", images=[PIL.Image.open(file), PIL.Image.new(mode, (8, 4))]))
+
+    assert [load(image).size for image in images_of(chat.messages)] == [(4, 8), (8, 4)]
