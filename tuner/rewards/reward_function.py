@@ -17,9 +17,8 @@ from tuner.files import append_line
 from tuner.recipes.schema.rewards import ContainsReward, ExactReward, LengthReward, RewardBlock
 from tuner.rewards.built_in import Completion, Scores, built_in, text_of
 from tuner.rewards.isolation import IsolatedReward, RewardFailure
+from tuner.runs.directory import RunDirectory
 
-FAILURES = "reward_failures.jsonl"
-"""The file in a run directory with a line for each completion on which a reward failed."""
 _WINDOW, _LEAST = 1000, 100
 """The last completions whose failures are counted, and how many are assumed at least."""
 _MAX_TEXT = 2000
@@ -45,7 +44,7 @@ def reward_functions(
     """
     names = names_of(rewards)
     return [
-        RewardFunction(block, name, folder / FAILURES, completions_end)
+        RewardFunction(block, name, RunDirectory(folder).reward_failures, completions_end)
         for block, name in zip(rewards, names, strict=True)
     ]
 
@@ -137,7 +136,7 @@ class RewardFunction:
         recent, most = sum(self._recent), self.block.max_failures
         if recent > most * max(len(self._recent), _LEAST):
             problem = f"the reward {self.__name__!r} failed on {recent} of the last {len(self._recent)} completions"
-            fix = f"Correct it; {FAILURES} lists the failures. Or raise its max_failures ({most:g}) or its timeout."
+            fix = f"Correct it: reward_failures.jsonl lists all. Or raise its timeout or its max_failures ({most:g})."
             raise RewardError(f"{problem}; the last time: {failure.problem}", where=failure.where, fix=fix)
 
     def close(self) -> None:
