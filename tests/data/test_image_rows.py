@@ -11,11 +11,12 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from tuner.data import formats, limits
+from tuner.data import first_look, formats, limits, mixing
 from tuner.data.formats import ImagePaths
 from tuner.data.images import Image, load
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import Chat, Message, images_of
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
@@ -243,3 +244,29 @@ def test_an_opened_picture_is_an_image_and_keeps_its_rotation(mode: str) -> None
     chat = chat_of(asked("q", images=[PIL.Image.open(file), PIL.Image.new(mode, (8, 4))]))
 
     assert [load(image).size for image in images_of(chat.messages)] == [(4, 8), (8, 4)]
+
+
+def test_a_model_that_reads_text_alone_refuses_the_data_set_and_not_the_row(tokenizer: Any) -> None:
+    chat = chat_of(asked("q", images=[png("red")]))
+
+    with pytest.raises(DataError, match="reads text alone") as caught:
+        TextEncoder(tokenizer).encode([(PLACE, chat)])
+
+    assert (caught.value.of_row, caught.value.where) == (False, PLACE)
+
+
+def test_the_first_look_opens_images(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(asked("q")) + "\n" + json.dumps(asked("q", images="no.png")) + "\n")
+
+    assert first_look.look(str(file), "train", None, {}).num_bad == 1
+
+
+def test_the_image_folder_alone_changes_the_fingerprint_of_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(asked("q")) + "\n")
+
+    def fingerprint(folder: str | None) -> str:
+        return mixing.open(Dataset(path=str(file), image_folder=folder, max_length=16, packing=False)).fingerprint()
+
+    assert len({fingerprint(folder) for folder in (None, "a", "b")}) == 3
