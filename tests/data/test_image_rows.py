@@ -193,7 +193,7 @@ def test_places_and_images_that_do_not_agree_are_refused(row: dict[str, Any], pr
 
 
 def test_paths_begin_in_the_folder_of_the_file_of_their_row(tmp_path: Path) -> None:
-    files = (tmp_path / "a.json", tmp_path / "a" / "b.jsonl")
+    files = (tmp_path / "a.json", tmp_path / "a.jsonl" / "b.jsonl")
 
     for file in files:
         sample = formats.read("messages", asked("q", images="x.png"), f"{file}:1", images=ImagePaths(files=files))
