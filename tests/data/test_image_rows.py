@@ -11,11 +11,12 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from tuner.data import formats, limits
+from tuner.data import first_look, formats, limits, mixing
 from tuner.data.formats import ImagePaths
 from tuner.data.images import Image, load
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import Chat, Message, images_of
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
@@ -192,7 +193,7 @@ def test_places_and_images_that_do_not_agree_are_refused(row: dict[str, Any], pr
 
 
 def test_paths_begin_in_the_folder_of_the_file_of_their_row(tmp_path: Path) -> None:
-    files = (tmp_path / "a.json", tmp_path / "a" / "b.jsonl")
+    files = (tmp_path / "a.json", tmp_path / "a.jsonl" / "b.jsonl")
 
     for file in files:
         sample = formats.read("messages", asked("q", images="x.png"), f"{file}:1", images=ImagePaths(files=files))
@@ -232,3 +233,40 @@ def test_a_bad_image_is_a_bad_row_and_the_others_keep_their_images(tmp_path: Pat
     chats = [sample for _, sample in samples if isinstance(sample, Chat)]
     assert [place for place, _ in samples] == [f"{file}:1", f"{file}:3"]
     assert [colors_of(chat) for chat in chats] == [["red"], ["green"]]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
+def test_an_opened_picture_is_an_image_and_keeps_its_rotation(mode: str) -> None:
+    file, exif = BytesIO(), PIL.Image.Exif()
+    exif[0x0112] = 6
+    PIL.Image.new(mode, (8, 4)).save(file, "JPEG", exif=exif)
+
+    chat = chat_of(asked("q", images=[PIL.Image.open(file), PIL.Image.new(mode, (8, 4))]))
+
+    assert [load(image).size for image in images_of(chat.messages)] == [(4, 8), (8, 4)]
+
+
+def test_a_model_that_reads_text_alone_refuses_the_data_set_and_not_the_row(tokenizer: Any) -> None:
+    chat = chat_of(asked("q", images=[png("red")]))
+
+    with pytest.raises(DataError, match="reads text alone") as caught:
+        TextEncoder(tokenizer).encode([(PLACE, chat)])
+
+    assert (caught.value.of_row, caught.value.where) == (False, PLACE)
+
+
+def test_the_first_look_opens_images(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(asked("q")) + "\n" + json.dumps(asked("q", images="no.png")) + "\n")
+
+    assert first_look.look(str(file), "train", None, {}).num_bad == 1
+
+
+def test_the_image_folder_alone_changes_the_fingerprint_of_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(asked("q")) + "\n")
+
+    def fingerprint(folder: str | None) -> str:
+        return mixing.open(Dataset(path=str(file), image_folder=folder, max_length=16, packing=False)).fingerprint()
+
+    assert len({fingerprint(folder) for folder in (None, "a", "b")}) == 3

@@ -115,6 +115,7 @@ def test_an_image_of_one_pixel_is_refused() -> None:
     assert "1 x 1 pixels" in str(refusal(saved(PIL.Image.new("RGB", (1, 1)))))
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 30_000])
 def test_a_decompression_bomb_is_refused_by_its_header(side: int) -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:

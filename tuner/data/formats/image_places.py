@@ -176,5 +176,6 @@ def _image(value: object, paths: ImagePaths, place: str) -> Image:
 
 def _file_of(picture: PIL.Image.Image) -> bytes:
     file = BytesIO()
-    picture.save(file, "TIFF" if picture.mode in ("CMYK", "F", "LAB", "YCbCr") else "PNG")
+    kind = "TIFF" if picture.mode in ("CMYK", "F", "LAB", "YCbCr") else "PNG"
+    picture.save(file, kind, exif=picture.getexif())  # it may still have to be turned
     return file.getvalue()
