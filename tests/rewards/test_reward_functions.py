@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import TypeAdapter
 
@@ -112,11 +115,12 @@ def test_math_compares_numbers_and_expressions() -> None:
     assert _score("math", completions, answer=[right for _, right, _ in cases]) == [score for _, _, score in cases]
 
 
-def test_an_own_function_gets_the_columns_that_it_names(tmp_path: Path) -> None:
+def test_an_own_function_gets_the_columns_that_it_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first, second = _functions(tmp_path, _own(tmp_path, "length"), _own(tmp_path, "of_answer", weight=2))
     assert first(["p"] * 2, ["ab", ""], answer=["a", "b"], trainer_state=object()) == [-2.0, 0.0]
     assert second(["p"] * 2, ["a", "b"], answer=["a", "a"], level=[1, 2]) == [1.0, 0.0]
     assert (first.__name__, second.__name__, second.weight) == ("length", "of_answer", 2)
+    assert capfd.readouterr().out == "", "what it prints would break the JSON of a command"
     first.close(), second.close()
 
 
@@ -202,3 +206,35 @@ def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
     assert len(found) == len(expected)
     for message, (where, problem) in zip(found, expected, strict=True):
         assert message.startswith(f"{where}: ") and problem in message
+
+
+def test_a_batch_may_be_larger_than_a_pipe_holds(tmp_path: Path) -> None:
+    (reward,) = _functions(tmp_path, _own(tmp_path, "length"))
+    assert reward(["p"] * 8, ["x" * 500_000] * 8) == [-500_000.0] * 8
+    reward.close()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from tuner.recipes.schema.rewards import FormatReward
+from tuner.rewards import reward_functions
+
+(reward,) = reward_functions([FormatReward(type="format", pattern="(a+)+b", timeout=100.0)], folder=Path("."))
+reward(["p"], ["ab"])
+print(reward._isolated._process.pid, flush=True)
+reward(["p"], ["a" * 60])
+"""
+
+
+def test_a_reward_ends_with_its_rank_even_inside_a_pattern_without_end(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
+        assert parent.stdout
+        process = psutil.Process(int(parent.stdout.readline()))
+        while process.cpu_times().user < 2.0:  # it is inside the pattern
+            time.sleep(0.05)
+        parent.kill()
+
+    _, alive = psutil.wait_procs([process], timeout=10)
+    assert not alive
