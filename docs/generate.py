@@ -156,7 +156,9 @@ def _keys() -> str:
             sections += [_text(notes[name,]), ""]
         if len(blocks) > 1:
             types = " or ".join(_type(block.model_fields["type"].annotation) for block in blocks)
-            sections.append(_key_table([(f"`{name}.type`", types, defaults[name, "type"], "Which of those below.")]))
+            sections.append(
+                _key_table([(f"`{name}.type`", types, defaults[name, "type"], "One of the objectives below.")])
+            )
         for block in blocks:
             rows = [*_rows((name,), block, defaults, notes)]
             if len(blocks) > 1:

@@ -5,11 +5,12 @@ An exception outside this tree is a bug of ours and keeps its traceback.
 
     TunerError                    1   training failed
     ├── UsageError                2   flags and environment variables that contradict or do not parse
-    ├── RecipeError               2   a recipe, a part of one, or an override
+    ├── RecipeError               2   a recipe, a part of a recipe, or an override
     ├── DeepSpeedConfigError      2   a preset name or a user's DeepSpeed JSON
     ├── DataError                 2   a data set, a row of it, a chat template
     ├── ModelError                2   a model that is not there or is no model
-    ├── RunDirectoryError         2   a run directory that is taken or not there, or a checkpoint that cannot be resumed
+    ├── RewardError               2   a reward that cannot be loaded, fails, hangs, or returns no number
+    ├── RunDirectoryError         2   a run directory in use or missing, or a checkpoint that cannot be resumed
     ├── MachineError              3   hardware, drivers, missing or too old libraries
     ├── DiskError                74   no space, no permission, input/output errors
     ├── Stopped                  75   stopped on request with a checkpoint to resume from
@@ -119,28 +120,28 @@ def shortened(text: str, most: int = _MAX_PART, end: int = _END_OF_PART) -> str:
 
 
 class UsageError(TunerError):
-    """Flags or environment variables that contradict each other or do not parse."""
+    """Flags or environment variables that are unknown, malformed, or contradict each other."""
 
     code = "bad-usage"
     exit_code = 2
 
 
 class RecipeError(TunerError):
-    """A recipe, a part of one, or an override that is wrong."""
+    """A wrong recipe, part of a recipe, or override."""
 
     code = "bad-recipe"
     exit_code = 2
 
 
 class DeepSpeedConfigError(TunerError):
-    """A preset name or a DeepSpeed JSON that is wrong."""
+    """A wrong preset name or DeepSpeed JSON."""
 
     code = "bad-deepspeed-config"
     exit_code = 2
 
 
 class DataError(TunerError):
-    """A data set, a row of it, or a chat template that is wrong.
+    """A wrong data set, row, or chat template.
 
     Args:
         of_row: One row is wrong by itself, and may be left out; `where` is its place.
@@ -161,15 +162,22 @@ class ModelError(TunerError):
     exit_code = 2
 
 
+class RewardError(TunerError):
+    """A reward that cannot be loaded, fails, takes too long, or does not return numbers."""
+
+    code = "bad-reward"
+    exit_code = 2
+
+
 class RunDirectoryError(TunerError):
-    """A run directory that is taken or not there, or a checkpoint that cannot be resumed."""
+    """A run directory that is in use or missing, or a checkpoint that cannot be resumed."""
 
     code = "bad-run-directory"
     exit_code = 2
 
 
 class MachineError(TunerError):
-    """Hardware, drivers, or libraries that are missing or too old."""
+    """Hardware, a driver or a library is missing or too old."""
 
     code = "bad-environment"
     exit_code = 3
@@ -183,7 +191,7 @@ class DiskError(TunerError):
 
 
 class Stopped(TunerError):
-    """Stopped on request; a checkpoint to resume from was written."""
+    """Stopped on request, with a checkpoint to resume from."""
 
     code = "stopped"
     exit_code = 75

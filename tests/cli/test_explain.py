@@ -49,7 +49,7 @@ def test_an_example_without_a_command_leads_to_its_code(one: Explanation) -> Non
 def test_one_code_is_explained_in_its_parts(tuner: Tuner) -> None:
     told = tuner("explain", "port-in-use").out
 
-    assert told.startswith("port-in-use: Another process uses the port at which the ranks meet. Exit code 3.\n")
+    assert told.startswith("port-in-use: Another process uses the port that the ranks need to connect. Exit code 3.\n")
     assert re.findall(r"^(\w+):$", told, re.MULTILINE) == ["Cause", "Example", "Fix"]
     assert "--master-port 29501" in told
 

@@ -74,6 +74,7 @@ class Settings:
     packing: bool = True
     columns: dict[str, str] | None = None
     system: str | None = None
+    image_folder: str | None = None
     mixture: Any = None
     max_rows: int | None = None
     bad_rows: int = 0

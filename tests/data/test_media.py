@@ -19,9 +19,6 @@ def chat(said: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "more",
     [
-        {"images": ["dog.png"]},
-        {"image": {"bytes": b"\x89PNG", "path": None}},
-        {"image": "dog.png"},
         {"image_path": "dog.png"},
         {"videos": [None, "dog.mp4"]},
         {"audio": {"array": [0.1], "sampling_rate": 16000}},

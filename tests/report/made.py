@@ -58,6 +58,23 @@ def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: s
     return run
 
 
+def rewarded(path: Path) -> RunDirectory:
+    """Write a run that learned from rewards."""
+    run = trained(path, num_steps=20)
+    for step in range(1, 21):
+        line = {"step": step, "loss": 0.1, "reward": step / 20, "reward_std": 0.3, "kl": 0.01, "entropy": 1.5}
+        line |= {"completion_length": 30.0, "completions/clipped_ratio": 0.1, "frac_reward_zero_std": 0.25}
+        run.log_metrics(line)
+    completions = [
+        {"step": step, "prompt": "3 + 4 =", "completion": f"{answer} at {step}", "advantage": advantage,
+         "rewards": {"math": float(advantage > 0)}}
+        for step in (1, 10, 20)
+        for answer, advantage in zip("765432", (1.5, 0.9, 0.1, -0.1, -0.9, -1.5), strict=True)
+    ]  # fmt: skip
+    run.completions.write_text("".join(json.dumps(completion) + "\n" for completion in completions))
+    return run
+
+
 def failed(path: Path) -> RunDirectory:
     """Write a run that was started again once and then ran out of memory."""
     run = written_run(path)

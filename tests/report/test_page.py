@@ -63,6 +63,16 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
     assert told["restarts"] == "Restarts No restarts."
 
 
+def test_a_run_with_rewards_shows_their_curves_and_completions(tmp_path: Path) -> None:
+    text = page.render(gather([made.rewarded(tmp_path / "run").path]))
+
+    titles = ("Reward", "Spread of the rewards in a group", "Groups without a signal", "Length of a completion")
+    for title in (*titles, "Clipped completions", "KL divergence from the reference", "Entropy"):
+        assert title in text
+    shown = re.findall(r"(\d) at (\d+)", Reader(text).sections["samples"])
+    assert shown == [(answer, step) for step in ("1", "20") for answer in "7632"]
+
+
 def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path: Path) -> None:
     told = read(made.failed(tmp_path / "run")).sections
 

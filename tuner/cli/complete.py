@@ -35,6 +35,13 @@ def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> l
     return _items(name for name in sorted(names) if name.startswith(incomplete))
 
 
+def rewards(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the rewards of the package, and where none begins so, files."""
+    from tuner.recipes.schema.rewards import BUILT_IN  # pydantic
+
+    return _items(name for name in BUILT_IN if name.startswith(incomplete)) or files(context, parameter, incomplete)
+
+
 def files(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Leave it to the shell to offer files."""
     return _items([incomplete], "file")

@@ -10,8 +10,8 @@ import click
 
 GROUPS: dict[str, str] = {
     "Model and data": "model data val val_split method adapter",
-    "Training": "epochs lr batch_size max_steps max_length lora_rank seed save_every eval_every report_to sets"
-    " cfg_options",
+    "Training": "epochs lr batch_size max_steps max_length lora_rank rewards seed save_every eval_every report_to"
+    " sets cfg_options",
     "Run": "work_dir resume resume_weights max_restarts grace push dry_run as_json",
     "DeepSpeed and memory": "deepspeed ds ignore_fit on_oom",
     "Processes and machines": """gpus gpu nodes launcher nproc_per_node nnodes node_rank master_addr master_port

@@ -147,6 +147,16 @@ override_options = all_of(
         metavar="NUMBER",
         help="Number of passes over the training data; 0.5 is half a pass. [default: 3, or the recipe's]",
     ),
+    click.option(
+        "--reward",
+        "rewards",
+        multiple=True,
+        metavar="NAME|FILE:FUNCTION",
+        shell_complete=complete.rewards,
+        hidden=True,  # until an objective has rewards
+        help="Reward of a recipe with GRPO or RLOO: math, exact, contains, json, length, or a function of yours, "
+        "my_rewards.py:length. Several are added up.",
+    ),
     _of_key("--lr", "RATE", "Peak learning rate, such as 2e-4. [default: the recipe's]"),
     _of_key(
         "--batch-size",

@@ -65,6 +65,8 @@ train_dataloader = dict(
         columns=None,
         # A system prompt for conversations that have none.
         system=None,
+        # The folder that the paths of images begin in; none may leave it. None: the folder of the rows' file.
+        image_folder=None,
         # Several data sets instead of path: [dict(part='alpaca'), dict(path='my.jsonl', weight=2)]. weight 0.5 takes
         # half of a data set's rows, 2 takes each row twice.
         mixture=None,
@@ -76,27 +78,27 @@ train_dataloader = dict(
         val_seed=None,
         # True only in val_dataloader: use the rows that val_split holds out. val_split sets it.
         held_out=False,
-        # Up to this many bad rows (truncated, not UTF-8, of another format) are left out and listed; more are an error.
+        # Skip and list up to this many bad rows (truncated, not UTF-8, of another format); more are an error.
         bad_rows=0,
         # Tokens. A longer sample is split when packing, else truncated (and counted).
         max_length=2048,
         # Fill rows of max_length with whole samples, best fit first; samples never attend to each other.
         packing=True,
-        # Fill packed rows to this many tokens; a longer sample has its row to itself. None: max_length. 'auto': as long
-        # as leaves a run of these data 1,000 optimizer steps. 1,000 rows learned more in 1,000 steps of a row each than
-        # in 131 of 512 tokens, and more in these than in 35 of 2,048 (docs/learning.md).
+        # Fill packed rows to this many tokens; a longer sample gets its own row. None: max_length. 'auto': short enough
+        # for a run of 1,000 optimizer steps. 1,000 rows learned more in 1,000 steps of one row than in 131 steps of 512
+        # tokens, and more in these than in 35 steps of 2,048 (docs/learning.md).
         pack_length="auto",
         # Processes that tokenize rows; the result is the same with any number. 'auto': one per available core, and only
         # one for a few thousand rows.
         num_proc="auto",
-        # 'auto': fastokens encodes, where it is installed and gives the tokens that 'tokenizers' gives. 'tokenizers':
-        # without it.
+        # 'auto': use fastokens if it is installed and gives the same tokens as 'tokenizers'. 'tokenizers': do not use
+        # fastokens.
         tokenizer_backend="auto",
         # The thinking of answers: 'strip' removes it, 'last' keeps it only in the last answer, 'keep' keeps all of it
-        # and rejects rows whose thinking the chat template would drop. None: as the template does; changes are counted.
+        # and rejects rows if the chat template would drop it. None: as the template does; changes are counted.
         thinking=None,
-        # True: prepare rows while training, in blocks of 16,384 (a number: of so many) that are removed when they are
-        # passed, so that a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
+        # True: prepare rows during training, in blocks of 16,384 rows (a number sets another size). Used blocks are
+        # removed, so a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
         streaming=False,
         # Images are resized to at most, and at least, so many pixels, if the model takes images of any size (Qwen-VL,
         # InternVL ...): fewer pixels are fewer tokens. None: as the model's processor does.
@@ -155,8 +157,8 @@ train_cfg = dict(
     # Train only this many decoder layers, the last ones, and freeze the rest. None: all.
     trainable_layers=None,
     # Batch size: samples (packed rows, with packing) per optimizer step over all processes. None: batch_size x
-    # accumulative_counts x processes, with 'auto' as 1 and as 16. 'auto': so many that a run of these data has 1,000
-    # optimizer steps or more, at most 32,768 tokens or 16 samples (QLoRA's batch, arXiv 2305.14314, table 9).
+    # accumulative_counts x processes, with 'auto' as 1 and as 16. 'auto': small enough for a run of 1,000 or
+    # more optimizer steps, at most 32,768 tokens or 16 samples (QLoRA's batch, arXiv 2305.14314, table 9).
     global_batch_size="auto",
     # Recompute activations in the backward pass: less memory, about a third more time. 'auto': only where needed.
     gradient_checkpointing="auto",

@@ -17,6 +17,7 @@ from tuner.data.tokens import Tokens
 from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    import PIL.Image
     import torch
 
     from tuner.data.fast_tokens import FastTokens
@@ -38,6 +39,24 @@ class Encoded:
 
 class Unrendered(ValueError):
     """The chat template cannot render a conversation, or its assistant turns cannot be told apart."""
+
+
+class PixelMaker(Protocol):
+    """Makes the tensors of images: the encoder of a model that reads them."""
+
+    @property
+    def image_id(self) -> int | None:
+        """The token that stands for a feature of an image."""
+
+    @property
+    def token_types(self) -> str | None:
+        """What the model calls the types of tokens, 1 for an image's; None if it takes none."""
+
+    def pixels_of(self, opened: Sequence[PIL.Image.Image]) -> dict[str, torch.Tensor]:
+        """Return what the model takes for images, by its name there."""
+
+    def blank(self) -> dict[str, torch.Tensor]:
+        """Return the pixels of a small black image."""
 
 
 class Encoder(Protocol):

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.data import formats, sources
+from tuner.data.images import size_of
 from tuner.data.pipeline import DETECT_ROWS
 from tuner.data.readers.text_files import Row
+from tuner.data.sample import images_of, turns_of
 from tuner.data.sample_kinds import KINDS
 from tuner.errors import DataError
 
@@ -57,7 +59,9 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
     samples = 0
     for place, row in rows:
         try:
-            formats.read(name, row, place, columns=columns)
+            sample = formats.read(name, row, place, columns=columns, images=formats.ImagePaths(files=source.files))
+            for image in [] if isinstance(sample, str) else images_of(turns_of(sample)):
+                size_of(image, place)
             samples += 1
         except DataError as error:
             if not error.of_row:

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import PIL.Image
 
 from tuner.data import images, templates
@@ -153,6 +152,10 @@ class ImageEncoder(TextEncoder):
         made = self.processor(images=[[one] for one in opened], text=text, return_tensors="pt", padding=True)
         return {name: values for name, values in made.items() if name not in _OF_TEXT}
 
+    def blank(self) -> dict[str, Any]:
+        """Return the pixels of a small black image."""
+        return self.pixels_of([PIL.Image.new("RGB", (_SIDE, _SIDE))])
+
     def prompt(self, messages: Sequence[Message]) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
         import torch  # heavy, and no rows need it
@@ -176,9 +179,6 @@ def _moved(span: Span, ends: Sequence[Span]) -> Span:
     return start, end
 
 
+_SIDE = 64
+"""Pixels of a side of the blank image: more than the smallest image of every processor."""
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-
-
-def blank(encoder: ImageEncoder) -> dict[str, Any]:
-    """Return the pixels of a small black image."""
-    return encoder.pixels_of([PIL.Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8))])

@@ -1,24 +1,143 @@
-"""Temporary."""
+"""Images of rows: what a row keeps of one, its size, and its pixels as every model here reads them.
+
+It does not know where a row has its images, nor what a processor makes of the pixels.
+"""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import PIL.Image
-import PIL.ImageOps
+from PIL.ExifTags import Base
+from PIL.Image import Transpose
+
+from tuner.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_PIXELS = 89_478_485
+"""Pillow's own first limit (PIL.Image.MAX_IMAGE_PIXELS): 256 MiB as RGB."""
+MIN_SIDE = 2
+"""Pixels. Pictures of one pixel stand in web pages to count visits; they show nothing."""
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's other formats run programs (EPS) or hold no photographs."""
+_TURNS = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+"""What undoes each orientation. Source: Exif 2.32, tag 0x0112."""
+_ON_ITS_SIDE = (5, 6, 7, 8)
+_TO_8_BITS = 1 / 257
+_MAX_16_BITS = 65_535
 
 
 @dataclass(frozen=True)
 class Image:
+    """An image as its row stores it: an absolute path, or the bytes of a file."""
+
     path: str | None = None
     data: bytes | None = None
 
-
-def load(image: Image) -> PIL.Image.Image:
-    opened = PIL.Image.open(image.path or BytesIO(image.data or b""))
-    return PIL.ImageOps.exif_transpose(opened).convert("RGB")
+    def __str__(self) -> str:
+        return f"the image {self.path}" if self.path is not None else f"an image of {len(self.data or b''):,} bytes"
 
 
-def size_of(image: Image) -> tuple[int, int]:
-    return load(image).size
+def size_of(image: Image, place: str | None = None) -> tuple[int, int]:
+    """Return width and height in pixels, after the rotation that the file asks for; the pixels are not decoded.
+
+    Raises:
+        DataError: as for `load`, except for damage behind the file's header.
+    """
+    with _opened(image, place) as opened:
+        width, height = opened.size
+        return (height, width) if _orientation(opened) in _ON_ITS_SIDE else (width, height)
+
+
+def load(image: Image, place: str | None = None) -> PIL.Image.Image:
+    """Return the pixels in RGB, turned as the file asks. What is transparent becomes white, 16 bits become 8.
+
+    Args:
+        image: The image.
+        place: `file:line` of its row, for messages.
+
+    Raises:
+        DataError: the image is missing, damaged or cut short, is smaller than `MIN_SIDE` or larger than `MAX_PIXELS`,
+            or its pixels have no fixed range.
+    """
+    with _opened(image, place) as opened:
+        turn = _TURNS.get(_orientation(opened))
+        pixels = _rgb(opened)
+        return pixels.transpose(turn) if turn is not None else pixels
+
+
+@contextmanager
+def _opened(image: Image, place: str | None) -> Iterator[PIL.Image.Image]:
+    where = place or image.path
+    PIL.Image.init()  # `open` looks only for formats that are registered
+    try:
+        with PIL.Image.open(_file_of(image, where), formats=_FORMATS) as opened:
+            if min(opened.size) < MIN_SIDE:
+                fix = f"Remove the row, or use an image of {MIN_SIDE} x {MIN_SIDE} pixels or more."
+                raise _refused(image, f"has {opened.width} x {opened.height} pixels and shows nothing", where, fix)
+            if opened.width * opened.height > MAX_PIXELS:
+                raise _too_large(image, f"{opened.width:,} x {opened.height:,}", where)
+            yield opened
+    except DataError:
+        raise
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+        raise _too_large(image, "too many", where) from error
+    except PIL.UnidentifiedImageError as error:
+        fix = f"Use {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}."
+        raise _refused(image, "is not an image of a known format, or its beginning is damaged", where, fix) from error
+    except Exception as error:  # a damaged file can make a decoder raise any error
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise _refused(image, f"cannot be decoded: {reason}", where, "Replace the file, or remove the row.") from error
+
+
+def _file_of(image: Image, where: str | None) -> Path | BytesIO:
+    if image.path is None:
+        return BytesIO(image.data or b"")
+    if not Path(image.path).is_file():
+        fix = "Correct the path, or set dataset.image_folder to the folder that paths begin in."
+        raise DataError(f"there is no image file {image.path}", where=where, fix=fix, of_row=True)
+    return Path(image.path)
+
+
+def _refused(image: Image, problem: str, where: str | None, fix: str) -> DataError:
+    return DataError(f"{image} {problem}", where=where, fix=fix, of_row=True)
+
+
+def _too_large(image: Image, pixels: str, where: str | None) -> DataError:
+    fix = f"Make it smaller than {MAX_PIXELS // 10**6} million pixels, or remove the row."
+    return _refused(image, f"has {pixels} pixels", where, fix)
+
+
+def _orientation(opened: PIL.Image.Image) -> int:
+    if opened.format == "TIFF":  # Pillow turns it by itself
+        return 1
+    # The base class's: PNG's own would decode the pixels to look behind them.
+    return int(PIL.Image.Image.getexif(opened).get(Base.Orientation, 1))
+
+
+def _rgb(opened: PIL.Image.Image) -> PIL.Image.Image:
+    if opened.mode.startswith("I"):
+        low, high = opened.getextrema()
+        if not 0 <= low <= high <= _MAX_16_BITS:  # type: ignore[operator]
+            raise ValueError("its pixels have 32 bits, and their range is unknown")
+        return opened.convert("I").point(lambda value: value * _TO_8_BITS).convert("L").convert("RGB")
+    if opened.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, and their range is unknown")
+    if opened.has_transparency_data:
+        over = opened.convert("RGBA")
+        return PIL.Image.alpha_composite(PIL.Image.new("RGBA", over.size, "white"), over).convert("RGB")
+    return opened.convert("RGB")

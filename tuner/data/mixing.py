@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from tuner import paths
 from tuner.data import sources
+from tuner.data.formats.image_places import ImagePaths
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Rows, Share
@@ -90,6 +92,7 @@ class WeightedSource:
     format: str | None
     columns: dict[str, str] | None
     system: str | None
+    images: ImagePaths
     weight: float
     first: int
 
@@ -97,6 +100,11 @@ class WeightedSource:
     def place(self) -> str:
         """The path or hub id, as messages name it."""
         return self.source.place
+
+    @property
+    def image_facts(self) -> list[str]:
+        """The folder of its images if the block names one; rows of text alone keep their fingerprint."""
+        return [str(self.images.folder)] if self.images.folder else []
 
     def head(self, count: int) -> list[Row]:
         """Return the first `count` rows, or all where there are fewer; at least one."""
@@ -140,7 +148,10 @@ class Mixture:
         Raises:
             DataError: one of them cannot be read.
         """
-        facts = [[one.source.fingerprint(), one.format, one.columns, one.system, one.weight] for one in self.sets]
+        facts = [
+            [one.source.fingerprint(), one.format, one.columns, one.system, one.weight, *one.image_facts]
+            for one in self.sets
+        ]
         return hashlib.sha256(
             json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
         ).hexdigest()
@@ -184,7 +195,9 @@ def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     assert share.path is not None, "checked before a run starts"
     source = sources.find(share.path, share.name, share.split)
     weight = share.weight if isinstance(share, Share) else 1.0
-    return WeightedSource(number, source, share.format, share.columns, share.system, weight, first)
+    folder = paths.expanded(share.image_folder) if share.image_folder else None
+    images = ImagePaths(folder, source.files)
+    return WeightedSource(number, source, share.format, share.columns, share.system, images, weight, first)
 
 
 def _timed(

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TextIO
 
-from tuner.data import formats, mixing
+from tuner.data import formats, images, mixing
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, fail
-from tuner.data.sample import Sample, lacks
+from tuner.data.sample import Sample, images_of, lacks, turns_of
 from tuner.data.sample_kinds import WrongKind, for_objective
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
@@ -108,7 +108,8 @@ class Pipeline:
             one, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)
             try:
-                sample = formats.read(name, row, place, columns=one.columns, system=one.system)
+                sample = formats.read(name, row, place, columns=one.columns, system=one.system, images=one.images)
+                _check_images(sample, place)
                 parts = for_objective(sample, self.objective, name, place)
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
@@ -140,3 +141,14 @@ class Pipeline:
             if shapes := formats.mixed(rows, one.place, columns=one.columns, objective=self.objective):
                 return shapes
         return None
+
+
+def _check_images(sample: Sample, place: str) -> None:
+    """Decode every image of a sample once: damage shows only at the end.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    if not isinstance(sample, str):
+        for image in images_of(turns_of(sample)):
+            images.load(image, place)

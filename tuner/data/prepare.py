@@ -214,7 +214,8 @@ def build(
     done.mkdir()
     with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
         tally = pipeline.tally(stream, bad_before)
-        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layouts.of(pipeline.objective, encoder.image_id), is_fast)
+        layout = layouts.of(pipeline.objective, encoder.image_id)
+        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layout, is_fast)
         made = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(made)
     sets = [

@@ -32,9 +32,9 @@ class Template:
 
     `has_markers`: by `{% generation %}`; else by rendering the conversation up to each turn. `in_parts`: it reads
     contents as lists of parts alone. `image`: what a part that is an image becomes in a template that reads texts
-    alone; empty: the template renders it itself. `cues`: what a marked turn may repeat of the generation prompt, which is not the
-    assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's text must
-    never become. `leaves_out`: what it renders as nothing.
+    alone; empty: the template renders it itself. `cues`: what a marked turn may repeat of the generation prompt, which
+    is not the assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's
+    text must never become. `leaves_out`: what it renders as nothing.
     """
 
     tokenizer: Any

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tuner.data.images import Image
+if TYPE_CHECKING:
+    from tuner.data.images import Image
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
@@ -61,6 +62,11 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
     """Return the images of a conversation in their order. A content with images is a list of parts."""
     contents = [turn["content"] for turn in messages if isinstance(turn["content"], list)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
+
+
+def turns_of(sample: Chat | Pair | Feedback) -> list[Message]:
+    """Return the turns of a conversation, or of the prompt before answers."""
+    return sample.messages if isinstance(sample, Chat) else sample.prompt
 
 
 IGNORED = -100

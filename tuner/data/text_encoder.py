@@ -80,6 +80,10 @@ class TextEncoder:
         """Return tokens and labels; arguments and errors as `Encoder.encode`."""
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
+        for place, chat in chats:
+            if self.image_id is None and images_of(chat.messages):
+                fix = "Train a vision-language model on it, or remove the images from the rows."
+                raise DataError("the conversation holds an image, and the model reads text alone", where=place, fix=fix)
         of_texts = iter(masks.encode_texts(self.tokenizer, texts, fast) if texts else ())
         of_chats = iter(
             masks.encode_chats(
@@ -97,14 +101,7 @@ class TextEncoder:
         return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]
 
     def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
-        """Return a rendered conversation as it is.
-
-        Raises:
-            DataError: it holds an image.
-        """
-        if images_of(chat.messages):
-            fix = "Train a vision-language model on it, or remove the images from the rows."
-            raise DataError("the conversation holds an image, and the model reads text alone", where=place, fix=fix)
+        """Return the text of a rendered conversation with the tokens of its images: here there are no images."""
         return text, spans
 
     def fast_tokens(self) -> FastTokens | None:

@@ -16,7 +16,7 @@ from typing import Any
 from tuner.assets import without_generation_marks
 from tuner.data import formats, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
-from tuner.data.sample import Chat
+from tuner.data.sample import Chat, text_of
 from tuner.errors import DataError
 from tuner.recipes.schema import Rows
 
@@ -101,7 +101,7 @@ def _text(name: str, row: Row, rows: Rows, chat_template: str | None) -> str | N
 
 
 def _contents(chat: Chat) -> str:
-    return "\n".join(str(turn.get("content") or "") for turn in chat.messages)
+    return "\n".join(text_of(turn["content"]) for turn in chat.messages)
 
 
 def _rendered(chat: Chat, chat_template: str) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import RecipeError
-from tuner.importers import deepspeed, key_tables, shared_rules
+from tuner.importers import deepspeed, key_tables, roll_pipeline, shared_rules
 from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes import aliases, yaml_text
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
+from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.yaml_text import Yaml
 
 _ROLES = ("sft_train", "student", "actor_train")
@@ -49,6 +50,8 @@ def _prepare(t: Translation) -> None:
     t.objective = "dpo" if is_dpo else "sft"
     if role == "student":
         t.obstacle = "tuner does not support distillation: the student would learn only from the rows"
+    elif role == "actor_train" and not is_dpo and roll_pipeline.GRPO in OBJECTIVES:
+        roll_pipeline.prepare(t)
     elif role == "actor_train" and not is_dpo:
         t.obstacle = "tuner does not support reinforcement learning: the actor would learn from rows, not from rewards"
     key = {"student": "student_pretrain"}.get(role, "pretrain")
@@ -125,7 +128,9 @@ def files(t: Translation, setting: Setting) -> None:
     values = t.document.values
     words = setting.words()
     keys = {"prompt_key": "instruction", "query_key": "input", "response_key": "output", "system_key": "system"}
-    if t.objective == "dpo":
+    if t.objective == roll_pipeline.GRPO:
+        keys = {}
+    elif t.objective == "dpo":
         keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
     elif "question_key" in values:
         keys = {"question_key": "instruction", "answer_key": "output"}
@@ -138,7 +143,12 @@ def files(t: Translation, setting: Setting) -> None:
 
 def max_steps(t: Translation, setting: Setting) -> None:
     """Set the number of steps; in a reinforcement-learning pipeline it counts rollouts."""
-    if t.obstacle:
+    role = _role(t.document)
+    if t.objective == roll_pipeline.GRPO:
+        mapping = t.settings.get(f"{role}.device_mapping")
+        num_gpus = len(_gpus(t, mapping, str(mapping.value))) if mapping and mapping.value else 1
+        roll_pipeline.steps(t, setting, role, num_gpus)
+    elif t.obstacle:
         t.leave(setting, "counts the pipeline's rollouts, not optimizer steps")
     else:
         t.set(setting, "train_cfg.max_steps", setting.value if setting.number() > 0 else None)
@@ -197,7 +207,8 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
 
 _WORDS = key_tables.of("roll")
 TABLE: Mapping[str, Rule] = {
-    **_WORDS.rules,
+    **roll_pipeline.RULES,  # first: its patterns are narrower
+    **{key: rule for key, rule in _WORDS.rules.items() if key not in roll_pipeline.RULES},
     **by_word(
         {
             "pretrain student_pretrain": weights,

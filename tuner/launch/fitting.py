@@ -56,7 +56,7 @@ def choose_level(
     nearest = fits[-1] if ignore else max(fits, key=lambda fit: fit.room)
     if not ignore:
         refuse_hopeless(nearest, config)
-    return nearest.level, f"no level fits, this one needs least: {describe(nearest)}"
+    return nearest.level, f"no level fits, and this one needs the least: {describe(nearest)}"
 
 
 def judge(
@@ -96,11 +96,11 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
 
 
 def describe(fit: Fit) -> str:
-    """Return one line: the memory that is needed, and the memory that is there."""
+    """Return one line: the memory that the run needs, and the memory that is available."""
     machines, needs = fit.machines, fit.peak
-    text = f"about {gib(needs.gpu_bytes)} of {gib(machines.gpu_bytes)} on each GPU"
+    text = f"about {gib(needs.gpu_bytes)} on each GPU (available: {gib(machines.gpu_bytes)})"
     if machines.host_bytes:
-        text += f", {gib(needs.host_bytes)} of {gib(machines.host_bytes)} on the host"
+        text += f", {gib(needs.host_bytes)} on the host (available: {gib(machines.host_bytes)})"
     return text
 
 

@@ -12,6 +12,7 @@ from tuner.launch import fitting
 from tuner.launch.checks import Finding, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import too_few
+from tuner.recipes.schema.rewards import rewards_of
 from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
@@ -49,6 +50,13 @@ def _inputs(run: ResolvedRun) -> Iterator[Finding]:
     yield from _findings(run, inputs.first_rows, inputs.reachable, inputs.pushes)
 
 
+def _rewards(run: ResolvedRun) -> Iterator[Finding]:
+    if rewards_of(run.recipe.config.objective):
+        from tuner.launch.checks import reward_trial  # few objectives have rewards
+
+        yield from reward_trial.tried(run)
+
+
 _ELSEWHERE: tuple[Check, ...] = (model_files.architecture, model_files.weights, model_files.context, model_files.packed)
 """What this machine can check for a run on others; all other checks are about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
@@ -74,6 +82,7 @@ _QUICK: tuple[Check, ...] = (
 _SLOW: tuple[Check, ...] = (
     model_files.tokens,
     _inputs,
+    _rewards,
     host.download,
     gpus.driver,
     gpus.busy,

@@ -266,7 +266,8 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
             packed_rows(one.taken or 0, one.sampled, length, dataset.max_length) for one in sources if one.taken
         )
         value = max(1, round(packed * rows.value / max(1, counted)))
-        why = f"{_num_rows(rows.value)} pack into about {_num_rows(value)} of {length:,} tokens"
+        verb = "packs" if rows.value == 1 else "pack"
+        why = f"{_num_rows(rows.value)} {verb} into about {_num_rows(value)} of {length:,} tokens"
         return Count(value, Certainty.ABOUT, why)
     if Certainty.AT_MOST in (rows.certainty, samples.certainty):
         return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)

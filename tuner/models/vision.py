@@ -151,4 +151,3 @@ def _tensors(values: object) -> Iterator[Tensor]:
     elif isinstance(values, list | tuple):
         for value in values:
             yield from _tensors(value)
-

@@ -30,8 +30,11 @@ from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, rea
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
 from tuner.recipes.schema.objectives import objectives_with
+from tuner.recipes.schema.rewards import OwnReward, rewards_of
 
-_CALLBACKS = "train_cfg.callbacks"
+_CALLBACKS, _REWARDS = "train_cfg.callbacks", "objective.rewards"
+_USES = {_CALLBACKS: ("callbacks", "training"), _REWARDS: ("rewards", "rewards")}
+"""Keys that name Python code: how a message writes them, and what the code is for."""
 _RATE = ("optim_wrapper", "optimizer", "lr")
 _ADAPTER_RATE = 10
 _MAX_BASES, _MAX_FILES = 8, 64
@@ -153,20 +156,25 @@ def check_file(part: RecipeFile) -> None:
 
 
 def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse a recipe that names row functions or callbacks of Python or of installed packages: `subprocess:Popen`.
+    """Refuse a recipe that names functions or callbacks of Python or of installed packages: `subprocess:Popen`.
 
-    A module on PYTHONPATH is the user's own code. A name after --set is the user's own choice.
+    A module on PYTHONPATH is the user's own code; the file of a reward may have come with the recipe.
+    A name after --set is the user's own choice.
 
     Raises:
         RecipeError: the recipe names one, and code is not allowed.
     """
     for key, name in () if allow_code else _functions(recipe.config):
-        place = recipe.origins[key].place
-        if _is_installed(name.partition(":")[0]) and place.kind is not Kind.FLAG:
-            written, purpose = ("callbacks", "training") if key == _CALLBACKS else ("format", "rows")
+        place, module = recipe.origins[key].place, name.rpartition(":")[0]
+        if place.kind is Kind.FLAG:
+            continue
+        written, purpose = _USES.get(key, ("format", "rows"))
+        fix = "Read that code, then add --allow-code."
+        if key == _REWARDS and module.endswith(".py"):
+            raise RecipeError(f"{written} = {name!r} runs the code of a file", where=place, fix=fix)
+        if _is_installed(module.partition(":")[0]):
             package = "code of an installed package, which was not written for"
-            message = f"{written} = {name!r} refers to {package} {purpose}"
-            raise RecipeError(message, where=place, fix="Read that code, then add --allow-code.")
+            raise RecipeError(f"{written} = {name!r} refers to {package} {purpose}", where=place, fix=fix)
 
 
 def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
@@ -175,6 +183,7 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
             yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
+    yield from ((_REWARDS, reward.type) for reward in rewards_of(config.objective) if isinstance(reward, OwnReward))
 
 
 def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
@@ -225,6 +234,12 @@ def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
         if config[key]:
             for rows in (config[key]["dataset"], *(config[key]["dataset"]["mixture"] or ())):
                 _anchor(rows, "path")
+    for reward in config["objective"].get("rewards", ()):
+        if "path" in reward:
+            _anchor(reward, "path")
+        file, _, function = reward["type"].rpartition(":")
+        if file.endswith(".py"):
+            reward["type"] = f"{paths.expanded(file).absolute()}:{function}"
     return Recipe(recipe.name, RecipeConfig.model_validate(config), recipe.origins)
 
 

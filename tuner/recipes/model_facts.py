@@ -18,7 +18,7 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, Architecture
-from tuner.recipes.schema.objectives import scores
+from tuner.recipes.schema.objectives import READ_IMAGES, scores
 
 _MODEL, _IMAGES = ("model", "path"), ("model", "images")
 _DECODERS = 2
@@ -65,7 +65,7 @@ _NAMES_OF_TOWERS = {
     "image_size": ("image_size",),
     "merge_size": ("spatial_merge_size", "merge_size"),
 }
-"""The keys of `Vision` -> the keys of config.json's vision_config."""
+"""The keys of `Tower` -> the keys of config.json's vision_config."""
 _CLIP_L = {"num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 _TOWERS: dict[str, JsonObject] = {
     "gemma3": {"num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16},
@@ -159,12 +159,12 @@ def _known(folder: Path) -> JsonObject:
     if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
         known["q_lora_rank"] = config["q_lora_rank"]
     if vision := _vision(folder):
-        known["vision"] = vision
+        known["vision_config"] = vision
     return known
 
 
 def _vision(folder: Path) -> JsonObject | None:
-    """Return the keys of `Vision` for a model that reads images, from its config.json; None for another model."""
+    """Return the keys of `Tower` for a model that reads images, from its config.json; None for another model."""
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     tower = config.get("vision_config")
     if not isinstance(tower, dict):
@@ -254,12 +254,16 @@ def settle_constraints(merged: Merged, kind: str | None) -> None:
 
 def _settle_images(merged: Merged) -> None:
     """Decide whether the model reads images, and give a run with images workers that decode them."""
-    vision, path = merged.get(("architecture", "vision")), merged.get(_MODEL)
+    vision, path = merged.get(("architecture", "vision_config")), merged.get(_MODEL)
     if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
         vision = _vision(paths.expanded(assets.asset(path)))
     if merged.get(_IMAGES) == "auto":
+        has_conversations = merged.get(("objective", "type")) in READ_IMAGES
         why = "its config.json has a vision tower" if vision else "the model has no vision tower"
-        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, vision is not None)))
+        if not has_conversations:
+            why = "only conversations may hold images"
+        reads_images = vision is not None and has_conversations
+        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads_images)))
     if merged.get(_IMAGES) is not True:
         return
     place = Place(Kind.DERIVED, "derived: the workers decode and resize the images")
@@ -284,7 +288,7 @@ def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
 
 def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
     if merged.get(_IMAGES) is True:
-        kind = merged.get(("architecture", "vision", "model_type"))
+        kind = merged.get(("architecture", "vision_config", "model_type"))
         if kind in KEEPS_IMAGES_APART:
             return
     if kind is None or kind in KEEPS_APART:

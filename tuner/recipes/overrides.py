@@ -283,6 +283,7 @@ def _flags(overrides: Overrides) -> tuple[tuple[str, object, _FlagLayer], ...]:
         ("--val", overrides.val, data_sets.validation_of_file),
         ("--val-split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part or None}}})),
         ("--epochs", overrides.epochs, _at(_of_epochs)),
+        ("--reward", tuple(overrides.rewards) or None, _at(lambda names: {"objective": {"rewards": [*names]}})),
         ("--seed", overrides.seed, _at(lambda seed: {"randomness": {"seed": seed}})),
     )
 

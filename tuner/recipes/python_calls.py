@@ -60,6 +60,7 @@ def both(first: Overrides, second: Overrides) -> Overrides:
         **single,
         pairs=(*first.pairs, *second.pairs),
         ds=(*first.ds, *second.ds),
+        rewards=second.rewards or first.rewards,
         values={**kept, **second.values},  # in this order, so that of two spellings of one key the second wins
     )
 
@@ -113,6 +114,7 @@ ARGUMENTS = {f"--{name.replace('_', '-')}": name for name in (*SWITCHES, *_OPTIO
     "--format": "row_format",
     "--grace": "grace_s",
     "--output-dir": "work_dir",
+    "--reward": "rewards",
 }
 """Flag -> the argument with the same meaning."""
 COMMANDS = (

@@ -31,7 +31,8 @@ class Overrides:
     """The changes of a command line: a value for each flag, and pairs in order: (--set, KEY=VALUE), (--lr, 1e-4).
 
     `data` is one value of --data, or several: paths, hub ids, or mixtures such as "a.jsonl,b.jsonl:0.5".
-    `method` is for a model without a recipe; `val_split` is a fraction; `ds` are KEY=VALUE for DeepSpeed's config.
+    `method` is for a model without a recipe; `val_split` is a fraction; `ds` are KEY=VALUE for DeepSpeed's config;
+    `rewards` are types of rewards, which replace the recipe's.
     `values` are what Python's callers change, by key; `python_values` makes them. The pairs are laid over them.
     """
 
@@ -45,6 +46,7 @@ class Overrides:
     epochs: float | None = None
     method: str | None = None
     ds: Sequence[str] = ()
+    rewards: Sequence[str] = ()
     values: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,6 +60,7 @@ class Overrides:
             *(("--data", text) for text in self.data_sets),
             *self.pairs,
             *(("--ds", text) for text in self.ds),
+            *(("--reward", text) for text in self.rewards),
         )
         for flag, text in typed:
             if text is not None and not is_writable(text):

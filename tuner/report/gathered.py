@@ -26,6 +26,8 @@ from tuner.runs.metrics import Curve
 _NOT_COMPARED = "architecture"
 MAX_SAMPLES = 50
 """Of a run, counted from the first sample."""
+_COMPLETIONS = 4
+"""Completions shown of the first step and of the last: those with the highest and the lowest advantage."""
 _MAX_WARNINGS = 200
 _MAX_PROFILE = 100_000
 """Characters; the rest stays in the file."""
@@ -52,6 +54,13 @@ QUANTITIES = (
     Quantity("loss", "Loss", "eval_loss", is_noisy=True),
     Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins", is_noisy=True),
     Quantity("margin", "Margin of chosen over rejected answers", "eval_margin", is_noisy=True),
+    Quantity("reward", "Reward", "eval_reward", is_noisy=True),
+    Quantity("reward_std", "Spread of the rewards in a group", note="standard deviation", is_noisy=True),
+    Quantity("frac_reward_zero_std", "Groups without a signal", note="share of groups with equal rewards"),
+    Quantity("completion_length", "Length of a completion", note="tokens, mean", is_noisy=True),
+    Quantity("completions/clipped_ratio", "Clipped completions", note="share that reach max_completion_length"),
+    Quantity("kl", "KL divergence from the reference", is_noisy=True),
+    Quantity("entropy", "Entropy", note="nats per token", is_noisy=True),
     Quantity("mean_token_accuracy", "Token accuracy", "eval_mean_token_accuracy", is_noisy=True),
     Quantity("eval_exact_match", "Exact match of validation answers"),
     Quantity("eval_rouge_l", "ROUGE-L of validation answers"),
@@ -76,6 +85,7 @@ class Gathered:
     Args:
         name: Distinguishes it from the other runs.
         curves: The logged values of each key of QUANTITIES.
+        completions: `step`, `prompt`, `completion`, `rewards` by name and `advantage` of some completions.
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
         data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
             `reason`, `samples`, `tokens`.
@@ -92,6 +102,7 @@ class Gathered:
     status: JsonObject
     curves: Mapping[str, Curve]
     samples: Sequence[JsonObject]
+    completions: Sequence[JsonObject]
     checkpoints: Sequence[JsonObject]
     attempts: Sequence[JsonObject]
     warnings: Sequence[str]
@@ -145,6 +156,7 @@ def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
         status=_object(run, run.status),
         curves=curves,
         samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
+        completions=_completions(run),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
         attempts=[_attempt(folder) for folder in _earlier(run)],
         warnings=_warnings(run),
@@ -171,6 +183,31 @@ def _objects(file: Path) -> Iterator[JsonObject]:
                 value = load_json(line)
                 if isinstance(value, dict):
                     yield value
+
+
+def _completions(run: RunDirectory) -> list[JsonObject]:
+    """Return completions of the first and of the last step, for each step the best first."""
+    first: list[JsonObject] = []
+    last: list[JsonObject] = []
+    for line in _objects(run.completions):
+        if not first or line.get("step") == first[0].get("step"):
+            first.append(line)
+        elif last and line.get("step") == last[0].get("step"):
+            last.append(line)
+        else:
+            last = [line]
+    return [*_extremes(first), *_extremes(last)]
+
+
+def _extremes(completions: Sequence[JsonObject]) -> list[JsonObject]:
+    ordered = sorted(completions, key=_advantage, reverse=True)
+    half = _COMPLETIONS // 2
+    return ordered if len(ordered) <= _COMPLETIONS else [*ordered[:half], *ordered[-half:]]
+
+
+def _advantage(completion: JsonObject) -> float:
+    value = completion.get("advantage")
+    return value if isinstance(value, int | float) else 0.0
 
 
 def _checkpoint(saved: checkpoints.Checkpoint) -> JsonObject:

@@ -93,6 +93,7 @@ class _Run:
             run.resolved_recipe,
             run.data,
             run.samples,
+            run.completions,
             run.warnings,
             run.checkpoints,
             run.metrics,

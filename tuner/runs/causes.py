@@ -65,7 +65,7 @@ SHARED_MEMORY = "shared-memory"
 NOT_A_NUMBER = "not-a-number"
 PORT = "port-in-use"
 
-KILLED = Cause("killed", "killed by SIGKILL, mostly for lack of memory", (), "dmesg --ctime | tail -n 20", 137)
+KILLED = Cause("killed", "killed by SIGKILL, usually because memory ran out", (), "dmesg --ctime | tail -n 20", 137)
 CRASHED = Cause("crashed", "crashed", (), "tail -n 50 {log}", 139)
 OVERDUE = Cause("did-not-stop", "did not stop when asked to", (), "tail -n 50 {log}", 137, Role.WAITED)
 TOLD_TO_END = Cause("told-to-end", "received SIGTERM", exit_code=143, role=Role.LOST)

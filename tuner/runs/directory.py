@@ -7,6 +7,8 @@ run.json        versions, command, hardware, seeds, and what the worker has to k
 status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
 metrics.jsonl   one line for each logged step
 answers.jsonl   with `log.generate`: the answers to validation prompts at each validation, by step
+completions.jsonl  with an objective that generates: completions of the training prompts, with their rewards, by step
+reward_failures.jsonl  one line for each completion on which a reward failed
 data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
@@ -86,6 +88,8 @@ class RunDirectory:
     status = _Named("status.json")
     metrics = _Named("metrics.jsonl")
     answers = _Named("answers.jsonl")
+    completions = _Named("completions.jsonl")
+    reward_failures = _Named("reward_failures.jsonl")
     data = _Named("data.json")
     data_report = _Named("data_report.jsonl")
     stream = _Named("stream")
@@ -287,7 +291,7 @@ def _keep_earlier_attempt(path: Path, step: int) -> None:
             file.rename(folder / file.name)
         elif file.exists():
             shutil.copy2(file, folder / file.name)
-    for name in ("metrics.jsonl", "answers.jsonl"):
+    for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
         _cut(path / name, folder / name, step)
     checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
 

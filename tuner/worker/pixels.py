@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tuner.data import image_encoder
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
-from tuner.data.image_encoder import ImageEncoder
 from tuner.models.vision import TowerOnEveryRank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from tuner.data.encoder import PixelMaker
 
 
 class ImageReader:
@@ -29,12 +29,12 @@ class ImageReader:
         num_ranks: With several, a rank without images in a batch runs the tower on a blank image.
     """
 
-    def __init__(self, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int, num_ranks: int) -> None:
+    def __init__(self, model: PreTrainedModel, encoder: PixelMaker, num_workers: int, num_ranks: int) -> None:
         self._loader = PixelLoader(encoder, num_workers)
         base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._dtype = base.dtype
         self._tower = TowerOnEveryRank(base) if num_ranks > 1 else None
-        self._blank = image_encoder.blank(encoder) if num_ranks > 1 else {}
+        self._blank = encoder.blank() if num_ranks > 1 else {}
 
     def ahead(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Return the batches while the pixels of the next ones are made."""
@@ -55,7 +55,7 @@ class ImageReader:
         }
 
 
-def read_images(trainer: Any, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int) -> None:
+def read_images(trainer: Any, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
     """Let a trainer's batches have images."""
     trainer.data_collator = ImageCollator(trainer.data_collator, encoder)
     trainer.images = ImageReader(model, encoder, num_workers, trainer.args.world_size)

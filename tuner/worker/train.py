@@ -63,6 +63,7 @@ from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
 from tuner.worker.process import bind_cores, serve_store, warn
 from tuner.worker.rank_data import NodeStream, prepare_rows
+from tuner.worker.reward_watch import WatchRewards
 from tuner.worker.samples import show_samples
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, trackers
 
@@ -275,7 +276,8 @@ def _callbacks(prepared: PreparedRank) -> tuple[TrainerCallback, ...]:
     metrics_callback = MetricsCallback(run, prepared.facts, ProgressBar(guard.terminal) if leads else None)
     of_rank_0 = trackers(config.log.trackers, run) if leads else []
     logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
-    return logs_steps, validation, metrics_callback, HeartbeatCallback(guard), *of_rank_0
+    watch = [WatchRewards(run)] if config.objective.facts.generates else []
+    return logs_steps, validation, metrics_callback, HeartbeatCallback(guard), *watch, *of_rank_0
 
 
 def _before_step_1(prepared: PreparedRank, trainer: BuiltTrainer, models: Models) -> list[TrainerCallback]:

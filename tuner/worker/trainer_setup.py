@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -17,8 +17,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from tuner import paths
 from tuner.data.compat import with_fingerprint
-from tuner.data.encoder import Encoder
-from tuner.data.image_encoder import ImageEncoder
+from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.models.load import DTYPES
@@ -165,8 +164,8 @@ def _constructed(
         )
     built.remove_callback(PrinterCallback)
     training.after(built, config, by_sample=by_sample)
-    if isinstance(encoder, ImageEncoder):
-        read_images(built, models[0], encoder, config.train_dataloader.num_workers)
+    if config.reads_images:
+        read_images(built, models[0], cast(PixelMaker, encoder), config.train_dataloader.num_workers)
     return built
 
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a frozen base whose weights are stored in 4 bits (NF4, double quantization)."""
+"""Low-rank adapters on a frozen base with weights stored in 4 bits (NF4, double quantization)."""
 
 quantization = dict(bits=4, quant_type="nf4", double_quant=True)
 adapter = dict(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", use_dora=False)

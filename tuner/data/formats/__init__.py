@@ -11,14 +11,16 @@ from dataclasses import replace
 from tuner.data import limits
 from tuner.data.formats.cells import Misfit, Row, names
 from tuner.data.formats.columns import Columns, check_names, refuse_media, renamed
+from tuner.data.formats.image_places import ImagePaths, with_images
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
 from tuner.data.sample import Chat, Sample
 from tuner.data.sample_kinds import KINDS
 from tuner.errors import DataError, did_you_mean, nearest
 
 _NO_FORMAT = "no known format"
+_HERE = ImagePaths()
 
-__all__ = ["FORMATS", "KINDS", "Chat", "Format", "Sample", "detect", "read", "user_function"]
+__all__ = ["FORMATS", "KINDS", "Chat", "Format", "ImagePaths", "Sample", "detect", "read", "user_function"]
 
 
 class MixedShapes(DataError):
@@ -103,7 +105,15 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def read(name: str, row: Row, place: str, *, columns: Columns | None = None, system: str | None = None) -> Sample:
+def read(
+    name: str,
+    row: Row,
+    place: str,
+    *,
+    columns: Columns | None = None,
+    system: str | None = None,
+    images: ImagePaths = _HERE,
+) -> Sample:
     """Return the sample that a row of format `name` is.
 
     Args:
@@ -113,16 +123,22 @@ def read(name: str, row: Row, place: str, *, columns: Columns | None = None, sys
         columns: A format's column -> this data set's: {'prompt': 'question'} takes the value whatever it is;
             a value with braces, '{context}\\n{question}', makes a text of several columns.
         system: A system turn for conversations that have none.
+        images: Where the paths of images begin.
 
     Raises:
         DataError: the format or a column is unknown, or the row is too long or does not have its format's shape.
     """
     if ":" in name:
-        return _fitting_in(_with_system(sample_of(name, renamed(row, columns, place), place), system, place), place)
+        sample, mapped = sample_of(name, renamed(row, columns, place), place)
+        try:
+            sample = with_images(sample, mapped, images, place)
+        except Misfit as misfit:
+            raise DataError(f"{name} did not return a sample: {misfit}", where=place, of_row=True) from misfit
+        return _fitting_in(_with_system(sample, system, place), place)
     check_names(columns, named(name).columns, f"format {name!r}")
     mapped = renamed(row, columns, place)
     try:
-        sample = FORMATS[name].read(mapped)
+        sample = with_images(FORMATS[name].read(mapped), mapped, images, place)
         refuse_media(mapped, sample, FORMATS[name].columns, place)
         return _fitting_in(_with_system(sample, system, place), place)
     except Misfit as misfit:

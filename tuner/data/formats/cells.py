@@ -55,13 +55,44 @@ def text(value: Any, name: str) -> str:
         other = next((part.get("type") for part in value if part.get("type") != "text"), None)
         if other is None:
             return "".join(text(part.get("text"), name) for part in value)
-        raise Misfit(f"{name} has a part of type {other!r}, and only 'text' is supported")
+        raise Misfit(f"{name} has a part of type {other!r}, and only 'text' is supported there")
     if not isinstance(value, str):
         raise Misfit(f"{name} is {kind(value)}, not text")
     # json reads "\ud83d" alone without complaint; the tokenizer would fail on it, far from the row.
     if SURROGATE.search(value):
         raise Misfit(f"{name} holds half of a surrogate pair")
     return value
+
+
+def content(value: Any, name: str) -> str | list[dict[str, Any]]:
+    """Return a text, or parts of text and images in the words of chat templates if one of the parts is an image.
+
+    The part of an image has what the row says of it: `image_places` makes it an image. None: it is a place for one.
+
+    Raises:
+        Misfit: as for `text`, or a part is neither text nor an image.
+    """
+    parts = value if isinstance(value, list) and all(isinstance(part, dict) for part in value) else []
+    if not any(part.get("type") in _IMAGE_KEYS for part in parts):
+        return text(value, name)
+    return [_part(part, name) for part in parts]
+
+
+def _part(part: Mapping[str, Any], name: str) -> dict[str, Any]:
+    kind_of_part = part.get("type")
+    if kind_of_part == "text":
+        return {"type": "text", "text": text(part.get("text"), name)}
+    if kind_of_part not in _IMAGE_KEYS:
+        raise Misfit(f"{name} has a part of type {kind_of_part!r}, and only 'text' and 'image' are supported")
+    # Parquet gives every part the keys of all parts, with nulls.
+    image = next((part[key] for key in _IMAGE_KEYS[kind_of_part] if part.get(key) is not None), None)
+    if image is None and kind_of_part != "image":
+        raise Misfit(f"{name} has a part of type {kind_of_part!r} without an image")
+    return {"type": "image", "image": image}
+
+
+_IMAGE_KEYS = {"image": ("bytes", "image", "url", "path"), "image_url": ("image_url",)}
+"""The types of parts that are images -> the keys that hold one, the first of them wins."""
 
 
 def text_of(row: Row, name: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
-from tuner.data.images import Image
 from tuner.data.sample import Chat, Message
 
 TURNS = ("messages", "conversations", "conversation")
@@ -104,7 +103,7 @@ def _any_turn(turn: Row, number: int = 1) -> Message:
 
 def _openai_turn(turn: Row, number: int) -> Message:
     message: Message = {"role": cells.role(cells.value(turn, ("role",), number), _ROLES, number)}
-    message["content"] = _content(turn, number)
+    message["content"] = _content(turn, number, message["role"])
     message |= {key: turn[key] for key in _KEPT if turn.get(key)}
     if calls := cells.listed(turn.get("tool_calls")):
         message["tool_calls"] = _tool_calls(calls, number)
@@ -116,11 +115,11 @@ def _openai_turn(turn: Row, number: int) -> Message:
     return message
 
 
-def _content(turn: Row, number: int) -> Any:
-    if isinstance(turn.get("content"), list) and any(p.get("type") == "image" for p in turn["content"]):
-        return [{"type": "image", "image": Image(path=p["image"])} if p["type"] == "image" else {"type": "text", "text": p["text"]} for p in turn["content"]]
-    silent = bool(turn.get("tool_calls")) and turn.get("content") is None
-    return "" if silent else cells.text(cells.value(turn, ("content",), number), f"content of turn {number}")
+def _content(turn: Row, number: int, role: str) -> str | list[Message]:
+    if turn.get("tool_calls") and turn.get("content") is None:
+        return ""
+    read = cells.text if role == "assistant" else cells.content  # a model answers with text
+    return read(cells.value(turn, ("content",), number), f"content of turn {number}")
 
 
 def _tool_calls(calls: Any, number: int) -> list[Any]:

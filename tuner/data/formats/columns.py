@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.data import limits
 from tuner.data.formats.cells import Misfit, Row, names, text
-from tuner.data.sample import Chat, Message, Sample, text_of
+from tuner.data.sample import Sample, text_of, turns_of
 from tuner.errors import DataError, did_you_mean
 
 Columns = Mapping[str, str]
@@ -93,7 +93,8 @@ _COLUMN = re.compile(r"(?:image|video|audio|sound|pixel_value)(?:s|_?(?:path|url
 """The columns that data sets of vision and speech hold their media in."""
 _PLACEHOLDER = re.compile(r"^[ \t]*<(image|video|audio)>|<(image|video|audio)>[ \t]*$", re.MULTILINE)
 """LLaVA's and LLaMA-Factory's stand at an edge of a line; HTML's element in running text does not."""
-_FIX = "Remove the row, or use text-only data: images, video and sound are not supported."
+_NO_IMAGE = "Give the row its image in a column 'images', or remove the placeholder."
+_FIX = "Remove the row: video and sound are not supported. Images belong in a column 'images' beside a conversation."
 
 
 def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) -> None:
@@ -118,7 +119,7 @@ def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) ->
         # A pair of tags is the markup that the question is about.
         if kind and f"</{kind}>" not in question:
             problem = f"turn {number} has the placeholder '<{kind}>', which would be trained on as plain text"
-            raise DataError(problem, where=place, of_row=True, fix=_FIX)
+            raise DataError(problem, where=place, of_row=True, fix=_NO_IMAGE if kind == "image" else _FIX)
 
 
 def _is_media(name: Any) -> bool:
@@ -137,7 +138,6 @@ def _holds(value: Any) -> bool:
 def _questions(sample: Sample) -> Iterator[tuple[int, str]]:
     if isinstance(sample, str):
         return
-    turns: list[Message] = sample.messages if isinstance(sample, Chat) else sample.prompt
-    for number, turn in enumerate(turns, 1):
+    for number, turn in enumerate(turns_of(sample), 1):
         if turn["role"] == "user":
             yield number, text_of(turn["content"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.data.formats import cells, chats
+from tuner.data.formats import cells, chats, image_places
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.errors import DataError
@@ -27,7 +27,7 @@ def _is_hh(row: Row) -> bool:
 
 
 def read_preference(row: Row) -> Pair:
-    """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations that begin alike."""
+    """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations with the same beginning."""
     if _is_hh(row):
         both = [chats.spoken_hh(cells.text_of(row, name)) for name in ("chosen", "rejected")]
     else:
@@ -139,7 +139,7 @@ def _is_feedback(row: Row) -> bool:
     return row.get("label") in (0, 1) and (_has("prompt", "completion")(row) or any(map(row.__contains__, chats.TURNS)))
 
 
-_MORE = ("system", "tools")
+_MORE = ("system", "tools", *image_places.COLUMNS)
 _BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
 _QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
 
@@ -196,7 +196,7 @@ FORMATS: dict[str, Format] = {
     ),
     "msagent": Format(
         Chat,
-        "a column 'conversations' of turns with 'from' and 'value', whose answers hold '<|startofthink|>'",
+        "a column 'conversations' of turns with 'from' and 'value'; the answers contain '<|startofthink|>'",
         (*chats.TURNS, *_MORE),
         lambda row: "<|startofthink|>" in str(row.get("conversations")),
         chats.read_msagent,
@@ -205,7 +205,7 @@ FORMATS: dict[str, Format] = {
     "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(
         Pair,
-        "columns 'chosen' and 'rejected': answers beside a prompt, or two conversations that begin alike",
+        "columns 'chosen' and 'rejected': answers to a prompt column, or two conversations with the same beginning",
         ("chosen", "rejected", *PROMPTS, *_MORE),
         _has("chosen", "rejected"),
         read_preference,
@@ -227,7 +227,7 @@ FORMATS: dict[str, Format] = {
     ),
     "chosen": Format(
         Chat,
-        "what 'preference' or 'better_response' needs; the worse answers are left out",
+        "the columns of 'preference' or 'better_response'; only the better answers are used",
         (*_BETTER_RESPONSE, "chosen", "rejected", *PROMPTS, *_MORE),
         lambda row: False,  # named by the user alone
         read_chosen,
@@ -253,19 +253,19 @@ def user_function(name: str) -> Callable[[Row], Any]:
     return imported  # type: ignore[no-any-return]
 
 
-def sample_of(name: str, row: Row, place: str) -> Sample:
-    """Return what the function that `name` names makes of a row.
+def sample_of(name: str, row: Row, place: str) -> tuple[Sample, Row]:
+    """Return what the function that `name` names makes of a row, and the columns that it returns.
 
     Raises:
         DataError: there is no such function, or it returns no sample.
     """
     made = user_function(name)(row)
     if isinstance(made, str):
-        return made
+        return made, {}
     try:
         whole = {"messages": made} if isinstance(made, list) else made
         shape = next((shape for shape in _RETURNED if shape in whole), "messages")
-        return _RETURNED[shape](whole)
+        return _RETURNED[shape](whole), whole
     except (Misfit, TypeError, AttributeError) as error:
         fix = (
             "Return a text, a list of messages, or a row of format 'messages', 'prompt_completion', 'preference' "

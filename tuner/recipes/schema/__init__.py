@@ -27,7 +27,7 @@ from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
-from tuner.recipes.schema.objectives import AnyObjective, Objective
+from tuner.recipes.schema.objectives import READ_IMAGES, AnyObjective, Objective
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -90,7 +90,7 @@ UNUSED_INITS = {
 class Adapter(Block):
     """PEFT's LoraConfig, in its own names; `path` is a trained adapter to continue, which sets the other values."""
 
-    # A trained adapter to go on with; it brings its own r, lora_alpha and target_modules. None: a new one.
+    # A trained adapter to continue, with its own r, lora_alpha and target_modules. None: a new adapter.
     path: str | None = None
     # The rank of the two matrices of each layer.
     r: PositiveInt
@@ -137,6 +137,7 @@ class Rows(Block):
     format: str | None = None
     columns: dict[str, str] | None = None
     system: str | None = None
+    image_folder: str | None = None
 
 
 class Share(Rows):
@@ -458,6 +459,14 @@ class RecipeConfig(Block):
         if adapter and adapter.changes_base and objective.facts.has_reference:
             why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
             raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
+        return objective
+
+    @field_validator("objective")
+    @classmethod
+    def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
+        model = info.data.get("model")
+        if model and model.images is True and objective.type not in READ_IMAGES:
+            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use 'sft', or model.images=False")
         return objective
 
     @field_validator("optim_wrapper")

@@ -7,7 +7,15 @@ build the model, and adds the common names, so that `fit` can count. It counts n
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from tuner.files import JsonObject
@@ -97,17 +105,18 @@ KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
 or let the tokens of an image see each other (Gemma)."""
 
 
-class Vision(Block):
-    """What config.json says about the half of a model that reads images."""
+class Tower(BaseModel):
+    """What config.json says about the half of a model that reads images. It is no `Block`: no key of it is set alone."""
 
+    model_config = ConfigDict(frozen=True)
     # Of the whole model: 'llava', 'qwen2_5_vl' ...
     model_type: str
-    num_hidden_layers: Layers
-    hidden_size: Width
-    intermediate_size: Width
-    num_attention_heads: Width
+    num_hidden_layers: Layers | None = None
+    hidden_size: Width | None = None
+    intermediate_size: Width | None = None
+    num_attention_heads: Width | None = None
     # Pixels of a patch's side.
-    patch_size: Width
+    patch_size: Width | None = None
     # Pixels of a side of what the tower reads. None: it reads images of any size.
     image_size: Width | None = None
     # Patches that become one token, along each side.
@@ -216,7 +225,7 @@ class Architecture(Block):
     num_ln_in_parallel_attn: Width | None = None
 
     # The half that reads images.
-    vision: Vision | None = None
+    vision_config: Tower | None = None
 
     _config: JsonObject = PrivateAttr()
     """The keys as they were written."""

@@ -34,9 +34,9 @@ class Dpo(Objective):
     type: Literal["dpo"]
     # The weight of the distance to the reference model.
     beta: PositiveFloat = 0.1
-    # The part of the pairs whose labels are taken to be swapped.
+    # The assumed share of pairs with swapped labels.
     label_smoothing: Smoothing = 0.0
-    # LD-DPO: the weight of the tokens by which one answer is longer than the other. None: 1.
+    # LD-DPO: the weight of the extra tokens of the longer answer. None: 1.
     ld_alpha: Share | None = None
     # How the distance to the reference model is measured.
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
@@ -48,7 +48,7 @@ class Dpo(Objective):
     discopop_tau: PositiveFloat = 0.05
     # The reference model judges all pairs before training and is not kept in memory.
     precompute_ref_log_probs: bool = False
-    # Samples at a time while it does. None: the micro-batch.
+    # Samples that the reference model judges at a time. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
     # One loss, or several whose weighted sum is trained on.
     loss_type: Annotated[

@@ -20,7 +20,7 @@ class Kto(Objective):
     type: Literal["kto"]
     # The weight of the distance to the reference model.
     beta: PositiveFloat = 0.1
-    # 'kto' estimates that distance on the micro-batch; 'apo_zero_unpaired' does without.
+    # 'kto' estimates that distance on the micro-batch; 'apo_zero_unpaired' does not use it.
     loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
     # The weight of good answers.
     desirable_weight: PositiveFloat = 1.0
@@ -28,7 +28,7 @@ class Kto(Objective):
     undesirable_weight: PositiveFloat = 1.0
     # The reference model judges all answers before training and is not kept in memory.
     precompute_ref_log_probs: bool = False
-    # Samples at a time while it does. None: the micro-batch.
+    # Samples that the reference model judges at a time. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
 
     @property

@@ -1,0 +1,65 @@
+"""A reward is a text or a block; a wrong one is refused with the nearest name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from tests.each import each
+from tuner.errors import RecipeError
+from tuner.recipes import loading
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema.rewards import BUILT_IN, FormatReward, MathReward, OwnReward, Rewards
+
+BLOCKS = TypeAdapter(Rewards)
+
+
+def _read(rewards: Any) -> Any:
+    return BLOCKS.validate_python(rewards)
+
+
+def test_a_text_is_the_block_of_its_type() -> None:
+    assert _read("math") == _read(["math"]) == _read([{"type": "math"}]) == (MathReward(type="math"),)
+    first, second = _read([{"type": "format", "pattern": "a.*", "weight": 2}, "my_rewards.py:length"])
+    assert isinstance(first, FormatReward) and first.weight == 2.0
+    assert isinstance(second, OwnReward) and (second.name, second.file) == ("length", "my_rewards.py")
+
+
+def test_a_written_reward_is_read_as_the_same() -> None:
+    rewards = _read(["math", {"type": "json", "json_schema": {"type": "object"}}, {"type": "a.b:c", "timeout": 3}])
+    written = BLOCKS.dump_python(rewards, mode="json")
+    assert written[2] == {"type": "a.b:c", "timeout": 3}
+    assert _read(written) == rewards
+
+
+@each(
+    (
+        ("mat", "Did you mean 'math'?"),
+        ([{"type": "math", "colum": "x"}], "Did you mean 'column'?"),
+        ([{"type": "format"}], "needs pattern"),
+        ([{"type": "format", "pattern": "("}], "not a regular expression"),
+        ([{"type": "math", "weight": 0}], "leave the reward out"),
+        ([{"type": "math", "weight": float("nan")}], "finite"),
+        ([{"type": "math", "timeout": 0}], "greater than 0"),
+        ([{"weight": 1.0}], "needs a type"),
+        ([3], "is not a reward"),
+        ([], "name at least one"),
+        ("my_rewards.py:", "does not name a function"),
+    )
+)
+def test_a_wrong_reward_is_refused(rewards: object, message: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        _read(rewards)
+    assert message in str(raised.value)
+    assert raised.value.error_count() == 1
+
+
+def test_every_built_in_reward_has_a_block() -> None:
+    assert set(BUILT_IN) == {"math", "exact", "contains", "format", "json", "length", "model"}
+
+
+def test_a_reward_of_an_objective_without_rewards_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"no key 'objective.rewards'"):
+        loading.load("tiny_full_sample_e3", Overrides(rewards=("math",)))

@@ -1,0 +1,189 @@
+"""Translates the keys of ROLL's pipeline of rollouts and rewards to the objective `grpo`.
+
+ROLL generates with other processes than it trains with. In tuner the ranks that train generate, so the keys of those
+processes have no counterpart. A key of ROLL's default has its meaning from roll/configs/base_config.py at v0.3.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tuner.importers.document import Value
+from tuner.importers.translation import Outcome, Rule, Setting, Translation
+from tuner.recipes.aliases import by_word
+
+GRPO = "grpo"
+Function = Callable[[Translation, Setting], None]
+_REWARDS = ("objective", "rewards")
+_ANSWER = "ground_truth"
+"""The column of the right answer in ROLL's data."""
+_WORKERS: Mapping[str, Mapping[str, Value]] = {
+    "MathRuleRewardWorker": {"type": "math", "column": _ANSWER},
+    "MathVerifyRewardWorker": {"type": "math", "column": _ANSWER},
+}
+"""ROLL's reward workers -> the reward that means the same."""
+_AGGREGATIONS = {
+    "token-mean": "bnpo",
+    "seq-mean-token-mean": "grpo",
+    "seq-mean-token-sum-norm": "dr_grpo",
+}
+"""ROLL's loss_agg_mode -> TRL's loss_type: a mean over the tokens of a batch, over those of a completion, or a sum."""
+_OF_STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def prepare(t: Translation) -> None:
+    """Choose the objective, and say what stands in its way."""
+    t.objective = GRPO
+    if t.value("adv_estimator") in ("gae", "skip_obs_gae"):
+        t.obstacle = "tuner has no PPO with a critic (adv_estimator gae): objective grpo compares completions instead"
+    workers = [str(one.value) for key, one in t.settings.items() if key.endswith(".worker_cls") and _is_reward(key)]
+    if workers and not any(_reward_of(worker) for worker in workers):
+        names = ", ".join(worker.rpartition(".")[2] for worker in workers)
+        t.obstacle = t.obstacle or f"tuner has no reward like {names}: write a function, docs/grpo.md"
+
+
+def _is_reward(key: str) -> bool:
+    return key.startswith("rewards.")
+
+
+def _reward_of(worker: str) -> Mapping[str, Value] | None:
+    return _WORKERS.get(worker.rpartition(".")[2])
+
+
+def _of_pipeline(rule: Function) -> Function:
+    """Return a rule for the pipeline alone: with another objective the key has no counterpart."""
+
+    def guarded(t: Translation, setting: Setting) -> None:
+        if t.objective == GRPO:
+            rule(t, setting)
+        else:
+            t.leave(setting, f"belongs to reinforcement learning, and this is {t.objective}")
+
+    return guarded
+
+
+def of_objective(name: str, convert: Callable[[Setting], Value]) -> Function:
+    """Return the rule that sets a key of the objective."""
+    return lambda t, setting: t.set(setting, f"objective.{name}", convert(setting))
+
+
+def only_if(switch: str, rule: Function, *, is_on: bool = True) -> Function:
+    """Return a rule that is used if a switch of ROLL's has this value; it is off if it is not written."""
+
+    def guarded(t: Translation, setting: Setting) -> None:
+        written = t.settings.get(switch)
+        if (written is not None and written.value is not None and written.truth()) == is_on:
+            rule(t, setting)
+        else:
+            t.leave(setting, f"{switch} is {'off' if is_on else 'on'}")
+
+    return guarded
+
+
+def clips_both_ways(t: Translation, setting: Setting) -> None:
+    """Set `delta`: ROLL's second clip limits the ratio of a bad completion to 1 + 2 pg_clip."""
+    if setting.truth():
+        t.set(setting, "objective.delta", 1 + 2 * t.number("pg_clip", 0.2))
+    else:
+        t.note(setting, Outcome.TAKEN)
+
+
+def spread(setting: Setting) -> Value:
+    """Return TRL's word for what advantages are divided by."""
+    return {"group": "group", "batch": "batch"}.get(str(setting.value), "none")
+
+
+def estimator(t: Translation, setting: Setting) -> None:
+    """Record the estimator of advantages; `prepare` refuses those with a critic."""
+    if setting.value == GRPO:
+        t.note(setting, Outcome.TAKEN, "objective grpo")
+    else:
+        t.note(setting, Outcome.CHANGED, "objective grpo", "advantages are rewards minus the mean of their group")
+
+
+def aggregation(t: Translation, setting: Setting) -> None:
+    """Set the loss type."""
+    word = _AGGREGATIONS.get(str(setting.value))
+    if word is None:
+        t.leave(setting, f"tuner has no {setting.value!r}; objective.loss_type keeps its default")
+    else:
+        t.set(setting, "objective.loss_type", word)
+
+
+def prompts(t: Translation, setting: Setting) -> None:
+    """Record the prompts of a rollout: tuner generates what one optimizer step trains on."""
+    why = "a step generates what it trains on: micro-batch x accumulation x ranks completions"
+    t.note(setting, Outcome.CHANGED, why=why)
+
+
+def prompt_length(t: Translation, setting: Setting) -> None:
+    """Set the length of a prompt with its completion; tuner drops prompts that leave no room for it."""
+    length = setting.whole() + t.whole("response_length", 0)
+    t.set(setting, "train_dataloader.dataset.max_length", length, "prompt and completion together")
+
+
+def steps(t: Translation, setting: Setting, role: str, num_gpus: int) -> None:
+    """Set the optimizer steps of a number of rollouts."""
+    micro, accumulation = (t.whole(f"{role}.training_args.{name}", 1) for name in _OF_STEP)
+    completions = t.whole("rollout_batch_size", 128) * t.whole("num_return_sequences_in_group", 1)
+    per_rollout = max(1, completions * t.whole("ppo_epochs", 1) // (micro * accumulation * max(1, num_gpus)))
+    why = f"{per_rollout} optimizer step{'s' if per_rollout > 1 else ''} a rollout on ROLL's GPUs"
+    t.set(setting, "train_cfg.max_steps", setting.whole() * per_rollout if setting.number() > 0 else None, why)
+
+
+def reward(t: Translation, setting: Setting) -> None:
+    """Add the reward of a worker, or record that tuner has none like it; its other keys say how ROLL runs it."""
+    if setting.keys[-1] != "worker_cls":
+        t.leave(setting, "each rank runs the rewards")
+        return
+    block = _reward_of(str(setting.value))
+    if block is None:
+        t.leave(setting, "tuner has no such reward: write a function and add --reward FILE:FUNCTION (docs/grpo.md)")
+        return
+    before = t.values.get(_REWARDS) or []
+    rewards = before if block in before else [*before, dict(block)]
+    why = "for every row: tuner does not choose rewards by a row's tag"
+    t.set(setting, ".".join(_REWARDS), rewards, why, changed=True)
+
+
+def _left(why: str) -> Function:
+    return lambda t, setting: t.leave(setting, why)
+
+
+_GENERATED = "actor_infer.generating_args"
+_RULES = by_word(
+    {
+        "num_return_sequences_in_group": of_objective("num_generations", Setting.whole),
+        "rollout_batch_size": prompts,
+        "prompt_length": prompt_length,
+        "response_length": of_objective("max_completion_length", Setting.whole),
+        "ppo_epochs": of_objective("num_iterations", Setting.whole),
+        "adv_estimator": estimator,
+        "kl_loss_coef": only_if("use_kl_loss", of_objective("beta", Setting.number)),
+        "pg_clip": only_if("use_pg_clip_range", of_objective("epsilon", Setting.number), is_on=False),
+        "pg_clip_low": only_if("use_pg_clip_range", of_objective("epsilon", Setting.number)),
+        "pg_clip_high": only_if("use_pg_clip_range", of_objective("epsilon_high", Setting.number)),
+        "dual_clip_loss": clips_both_ways,
+        "entropy_loss_coef": of_objective("entropy_coef", Setting.number),
+        "max_len_mask": of_objective("mask_truncated_completions", Setting.truth),
+        "norm_std_type": of_objective("scale_rewards", spread),
+        "loss_agg_mode": aggregation,
+        f"{_GENERATED}.max_new_tokens": of_objective("max_completion_length", Setting.whole),
+        f"{_GENERATED}.temperature": of_objective("temperature", Setting.number),
+        f"{_GENERATED}.top_p": of_objective("top_p", Setting.number),
+        f"{_GENERATED}.top_k": of_objective("top_k", Setting.whole),
+        f"{_GENERATED}.repetition_penalty": of_objective("repetition_penalty", Setting.number),
+        f"{_GENERATED}.num_return_sequences": _left("num_return_sequences_in_group sets it"),
+        f"{_GENERATED}.*": _left("completions are sampled"),
+        "rewards.*": reward,
+        "actor_infer.*": _left("the ranks that train generate: objective.generation chooses the engine"),
+        "use_kl_loss": _left("with kl_loss_coef: objective.beta, 0 if it is off"),
+        "use_pg_clip_range": _left("with pg_clip_low and pg_clip_high"),
+        "whiten_advantages": _left("advantages are compared in their group: objective.scale_rewards"),
+        "reward_clip advantage_clip value_clip": _left("rewards and advantages are not clipped"),
+        "difficulty_*": _left("rows are not chosen by how often they are solved"),
+        "critic*": _left("there is no critic"),
+    }
+)
+RULES: Mapping[str, Rule] = {key: _of_pipeline(rule) for key, rule in _RULES.items()}
+"""Keys of the pipeline -> rules; those that depend on the role stand in `roll`."""

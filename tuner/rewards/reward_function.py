@@ -1,0 +1,181 @@
+"""The functions that a trainer calls: a completion on which a reward fails has no reward, and the failure is listed.
+
+The run ends if too large a share of the completions fails: see `max_failures` of a reward's block.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RewardError
+from tuner.files import append_line
+from tuner.recipes.schema.rewards import ContainsReward, ExactReward, LengthReward, RewardBlock
+from tuner.rewards.built_in import Completion, Scores, built_in, text_of
+from tuner.rewards.isolation import IsolatedReward, RewardFailure
+from tuner.runs.directory import RunDirectory
+
+_WINDOW, _LEAST = 1000, 100
+"""The last completions whose failures are counted, and how many are assumed at least."""
+_MAX_TEXT = 2000
+_SIMPLE = (ExactReward, ContainsReward, LengthReward)
+"""Rewards that only compare texts: they need no process of their own."""
+
+Call = Callable[[Mapping[str, list[Any]]], object]
+
+
+def reward_functions(
+    rewards: Sequence[RewardBlock], *, folder: Path, completions_end: str | None = None
+) -> list[RewardFunction]:
+    """Return one function for each reward, in their order.
+
+    Args:
+        rewards: The blocks of an objective's key `rewards`.
+        folder: The run directory, in which failures are listed.
+        completions_end: A token, as text, that is taken off the end of completions.
+
+    Raises:
+        RewardError: a reward cannot be loaded.
+        MachineError: a library is not installed.
+    """
+    names = names_of(rewards)
+    return [
+        RewardFunction(block, name, RunDirectory(folder).reward_failures, completions_end)
+        for block, name in zip(rewards, names, strict=True)
+    ]
+
+
+def names_of(rewards: Sequence[RewardBlock]) -> list[str]:
+    """Return the rewards' names in metrics; the second of the same name gets `_2`."""
+    names: list[str] = []
+    for block in rewards:
+        count = sum(block.name == other.name for other in rewards[: len(names)])
+        names.append(f"{block.name}_{count + 1}" if count else block.name)
+    return names
+
+
+class RewardFunction:
+    """One reward, with TRL's signature.
+
+    Attributes:
+        weight: The factor of the reward.
+        num_failures: The completions without a reward because the reward failed, since the start.
+        place: `file:line` of a function of the user's, once it was called; before, and for others, the type.
+    """
+
+    def __init__(
+        self, block: RewardBlock, name: str, failures: Path | None, completions_end: str | None = None
+    ) -> None:
+        self.__name__ = name
+        self.block, self.weight, self.num_failures = block, block.weight, 0
+        self._failures, self._end = failures, completions_end
+        self._recent: deque[bool] = deque(maxlen=_WINDOW)
+        self._call, self._isolated = _caller(block)
+
+    @property
+    def place(self) -> str:
+        """Where the reward is defined."""
+        return self._isolated.place if self._isolated else self.block.type
+
+    def __call__(self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: object) -> Scores:
+        """Return a number for each completion; None for no opinion, or where the reward failed.
+
+        Args:
+            prompts: The prompt of each completion.
+            completions: Texts, or messages.
+            columns: The other columns of the rows, each with one value for each completion. TRL's other arguments,
+                such as the state of the trainer, are left out.
+
+        Raises:
+            RewardError: too large a share of the last completions failed.
+        """
+        ended = [_without(one, self._end) for one in completions]
+        lists = {key: value for key, value in columns.items() if isinstance(value, list) and len(value) == len(ended)}
+        outcomes = self.outcomes({"prompts": list(prompts), "completions": ended, **lists})
+        scores: Scores = []
+        for completion, outcome in zip(ended, outcomes, strict=True):
+            failed = isinstance(outcome, RewardFailure)
+            self._recent.append(failed)
+            if isinstance(outcome, RewardFailure):
+                self._list(outcome, completion)
+                scores.append(None)
+            else:
+                scores.append(outcome)
+        return scores
+
+    def outcomes(self, call: Mapping[str, list[Any]]) -> list[float | RewardFailure | None]:
+        """Return for each completion its number, None, or the failure; one failure does not affect the others."""
+        count = len(call["completions"])
+        try:
+            return self.whole_batch(call)
+        except RewardFailure as failure:
+            if count == 1:
+                return [failure]
+        one_by_one = ({key: values[row : row + 1] for key, values in call.items()} for row in range(count))
+        return [outcome for single in one_by_one for outcome in self.outcomes(single)]
+
+    def whole_batch(self, call: Mapping[str, list[Any]]) -> list[float | RewardFailure | None]:
+        """Return what one call of the reward returns for all completions.
+
+        Raises:
+            RewardFailure: the call failed, or did not return a list with a value for each completion.
+        """
+        scores = self._call(call)
+        return _numbers(scores, len(call["completions"]), self.place)
+
+    def _list(self, failure: RewardFailure, completion: Completion) -> None:
+        """List a failure, and end the run if there are too many."""
+        self.num_failures += 1
+        if self._failures:
+            line = {"name": self.__name__, "problem": failure.problem, "where": failure.where}
+            append_line(self._failures, json.dumps(line | {"completion": text_of(completion)[:_MAX_TEXT]}))
+        recent, most = sum(self._recent), self.block.max_failures
+        if recent > most * max(len(self._recent), _LEAST):
+            problem = f"the reward {self.__name__!r} failed on {recent} of the last {len(self._recent)} completions"
+            fix = f"Correct it: reward_failures.jsonl lists all. Or raise its timeout or its max_failures ({most:g})."
+            raise RewardError(f"{problem}; the last time: {failure.problem}", where=failure.where, fix=fix)
+
+    def close(self) -> None:
+        """End the process of the reward, if it has one."""
+        if self._isolated:
+            self._isolated.end()
+
+
+def _caller(block: RewardBlock) -> tuple[Call, IsolatedReward | None]:
+    """Return what computes a reward, and the process in which it does."""
+    if not isinstance(block, _SIMPLE):
+        isolated = IsolatedReward(block)
+        return isolated, isolated
+    reward = built_in(block)
+    return lambda call: reward(**call), None
+
+
+def _numbers(scores: object, count: int, place: str) -> list[float | RewardFailure | None]:
+    """Return a number, None or a failure for each of `count` completions.
+
+    Raises:
+        RewardFailure: the reward did not return a list of that length.
+    """
+    if not isinstance(scores, list):
+        raise RewardFailure(f"it returned {type(scores).__name__}, not a list of numbers", place)
+    if len(scores) != count:
+        raise RewardFailure(f"it returned {len(scores)} numbers for {count} completions", place)
+    return [_number(score, place) for score in scores]
+
+
+def _number(score: object, place: str) -> float | RewardFailure | None:
+    if score is None:
+        return None
+    if isinstance(score, int | float) and math.isfinite(score):
+        return float(score)
+    return RewardFailure(f"it returned {score!r}, which is no finite number", place)
+
+
+def _without(completion: Completion, end: str | None) -> Completion:
+    if end and isinstance(completion, str):
+        return completion.removesuffix(end)
+    return completion
