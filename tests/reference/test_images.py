@@ -57,7 +57,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     for number in range(24):
         first, second = draw.sample([*COLORS], 2)
         text = [{"role": "user", "content": f"Say {first}."}, {"role": "assistant", "content": f"It is {first}."}]
-        asked = "<image>Which color comes first?<image>"
+        asked = f"<image>{number}: Which color comes first?<image>"  # so that no two rows have the same tokens
         with_images = [{"role": "user", "content": asked}, {"role": "assistant", "content": f"It is {first}."}]
         paths = [f"{first}.png", f"{second}.png"]
         made.append({"messages": text} if number % 8 > 3 else {"messages": with_images, "images": paths})
@@ -207,6 +207,6 @@ def test_a_run_with_images_goes_on_from_its_checkpoint_bit_for_bit(tmp_path: Pat
     recipe = written(folder, "llava", accumulation=2)
     whole = ok(train(recipe, tmp_path / "whole", "--deepspeed", "zero2", ranks=2))
     stopped = ok(train(recipe, tmp_path / "part", "--deepspeed", "zero2", "--set", "max_steps=2", ranks=2))
-    resumed = ok(train(recipe, stopped.path, "--deepspeed", "zero2", "--resume", ranks=2))
+    resumed = ok(train(recipe, tmp_path / "rest", "--deepspeed", "zero2", "--resume", stopped.path, ranks=2))
 
     assert resumed.losses[-1] == whole.losses[-1]

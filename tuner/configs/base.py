@@ -100,9 +100,10 @@ train_dataloader = dict(
         # True: prepare rows during training, in blocks of 16,384 rows (a number sets another size). Used blocks are
         # removed, so a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
         streaming=False,
-        # Images are resized to at most, and at least, so many pixels, if the model takes images of any size (Qwen-VL,
-        # InternVL ...): fewer pixels are fewer tokens. None: as the model's processor does.
+        # Larger images are made smaller, to this many pixels: with models that take images of any size (Qwen-VL) they
+        # become fewer tokens. None: as the model's processor does.
         image_max_pixels=None,
+        # Smaller images are made larger, to this many pixels. None: as the model's processor does.
         image_min_pixels=None,
     ),
 )

@@ -26,15 +26,15 @@ class ImageReader:
         model: The model to train, with its adapter.
         encoder: The encoder of its processor.
         num_workers: Threads that make pixels.
-        num_ranks: With several, a rank without images in a batch runs the tower on a blank image.
     """
 
-    def __init__(self, model: PreTrainedModel, encoder: PixelMaker, num_workers: int, num_ranks: int) -> None:
+    def __init__(self, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
         self._loader = PixelLoader(encoder, num_workers)
         base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._dtype = base.dtype
-        self._tower = TowerOnEveryRank(base) if num_ranks > 1 else None
-        self._blank = encoder.blank() if num_ranks > 1 else {}
+        # On one rank too: where the LLM is frozen, a batch of text alone would have no gradient.
+        self._tower = TowerOnEveryRank(base)
+        self._blank = encoder.blank()
 
     def ahead(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Return the batches while the pixels of the next ones are made."""
@@ -44,8 +44,7 @@ class ImageReader:
         """Return a batch with its pixels on the device of its tokens; call it right before the pass."""
         device = batch["input_ids"].device
         pixels = self._loader.pixels(batch[PIXELS])
-        if self._tower:
-            self._tower.blank = self._on(device, self._blank) if pixels is None else None
+        self._tower.blank = self._on(device, self._blank) if pixels is None else None
         text = {name: value for name, value in batch.items() if name != PIXELS}
         return text if pixels is None else text | self._on(device, pixels)
 
@@ -58,4 +57,4 @@ class ImageReader:
 def read_images(trainer: Any, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
     """Let a trainer's batches have images."""
     trainer.data_collator = ImageCollator(trainer.data_collator, encoder)
-    trainer.images = ImageReader(model, encoder, num_workers, trainer.args.world_size)
+    trainer.images = ImageReader(model, encoder, num_workers)

@@ -106,7 +106,7 @@ or let the tokens of an image see each other (Gemma)."""
 
 
 class Tower(BaseModel):
-    """What config.json says about the half of a model that reads images. It is no `Block`: no key of it is set alone."""
+    """What config.json says about the half of a model that reads images. No key of it can be set alone."""
 
     model_config = ConfigDict(frozen=True)
     # Of the whole model: 'llava', 'qwen2_5_vl' ...
