@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tuner.fit import towers
 from tuner.fit.families import FAMILIES, Family, Layer
 from tuner.fit.parameters import built, on_experts
 from tuner.recipes.schema import Dataloader, RecipeConfig
@@ -113,6 +114,7 @@ def of_recipe(
         kept = sum(saved)
         at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
+    kept += towers.activation_bytes(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
         return Work(kept, at_loss, logits, at_layer)
     widest = hidden if recipe.split.recompute else weight_bytes * tokens * _widest(architecture, layers)

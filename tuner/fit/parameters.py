@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.errors import ModelError, did_you_mean
+from tuner.fit import towers
 from tuner.fit.families import FAMILIES, Experts, Family, Layer, Linear, layer
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
@@ -50,12 +51,12 @@ def has_formula(architecture: Architecture) -> bool:
 
 
 def num_parameters(architecture: Architecture) -> int:
-    """Return the parameters of the model with its language-model head; tied embeddings count once.
+    """Return the parameters of the model with its language-model head and its tower; tied embeddings count once.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    return built(architecture).parameters
+    return built(architecture).parameters + sum(towers.parameters(architecture).values())
 
 
 def active_parameters(architecture: Architecture) -> int:
@@ -120,12 +121,20 @@ class Parameters(NamedTuple):
 
 
 def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
-    """Return how many parameters a recipe trains, freezes and quantizes, a frozen reference model included.
+    """Return how many parameters a recipe trains, freezes and quantizes: with a frozen reference model, and a tower.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
+    llm = _of_llm(recipe, architecture)
+    trained, frozen = towers.trained(recipe, architecture)
+    return llm._replace(trainable=llm.trainable + trained, frozen=llm.frozen + frozen)
+
+
+def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     model = built(architecture)
+    if recipe.reads_images and "language" in recipe.model.freeze and recipe.adapter is None:
+        return Parameters(0, model.parameters)
     score = model.head.inputs if recipe.objective.facts.scores else 0
     total = model.backbone + score if score else model.parameters
     if recipe.adapter is None:
