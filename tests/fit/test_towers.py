@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.models import vision
-from tuner.fit import parameters, towers
+from tuner.fit import parameters
 from tuner.models.vision import part_of
 from tuner.recipes.loading import load
 from tuner.recipes.schema.architecture import Tower
@@ -25,7 +25,7 @@ def test_a_llava_is_counted_exactly_part_by_part(tmp_path: Path) -> None:
     architecture = load("tiny_vision_full_sample_images_e1").config.architecture
     assert architecture is not None
 
-    assert towers.parameters(architecture) == {key: by_part[key] for key in ("vision", "projector")}
+    assert parameters.of_tower(architecture) == {key: by_part[key] for key in ("vision", "projector")}
     assert parameters.num_parameters(architecture) == sum(by_part.values())
 
 
@@ -39,7 +39,7 @@ def test_frozen_parts_are_not_counted_as_trained(frozen: tuple[str, ...], left: 
 
     counted = parameters.count(config, config.architecture)
 
-    total, parts = parameters.num_parameters(config.architecture), towers.parameters(config.architecture)
+    total, parts = parameters.num_parameters(config.architecture), parameters.of_tower(config.architecture)
     expected = {"all": total, "less": total - parts["vision"], "projector": parts["projector"]}[left]
     assert (counted.trainable, counted.trainable + counted.frozen) == (expected, total)
 
@@ -53,4 +53,4 @@ def test_frozen_parts_are_not_counted_as_trained(frozen: tuple[str, ...], left: 
     ],
 )
 def test_the_tokens_of_an_image_follow_from_the_tower(tower: Tower, size: tuple[int, int], tokens: int) -> None:
-    assert towers.tokens_of_image(tower, size) == tokens
+    assert parameters.tokens_of_image(tower, size) == tokens

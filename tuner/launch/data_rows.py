@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tuner import paths
 from tuner.errors import DataError
 from tuner.files import read_json_object
-from tuner.fit import towers
+from tuner.fit import parameters
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
 from tuner.recipes import catalog, starting_weights
@@ -119,7 +119,7 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
 
 def _tokens_of_image(config: RecipeConfig) -> int:
     tower = config.architecture.vision_config if config.reads_images and config.architecture else None
-    return towers.tokens_of_image(tower) if tower else 0
+    return parameters.tokens_of_image(tower) if tower else 0
 
 
 @cache  # the global batch and the steps ask for the same rows
