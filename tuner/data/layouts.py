@@ -5,6 +5,7 @@ A sample of several answers is whole conversations, with loss on the judged turn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from tuner.data.encoder import Encoded, Labelled, Row
 from tuner.data.outcomes import Tally
-from tuner.data.sample import EQUAL, IGNORED, Feedback
+from tuner.data.sample import EQUAL, IGNORED, Feedback, Prompt
 from tuner.data.tokens import Tokens
 from tuner.recipes.schema.objectives import RowKind, facts_of
 
@@ -51,6 +52,7 @@ _LAYOUTS: dict[RowKind, Layout] = {
     "conversations": _SAMPLES,
     "texts": _SAMPLES,
     "pairs": _PAIRS,
+    "prompts": Layout("prompts", {"prompt": ("prompt_ids", "prompt_labels")}, ("row", pa.string())),
     "judged": Layout("judged answers", {"answer": _side("answer")}, ("is_good", pa.bool_())),
 }
 
@@ -74,6 +76,9 @@ def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
         return None
     tally.keep(one.place, one.sides, short)
     row: Row = {"is_good": one.sample.label} if isinstance(one.sample, Feedback) else {}
+    if isinstance(one.sample, Prompt):
+        prompt = one.sample.prompt if one.sample.text is None else one.sample.text
+        row["row"] = json.dumps({**one.sample.columns, "prompt": prompt}, default=str)
     row["seq_lengths"] = [len(ids) for ids, _ in short]
     for names, side in zip(layout.sides.values(), short, strict=True):
         row |= zip(names, side, strict=True)
@@ -99,7 +104,10 @@ def _teaches_nothing(
     layout: Layout, sides: Sequence[Labelled], short: Sequence[Labelled], max_length: int
 ) -> str | None:
     if not layout.cuts and any(len(ids) > max_length for ids, _ in sides):
-        return f"longer than max_length = {max_length}, and a truncated answer cannot be scored"
+        why = "prompt is another question" if "prompt" in layout.sides else "answer cannot be scored"
+        return f"longer than max_length = {max_length}, and a truncated {why}"
+    if "prompt" in layout.sides:
+        return None
     for whole, rest in zip(sides, short, strict=True):
         if reason := _untrained(whole, rest, max_length):
             return reason

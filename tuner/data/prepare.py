@@ -325,6 +325,10 @@ def _sha256_of(rows: datasets.Dataset) -> str:
     for table in rows.with_format("arrow").iter(_BATCH_ROWS):
         for name, column in zip(table.column_names, table.columns, strict=True):
             is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+            if pa.types.is_string(column.type):
+                texts = column.to_pylist()
+                hashes[name].update("".join(texts).encode())
+                column = pa.array([len(text) for text in texts])
             parts = (pc.list_value_length(column), pc.list_flatten(column)) if is_list else (column,)
             for part in parts:
                 hashes[name].update(part.to_numpy().tobytes())

@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.data.formats import cells, chats, image_places
 from tuner.data.formats.cells import Misfit, Row
-from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
 from tuner.errors import DataError
 
 PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
@@ -104,6 +104,13 @@ def read_feedback(row: Row) -> Feedback:
         start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
         prompt, completion = whole[:start], whole[start:]
     return Feedback(prompt, _answered(completion, "completion"), bool(label), cells.tools(row))
+
+
+def read_prompt(row: Row) -> Prompt:
+    """Read a prompt without its answer. A text without a system turn is not rendered with the chat template."""
+    messages = chats.prompt_of(row, "prompt")
+    is_text = isinstance(row["prompt"], str) and not chats.system_turn(row)
+    return Prompt(messages, {}, row["prompt"] if is_text else None, cells.tools(row))
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,14 @@ FORMATS: dict[str, Format] = {
         lambda row: "<|startofthink|>" in str(row.get("conversations")),
         chats.read_msagent,
         before=("sharegpt",),
+    ),
+    "prompt": Format(
+        Prompt,
+        "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
+        ("prompt", "system", "tools"),
+        lambda row: "prompt" in row and not {"completion", "chosen", "rejected", *_BETTER_RESPONSE[1:]} & row.keys(),
+        read_prompt,
+        before=("alpaca", "messages", "sharegpt"),
     ),
     "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(

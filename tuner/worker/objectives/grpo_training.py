@@ -1,0 +1,21 @@
+"""GRPO: TRL's GRPOTrainer on prompts that are prepared already."""
+
+from __future__ import annotations
+
+from trl import GRPOConfig, GRPOTrainer
+
+from tuner.worker.group_rewards import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
+
+
+class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]
+    """GRPO. Its completions come from the seeds of `Sampled`."""
+
+
+class GrpoTraining(GroupRewardsTraining):
+    """The rows are prompts."""
+
+    trainer = Grpo
+    arguments = GRPOConfig
+
+
+TRAINING = GrpoTraining()
