@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trl import GRPOConfig, GRPOTrainer
 
-from tuner.worker.group_rewards import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
+from tuner.worker.objectives.generated_groups import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
 
 
 class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]
@@ -16,6 +16,7 @@ class GrpoTraining(GroupRewardsTraining):
 
     trainer = Grpo
     arguments = GRPOConfig
+    of_trl = GRPOTrainer
 
 
 TRAINING = GrpoTraining()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trl import RLOOConfig, RLOOTrainer
 
-from tuner.worker.group_rewards import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
+from tuner.worker.objectives.generated_groups import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
 
 
 class Rloo(GroupRewardsTrainer, GreedyReward, RLOOTrainer):  # type: ignore[misc]
@@ -16,6 +16,7 @@ class RlooTraining(GroupRewardsTraining):
 
     trainer = Rloo
     arguments = RLOOConfig
+    of_trl = RLOOTrainer
 
 
 TRAINING = RlooTraining()

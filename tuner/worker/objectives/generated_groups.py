@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate.data_loader import DataLoaderShard
@@ -31,6 +31,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
@@ -41,6 +42,7 @@ from tuner.recipes.schema.rewards import rewards_of
 from tuner.rewards import reward_functions
 from tuner.rewards.built_in import text_of
 from tuner.runs.directory import RunDirectory
+from tuner.worker import compat
 from tuner.worker.objectives import Training
 from tuner.worker.trainers import TunerTrainer
 
@@ -63,7 +65,7 @@ class Numbered:
     completion: int
 
 
-class Prompts(Dataset[dict[str, Any]]):
+class Prompts(Dataset):  # type: ignore[misc]
     """The prepared rows as TRL's trainers take them: `prompt`, the columns for rewards, and what tuner adds."""
 
     def __init__(self, rows: Any) -> None:
@@ -78,7 +80,7 @@ class Prompts(Dataset[dict[str, Any]]):
         return {**columns, "prompt_ids": row["prompt_ids"], "number": one.completion}
 
 
-class PromptBatches(BatchSampler):
+class PromptBatches(BatchSampler):  # type: ignore[misc]
     """The completions that this rank generates, batch by batch: each prompt of an epoch `generations` times.
 
     TRL takes the same batch again for each of the micro-batches that it is split into.
@@ -143,7 +145,7 @@ class GroupRewardsTrainer(TunerTrainer):
     def __init__(self: Any, *, args: Any, completions_file: Path, ref_model: Any = None, **others: Any) -> None:
         """Make TRL's trainer; it would load a reference model by itself from the path in the model's config."""
         beta, args.beta = args.beta, 0.0 if ref_model is not None else args.beta
-        super().__init__(args=args, **others)
+        super().__init__(args=args, **others)  # type: ignore[call-arg]
         self.completions_file = completions_file
         """Where the main process lists completions."""
         self.beta = args.beta = beta
@@ -186,7 +188,7 @@ class GroupRewardsTrainer(TunerTrainer):
         self._ids = [row["prompt_ids"] for row in inputs]
         names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
         output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])  # type: ignore[misc]
-        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])
         if self.model.training:
             self.num_tokens = sum(map(len, self._ids)) + int(output["completion_mask"].sum())
@@ -240,7 +242,7 @@ class GroupRewardsTrainer(TunerTrainer):
     def _list_completions(self: Any) -> None:
         if not self.accelerator.is_main_process:
             return
-        logs, step = self._logs, self.state.global_step + 1
+        logs, step = compat.last_completions(self), self.state.global_step + 1
         num = len(logs["prompt"])
         for number in range(0, num, max(1, num // _LISTED)):
             rewards = {name: _finite(values[number]) for name, values in logs["rewards"].items()}
@@ -264,8 +266,8 @@ class GreedyReward:
     def prediction_step(self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
         self._generate_and_score_completions(inputs)
-        reward = self._metrics["eval"]["reward"][-1]
-        return torch.tensor(-reward), None, None
+        reward = compat.eval_metrics(self)["reward"][-1]
+        return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
 
 
 def _same(rows: Any) -> Any:
@@ -279,16 +281,19 @@ def _finite(value: float) -> float | None:
 class GroupRewardsTraining(Training):
     """The rows are prompts; TRL collates nothing."""
 
+    of_trl: ClassVar[type]
+    """TRL's trainer."""
+
     def constructor(self, config: RecipeConfig, folder: Path) -> dict[str, Any]:
         rewards = reward_functions(rewards_of(config.objective), folder=folder)
         return {"reward_funcs": list(rewards), "completions_file": RunDirectory(folder).completions}
 
     def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
         """Weigh the rewards; take the reentrant form of recomputation where DeepSpeed needs it."""
+        compat.check_generates(self.of_trl)
         settings.reward_weights = [reward.weight for reward in rewards_of(config.objective)]
         settings.num_generations_eval = 1
-        zero = settings.hf_deepspeed_config
-        if settings.gradient_checkpointing and isinstance(model, PeftModel) and zero is not None and zero.is_zero3():
+        if settings.gradient_checkpointing and isinstance(model, PeftModel) and is_deepspeed_zero3_enabled():
             # The other form fails while weights are gathered: DeepSpeed issue 8130.
             settings.gradient_checkpointing_kwargs = {"use_reentrant": True}
 
