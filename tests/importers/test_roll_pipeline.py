@@ -58,7 +58,6 @@ def test_the_guides_pipeline_is_translated() -> None:
     expected = {
         "num_generations": 8,
         "max_completion_length": 4096,
-        "num_iterations": 1,
         "delta": 1.4,
         "mask_truncated_completions": True,
         "temperature": 0.9,

@@ -150,6 +150,15 @@ _MORE = ("system", "tools", *image_places.COLUMNS)
 _BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
 _QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
 
+_ANSWERS = ("completion", "chosen", "rejected", *_BETTER_RESPONSE[1:], *chats.TURNS)
+
+
+def _is_prompt(row: Row) -> bool:
+    """Return whether a row has a prompt, and no answer that another format reads."""
+    answered = any(_has(*both)(row) for both in chats.QUESTIONS_AND_ANSWERS)
+    return "prompt" in row and not answered and not any(map(row.__contains__, _ANSWERS))
+
+
 FORMATS: dict[str, Format] = {
     "messages": Format(
         Chat,
@@ -213,9 +222,8 @@ FORMATS: dict[str, Format] = {
         Prompt,
         "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
         ("prompt", "system", "tools"),
-        lambda row: "prompt" in row and not {"completion", "chosen", "rejected", *_BETTER_RESPONSE[1:]} & row.keys(),
+        _is_prompt,
         read_prompt,
-        before=("alpaca", "messages", "sharegpt"),
     ),
     "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(

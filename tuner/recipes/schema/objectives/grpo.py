@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import NonNegativeFloat, PositiveFloat
+
 from tuner.recipes.schema.objectives.group_rewards import DROPPED, GroupRewards
 from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts
 
@@ -20,3 +22,7 @@ class Grpo(GroupRewards):
     scale_rewards: Literal["group", "batch", "none"] = "group"
     # Whether probabilities are compared token by token or for whole completions.
     importance_sampling_level: Literal["token", "sequence"] = "token"
+    # An upper bound of the ratio of probabilities where an advantage is negative: 1 + epsilon or more. None: no bound.
+    delta: PositiveFloat | None = None
+    # The weight of a bonus for tokens that are hard to predict.
+    entropy_coef: NonNegativeFloat = 0.0
