@@ -17,7 +17,7 @@ from tuner.recipes import catalog, loading
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 
 # Their rows are the package's own files, or the user's, of any shape.
-WITHOUT_ROWS = {"custom", "finetune_custom_dataset", "json", "sample", "sample_preferences"}
+WITHOUT_ROWS = {"custom", "finetune_custom_dataset", "json", "sample", "sample_images", "sample_preferences"}
 OBJECTIVES = {Pair: "dpo", Feedback: "kto", str: "pretrain"}
 PARTS = sorted(set(catalog.names("datasets")) - WITHOUT_ROWS)
 

@@ -288,6 +288,7 @@ def test_an_adapter_goes_on_with_its_own_rank_and_base(given: dict[str, str]) ->
         **{key: LORA[key] for key in ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")},
         "modules_to_save": None,
         "init_lora_weights": True,
+        "vision": False,
     }
     path_checks.check_model(found)
 

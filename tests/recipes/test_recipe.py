@@ -141,7 +141,9 @@ def test_delete_replaces_a_block_and_tells_what_it_beat() -> None:
 
 
 def test_delete_reaches_the_blocks_inside() -> None:
-    rates = "lr=1.0, betas=(0.0, 0.0), eps=1.0, weight_decay=0.0, muon_lr=None, loraplus_lr_ratio=None"
+    rates = (
+        "lr=1.0, betas=(0.0, 0.0), eps=1.0, weight_decay=0.0, muon_lr=None, loraplus_lr_ratio=None, projector_lr=None"
+    )
     whole = f"optimizer=dict(type='SGD', {rates})"
     rest = "clip_grad=dict(max_norm=2.0), accumulative_counts=1, dtype='auto'"
     path = write("my.py", f"_base_ = 'tiny_full_sample_e1'\noptim_wrapper = dict(_delete_=True, {whole}, {rest})\n")

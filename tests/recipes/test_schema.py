@@ -244,7 +244,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
     }
 
     # val_dataloader and mixture may be None, and a data set's ordinary keys need not be written in them.
-    rows = {"name", "split", "format", "columns", "system"}
+    rows = {"name", "split", "format", "columns", "system", "image_folder"}
     assert with_default == {
         ("Dataloader", "num_workers"),
         ("Dataset", "mixture"),
@@ -255,7 +255,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataset", "tokenizer_backend"),
         ("Dataset", "thinking"),
         ("Dataset", "streaming"),
-        *(("Dataset", key) for key in ("val_split", "val_seed", "held_out")),
+        *(("Dataset", key) for key in ("val_split", "val_seed", "held_out", "image_max_pixels", "image_min_pixels")),
         ("Share", "weight"),
         *itertools.product(("Rows", "Dataset", "Share"), rows),
     }

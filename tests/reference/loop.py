@@ -96,8 +96,8 @@ def _backward(model: nn.Module, samples: Sequence[Sample]) -> float:
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+    """Return the gradient; zeros for a weight that the loss does not depend on, such as the norm behind a tower."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _cosine(step: int, num_steps: int, warmup_ratio: float) -> float:

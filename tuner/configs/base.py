@@ -20,6 +20,11 @@ model = dict(
     resize_embeddings=False,
     # Mixture of experts: weight of the router's load-balancing loss. None: the model's own; 0: off.
     router_aux_loss_coef=None,
+    # True: the model reads images too. 'auto': if its config.json has a vision tower. False: only its LLM is loaded.
+    images="auto",
+    # Parts of a vision-language model that are not trained: 'vision' (the tower), 'projector', 'language' (the LLM).
+    # With an adapter the tower and the projector are frozen, unless adapter.vision=True.
+    freeze=(),
 )
 
 # Facts about the model that planning needs, under the keys of its config.json. They belong to model.path: change
@@ -44,7 +49,7 @@ train_dataloader = dict(
     # Micro-batch: samples (packed rows, with packing) per process and forward pass. 'auto': the fastest that fits, at
     # the same global batch (docs/plan.md), so the result stays the same.
     batch_size="auto",
-    # Processes per rank that collate batches.
+    # Workers per rank that collate batches. A model that reads images has 2, which decode and resize them.
     num_workers=0,
     dataset=dict(
         # A .json, .jsonl, .csv, .txt, .parquet or .arrow file (text also as .gz, .zst or .bz2), a folder of them, a
@@ -95,6 +100,11 @@ train_dataloader = dict(
         # True: prepare rows during training, in blocks of 16,384 rows (a number sets another size). Used blocks are
         # removed, so a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
         streaming=False,
+        # Larger images are made smaller, to this many pixels: with models that take images of any size (Qwen-VL) they
+        # become fewer tokens. None: as the model's processor does.
+        image_max_pixels=None,
+        # Smaller images are made larger, to this many pixels. None: as the model's processor does.
+        image_min_pixels=None,
     ),
 )
 
@@ -117,6 +127,8 @@ optim_wrapper = dict(
         muon_lr=None,
         # LoRA+: the learning rate of an adapter's B matrices as a multiple of that of its A matrices. None: the same.
         loraplus_lr_ratio=None,
+        # The learning rate of a vision-language model's projector. None: lr, as for the other weights.
+        projector_lr=None,
     ),
     # The gradient's 2-norm is clipped to this. None: not clipped.
     clip_grad=dict(max_norm=1.0),

@@ -15,7 +15,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.encoder import Row
 from tuner.data.sample import IGNORED
-from tuner.recipes.schema.architecture import KEEPS_APART
+from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART
 
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Sequence[int], Sequence[int]]
@@ -24,11 +24,13 @@ _MOST_PADDING = 0.1
 """Of the tokens of rows side by side: the model's other layers compute padding too."""
 
 
-def lays_end_to_end(model: Any) -> bool:
+def lays_end_to_end(model: Any, *, reads_images: bool = False) -> bool:
     """Return whether the rows of a batch may lie end to end: the model keeps them apart by their position_ids.
 
     Where they may not they are padded, which is right for every causal model: what comes later is not seen.
     """
+    if reads_images and model.config.model_type not in KEEPS_IMAGES_APART:
+        return False
     return model.config.get_text_config().model_type in KEEPS_APART
 
 

@@ -1,7 +1,7 @@
 """What turns conversations and texts into tokens, as the rest of tuner sees it, and the types of its results.
 
-A tokenizer encodes text (`text_encoder`); a vision model's processor will encode text with images. This module loads no
-library but numpy.
+A tokenizer encodes text (`text_encoder`); a vision model's processor encodes text with images (`image_encoder`). This
+module loads no library but numpy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tuner.data.tokens import Tokens
 from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    import PIL.Image
     import torch
 
     from tuner.data.fast_tokens import FastTokens
@@ -40,6 +41,24 @@ class Unrendered(ValueError):
     """The chat template cannot render a conversation, or its assistant turns cannot be told apart."""
 
 
+class PixelMaker(Protocol):
+    """Makes the tensors of images: the encoder of a model that reads them."""
+
+    @property
+    def image_id(self) -> int | None:
+        """The token that stands for a feature of an image."""
+
+    @property
+    def token_types(self) -> str | None:
+        """What the model calls the types of tokens, 1 for an image's; None if it takes none."""
+
+    def pixels_of(self, opened: Sequence[PIL.Image.Image]) -> dict[str, torch.Tensor]:
+        """Return what the model takes for images, by its name there."""
+
+    def blank(self) -> dict[str, torch.Tensor]:
+        """Return the pixels of a small black image."""
+
+
 class Encoder(Protocol):
     """Turns conversations and texts into tokens and labels, and tokens into text."""
 
@@ -54,6 +73,10 @@ class Encoder(Protocol):
     @property
     def vocabulary(self) -> Vocabulary:
         """Every token with its id: the model's embedding needs a row for each."""
+
+    @property
+    def image_id(self) -> int | None:
+        """The token that stands for a feature of an image; None if the model reads text alone."""
 
     @property
     def has_template(self) -> bool:

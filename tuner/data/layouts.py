@@ -14,32 +14,39 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
+from tuner.data import images
 from tuner.data.encoder import Encoded, Labelled, Row
 from tuner.data.outcomes import Tally
-from tuner.data.sample import EQUAL, IGNORED, Feedback, Prompt
+from tuner.data.sample import EQUAL, IGNORED, Chat, Feedback, Prompt, images_of
 from tuner.data.tokens import Tokens
 from tuner.recipes.schema.objectives import RowKind, facts_of
 
 _TOKENS = pa.list_(pa.int32())
+IMAGES = "image_files"
+"""The column of a row's images in the order of their tokens. TRL would treat a column `images` as its own."""
+_IMAGE = pa.struct([("path", pa.string()), ("data", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
 
 
 @dataclass(frozen=True)
 class Layout:
     """The columns of a row: ids and labels of each side of a sample, and one column more, with its type.
 
-    `cuts`: a sequence that is too long is cut at its end; else its sample is dropped.
+    `cuts`: a sequence that is too long is cut at its end; else its sample is dropped. `image_id`: the token of images;
+    rows then have a column of them. None: rows have no images.
     """
 
     noun: str
     sides: dict[str, tuple[str, str]]
     other: tuple[str, pa.DataType] | None = None
     cuts: bool = True
+    image_id: int | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the file."""
         tokens = [(name, _TOKENS) for names in self.sides.values() for name in names]
-        return pa.schema([*tokens, self.other] if self.other else tokens)
+        columns = [*tokens, self.other] if self.other else tokens
+        return pa.schema(columns if self.image_id is None else [*columns, (IMAGES, pa.list_(_IMAGE))])
 
 
 def _side(name: str) -> tuple[str, str]:
@@ -57,10 +64,10 @@ _LAYOUTS: dict[RowKind, Layout] = {
 }
 
 
-def of(objective: str) -> Layout:
-    """Return the layout of an objective's rows."""
+def of(objective: str, image_id: int | None = None) -> Layout:
+    """Return the layout of an objective's rows; `image_id` is the token of images, None without images."""
     facts = facts_of(objective)
-    return replace(_LAYOUTS[facts.rows], cuts=facts.cuts)
+    return replace(_LAYOUTS[facts.rows], cuts=facts.cuts, image_id=image_id)
 
 
 def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
@@ -70,7 +77,8 @@ def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
     layout that does not cut.
     """
     max_length = tally.counts.max_length
-    short = cut(one.sides, max_length, splits=tally.counts.packing)
+    shown = images_of(one.sample.messages) if isinstance(one.sample, Chat) else []
+    short = cut(one.sides, max_length, splits=tally.counts.packing and not shown)
     if reason := _teaches_nothing(layout, one.sides, short, max_length):
         tally.drop(one.place, reason, one.sides)
         return None
@@ -80,6 +88,12 @@ def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
         prompt = one.sample.prompt if one.sample.text is None else one.sample.text
         row["row"] = json.dumps({**one.sample.columns, "prompt": prompt}, default=str)
     row["seq_lengths"] = [len(ids) for ids, _ in short]
+    if layout.image_id is not None:
+        sizes = map(images.size_of, shown)
+        row[IMAGES] = [
+            {"path": image.path, "data": image.data, "width": width, "height": height}
+            for image, (width, height) in zip(shown, sizes, strict=True)
+        ]
     for names, side in zip(layout.sides.values(), short, strict=True):
         row |= zip(names, side, strict=True)
     return row
@@ -109,6 +123,9 @@ def _teaches_nothing(
     if "prompt" in layout.sides:
         return None
     for whole, rest in zip(sides, short, strict=True):
+        if layout.image_id is not None and (whole[0][len(rest[0]) :] == layout.image_id).any():
+            num = int((whole[0] == layout.image_id).sum())
+            return f"its {num:,} tokens of images do not fit into max_length = {max_length}"
         if reason := _untrained(whole, rest, max_length):
             return reason
     if len(short) > 1 and np.array_equal(short[0][0], short[1][0]):

@@ -54,11 +54,13 @@ def encode_chats(
     thinking: Thinking | None = None,
     fast: FastTokens | None = None,
     on_change: Callable[[str, str], object] = lambda place, reason: None,
+    expand: Callable[[Chat, str, list[Span], str], tuple[str, list[Span]]] | None = None,
 ) -> list[Labelled]:
     """Return the tokens of conversations, each with its place, with loss on the assistant's turns alone.
 
     `train_all` puts it on everything. `fast` encodes, where there is one. `on_change` is called with the place of a
-    conversation and what the template makes otherwise than its answers are.
+    conversation and what the template makes otherwise than its answers are. `expand` gives the tokens of its images to
+    a rendered conversation.
 
     Raises:
         DataError: the template refuses a conversation or leaves out thinking that is to be kept, or what is to be
@@ -75,6 +77,10 @@ def encode_chats(
                 fix = "Set dataset.thinking to 'last' or 'strip', or choose another model.chat_template."
                 raise DataError(f"{reason}, and dataset.thinking = 'keep'", where=place, of_row=True, fix=fix)
             on_change(place, reason)
+    if expand:
+        rendered = [
+            expand(chat, text, spans, place) for (place, chat), (text, spans) in zip(chats, rendered, strict=True)
+        ]
     texts = [text for text, _ in rendered]
     _check_texts(tokenizer, rows, texts)
     encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some, fast)]

@@ -11,6 +11,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,6 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 _BATCH_ROWS = 512
 _MAX_REASONS = 10
+_IMAGES_FILE = "images.sha256"
 DONE = "done"
 """The folder of `build` that `Prepared.load` reads."""
 
@@ -72,7 +74,8 @@ def prepare(
     cache, is_fast = _cache(), dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
     folder = cache / _key(pipeline, encoder, is_fast=is_fast)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
-        if not (folder / COUNTS_FILE).is_file():
+        if not (folder / COUNTS_FILE).is_file() or _images_changed(folder):
+            shutil.rmtree(folder, ignore_errors=True)
             make_folder(cache)
             try:
                 _make(folder, pipeline, encoder, tick, num_rows, is_fast=is_fast)
@@ -107,7 +110,28 @@ def _make(
     ):
         tally = build(Path(scratch), pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
         refuse_nothing(pipeline, tally)
-        _move(Path(scratch) / DONE, folder)
+        done = Path(scratch) / DONE
+        if encoder.image_id is not None:
+            (done / _IMAGES_FILE).write_text(_state_of_images(done), encoding="utf-8")
+        _move(done, folder)
+
+
+def _images_changed(folder: Path) -> bool:
+    """Return whether an image file of prepared rows is another one now."""
+    file = folder / _IMAGES_FILE
+    return file.is_file() and file.read_text(encoding="utf-8") != _state_of_images(folder)
+
+
+def _state_of_images(folder: Path) -> str:
+    """Return a hash of the times and sizes of the image files; looking at 100,000 files takes less than a second."""
+    column = datasets.Dataset.from_file(str(folder / ROWS_FILE)).data.column(layouts.IMAGES).combine_chunks()
+    digest = hashlib.sha256()
+    for path in pc.unique(pc.struct_field(pc.list_flatten(column), "path")).to_pylist():
+        if path is not None:
+            file = Path(path)
+            facts = file.stat() if file.is_file() else None
+            digest.update(f"{path}\0{facts and (facts.st_mtime_ns, facts.st_size)}\n".encode())
+    return digest.hexdigest()
 
 
 def describe(prepared: Prepared, name: str = "train") -> str:
@@ -160,6 +184,8 @@ def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
         [is_fast, version_of("fastokens")],
         [_code_of_user(one.format) for one in pipeline.mixture.sets],
         encoder.content(),
+        # Rows of images name their files.
+        [str(Path(share.path).absolute()) for share in dataset.shares if share.path] if encoder.image_id else None,
         [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
         [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
     ]
@@ -214,7 +240,8 @@ def build(
     done.mkdir()
     with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
         tally = pipeline.tally(stream, bad_before)
-        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layouts.of(pipeline.objective), is_fast)
+        layout = layouts.of(pipeline.objective, encoder.image_id)
+        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layout, is_fast)
         made = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(made)
     sets = [
@@ -324,12 +351,21 @@ def _sha256_of(rows: datasets.Dataset) -> str:
     hashes = {name: hashlib.sha256() for name in rows.column_names}
     for table in rows.with_format("arrow").iter(_BATCH_ROWS):
         for name, column in zip(table.column_names, table.columns, strict=True):
-            is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-            if pa.types.is_string(column.type):
-                texts = column.to_pylist()
-                hashes[name].update("".join(texts).encode())
-                column = pa.array([len(text) for text in texts])
-            parts = (pc.list_value_length(column), pc.list_flatten(column)) if is_list else (column,)
-            for part in parts:
-                hashes[name].update(part.to_numpy().tobytes())
+            for values in _values(column.combine_chunks()):
+                hashes[name].update(values)
     return hashlib.sha256(json.dumps({name: one.hexdigest() for name, one in hashes.items()}).encode()).hexdigest()
+
+
+def _values(column: pa.Array) -> Iterator[bytes]:
+    """Yield the bytes of a column's values, and of the lengths of lists and texts."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        yield pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes()
+        yield from _values(pc.list_flatten(column))
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from _values(part)
+    elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        yield json.dumps([None if value is None else len(value) for value in column.to_pylist()]).encode()
+        yield from (value.encode() if isinstance(value, str) else value for value in column.to_pylist() if value)
+    else:
+        yield column.to_numpy(zero_copy_only=False).tobytes()

@@ -31,9 +31,10 @@ class Template:
     """A chat template that tells the assistant's turns apart.
 
     `has_markers`: by `{% generation %}`; else by rendering the conversation up to each turn. `in_parts`: it reads
-    contents as lists of parts alone. `cues`: what a marked turn may repeat of the generation prompt, which is not the
-    assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's text must
-    never become. `leaves_out`: what it renders as nothing.
+    contents as lists of parts alone. `image`: what a part that is an image becomes in a template that reads texts
+    alone; empty: the template renders it itself. `cues`: what a marked turn may repeat of the generation prompt, which
+    is not the assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's
+    text must never become. `leaves_out`: what it renders as nothing.
     """
 
     tokenizer: Any
@@ -42,6 +43,7 @@ class Template:
     controls: tuple[str, ...]
     special: re.Pattern[str]
     in_parts: bool = False
+    image: str = ""
     cues: tuple[str, ...] = ()
     leaves_out: tuple[str, ...] = ()
 
@@ -76,9 +78,7 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
     Raises:
         Unrendered: the template refuses the conversation.
     """
-    messages = chat.messages
-    if template.in_parts:
-        messages = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in messages]
+    messages = [{**turn, "content": _content(template, turn["content"])} for turn in chat.messages]
     try:
         with limits.processor_time(_slow()):
             texts, spans = render_jinja_template(
@@ -99,6 +99,16 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
     if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
         raise Unrendered("it holds half of a surrogate pair, which no tokenizer accepts")
     return texts[0], spans[0] if template.has_markers else []
+
+
+def _content(template: Template, content: Any) -> Any:
+    """Return the content of a turn in the form that the template reads."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if template.in_parts else content
+    if not template.image:
+        # The template sees no bytes and no paths.
+        return [part if part["type"] == "text" else {"type": part["type"]} for part in content]
+    return "".join(part["text"] if part["type"] == "text" else template.image for part in content)
 
 
 def _slow() -> Unrendered:

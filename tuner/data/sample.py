@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tuner.data.images import Image
+if TYPE_CHECKING:
+    from tuner.data.images import Image
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...

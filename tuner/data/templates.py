@@ -83,6 +83,26 @@ def choose_template(tokenizer: Any) -> Template:
         return replace(template, cues=_cues(template), leaves_out=_left_out(template))
 
 
+def with_images(template: Template, token: str) -> Template:
+    """Return the template for conversations with images; `token` stands for an image in the text.
+
+    A template of an LLM reads texts alone: then an image becomes its token, where it stands in the text.
+
+    Raises:
+        DataError: the template cannot render an image.
+    """
+    question = [{"type": "image"}, {"type": "text", "text": "Why?"}]
+    chat = Chat([{"role": "user", "content": question}, _PROBE[-1]])
+    for variant in (template, replace(template, in_parts=True), replace(template, image=token)):
+        try:
+            text, _ = rendered(variant, chat)
+        except Unrendered:
+            continue
+        if text.count(token) == 1 and text.find(token) < text.find("Why?"):
+            return variant
+    raise DataError("the chat template does not render images", where="model.chat_template", fix=_FIX)
+
+
 def _training_variant(tokenizer: Any, own: str) -> str:
     if has_generation_markers(own):
         return own

@@ -16,7 +16,7 @@ from tuner.assets import without_generation_marks
 from tuner.data import limits, masks, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
-from tuner.data.rendering import Template, rendered
+from tuner.data.rendering import Span, Template, rendered
 from tuner.data.sample import Chat, Message, images_of
 from tuner.data.thinking import Thinking
 from tuner.errors import DataError
@@ -54,6 +54,11 @@ class TextEncoder:
         return Vocabulary(tokenizer.get_vocab(), idle)
 
     @property
+    def image_id(self) -> int | None:
+        """None: a tokenizer reads text alone."""
+        return None
+
+    @property
     def has_template(self) -> bool:
         """Whether the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template)
@@ -76,18 +81,28 @@ class TextEncoder:
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
         for place, chat in chats:
-            if images_of(chat.messages):
+            if self.image_id is None and images_of(chat.messages):
                 fix = "Train a vision-language model on it, or remove the images from the rows."
                 raise DataError("the conversation holds an image, and the model reads text alone", where=place, fix=fix)
         of_texts = iter(masks.encode_texts(self.tokenizer, texts, fast) if texts else ())
         of_chats = iter(
             masks.encode_chats(
-                self.template, chats, train_all=train_all, thinking=thinking, fast=fast, on_change=on_change
+                self.template,
+                chats,
+                train_all=train_all,
+                thinking=thinking,
+                fast=fast,
+                on_change=on_change,
+                expand=self.expand,
             )
             if chats
             else ()
         )
         return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]
+
+    def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
+        """Return the text of a rendered conversation with the tokens of its images: here there are no images."""
+        return text, spans
 
     def fast_tokens(self) -> FastTokens | None:
         """Return the tokenizer's rules in fastokens, if it has them all."""
@@ -95,14 +110,15 @@ class TextEncoder:
 
     def training_ids(self, chat: Chat) -> list[int]:
         """Return the tokens of a conversation as training renders it. Errors as `Encoder.training_ids`."""
-        return self._ids(rendered(self.template, chat)[0])
+        return self._ids(chat, self.template)
 
     def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
         """Return the tokens of a conversation by the tokenizer's own template. Errors as `Encoder.serving_ids`."""
         own = replace(self.template, text=self.tokenizer.get_chat_template(), has_markers=False)
-        return self._ids(rendered(own, chat, prompt=prompt)[0])
+        return self._ids(chat, own, prompt=prompt)
 
-    def _ids(self, text: str) -> list[int]:
+    def _ids(self, chat: Chat, template: Template, *, prompt: bool = False) -> list[int]:
+        text, _ = self.expand(chat, rendered(template, chat, prompt=prompt)[0], [], "the conversation")
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 

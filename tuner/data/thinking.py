@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from tuner.data.sample import Chat, Message
+from tuner.data.sample import Chat, Message, text_of
 
 Thinking = Literal["keep", "strip", "last"]
 _BLOCK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
@@ -57,5 +57,5 @@ def _differences(chat: Chat, text: str) -> Iterator[str]:
             yield CHANGED
         elif answer not in text:
             yield STRIPPED
-    if len(_EMPTY.findall(text)) > sum(len(_EMPTY.findall(turn["content"])) for turn in chat.messages):
+    if len(_EMPTY.findall(text)) > sum(len(_EMPTY.findall(text_of(turn["content"]))) for turn in chat.messages):
         yield ADDED

@@ -83,7 +83,7 @@ def only_if(switch: str, rule: Function, *, is_on: bool = True) -> Function:
 def passes(t: Translation, setting: Setting) -> None:
     """Record the passes over the completions of a step: tuner takes one."""
     if setting.whole() == 1:
-        t.note(setting, Outcome.TAKEN)
+        t.note(setting, Outcome.TAKEN, "one pass")
     else:
         t.note(setting, Outcome.CHANGED, "one pass", "tuner trains once on a completion, and then generates new ones")
 
@@ -125,9 +125,8 @@ def prompts(t: Translation, setting: Setting) -> None:
 
 
 def prompt_length(t: Translation, setting: Setting) -> None:
-    """Set the length of a prompt with its completion; tuner drops prompts that leave no room for it."""
-    length = setting.whole() + t.whole("response_length", 0)
-    t.set(setting, "train_dataloader.dataset.max_length", length, "prompt and completion together")
+    """Set the length of the longest prompt; tuner drops longer ones."""
+    t.set(setting, "train_dataloader.dataset.max_length", setting.whole())
 
 
 def steps(t: Translation, setting: Setting, role: str, num_gpus: int) -> None:

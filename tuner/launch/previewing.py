@@ -51,8 +51,8 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     path_checks.check_model(recipe.config)
     path_checks.check_data(recipe.config)
     recipe = data_rows.hold_out(recipe).with_template_text()
-    from tuner.data.text_encoder import TextEncoder  # transformers
-    from tuner.models.load import source, tokenizer_of  # torch
+    from tuner.models.load import source  # torch
+    from tuner.worker.encoders import encoder_of  # transformers
 
     splits = {}
     for key, loader in recipe.config.loaders.items():
@@ -61,7 +61,7 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
         whole = every and not loader.dataset.streaming
         limit = rows if whole else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
-    encoder = TextEncoder(tokenizer_of(recipe.config, source(recipe.config.model)))
+    encoder = encoder_of(recipe.config, source(recipe.config.model))
     return Opened(encoder, recipe.config.objective.type, splits)
 
 

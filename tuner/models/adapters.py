@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from tuner import paths
 from tuner.errors import ModelError
+from tuner.models import vision
 from tuner.recipes.schema import Model, RecipeConfig
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
-        target_modules=list(adapter.target_modules)
-        if isinstance(adapter.target_modules, tuple)
-        else adapter.target_modules,
+        target_modules=_targets(model, config),
         use_dora=adapter.use_dora,
         use_rslora=adapter.use_rslora,
         modules_to_save=adapter.modules_to_save,
@@ -64,6 +63,14 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted
+
+
+def _targets(model: PreTrainedModel, config: RecipeConfig) -> str | list[str]:
+    assert config.adapter is not None
+    if config.reads_images:
+        return vision.lora_targets(model, config.adapter)
+    targets = config.adapter.target_modules
+    return list(targets) if isinstance(targets, tuple) else targets
 
 
 def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:

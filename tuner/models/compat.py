@@ -5,15 +5,21 @@ Seen with transformers 5.23, TRL 1.16 and bitsandbytes 0.50.2. It decides nothin
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel, modeling_utils
+import transformers
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.integrations import sdpa_attention
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.utils import cached_file, is_torchvision_available
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from tuner.errors import MachineError
@@ -21,6 +27,7 @@ from tuner.machine.libraries import KERNELS, require_names
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import ProcessorMixin
     from transformers.modeling_utils import LoadStateDictConfig
 
 _BACKBONE = "model"
@@ -117,6 +124,53 @@ def name_parts(model: PreTrainedModel) -> None:
         kind.attribute_map = {**kind.attribute_map, "num_experts": "num_local_experts"}
 
 
+def processor(path: str, **options: object) -> ProcessorMixin:
+    """Load a processor, without its processor of videos if torchvision is missing.
+
+    In transformers 5.23 the processors of Qwen-VL, InternVL, SmolVLM and Gemma 4 ask for torchvision, which only their
+    processor of videos needs. They also check the class of each part, and the class of videos cannot be imported.
+    """
+    config = AutoConfig.from_pretrained(path, **options)
+    name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
+    kind: type[ProcessorMixin] | None = getattr(transformers, name, None) if isinstance(name, str) else None
+    if kind is None or is_torchvision_available() or _VIDEOS not in kind.get_attributes():
+        return AutoProcessor.from_pretrained(path, **options)
+    written, _ = kind.get_processor_dict(path, **options)
+    taken = inspect.signature(kind.__init__).parameters
+    values = {key: value for key, value in written.items() if key in taken and key not in kind.get_attributes()}
+    file = cached_file(path, _VIDEOS_FILE, _raise_exceptions_for_missing_entries=False, **options)
+    videos = json.loads(Path(file).read_text(encoding="utf-8")) if file else written.get(_VIDEOS)
+    without = _without_videos(kind, videos)
+    loaded = without(
+        image_processor=AutoImageProcessor.from_pretrained(path, **options),
+        tokenizer=AutoTokenizer.from_pretrained(path, **options),
+        video_processor=None,
+        **values,
+    )
+    # Not before: the constructor of transformers counts its arguments.
+    without.get_attributes = classmethod(lambda cls: [part for part in kind.get_attributes() if part != _VIDEOS])
+    return loaded
+
+
+def _without_videos(kind: type[ProcessorMixin], videos: object) -> type[ProcessorMixin]:
+    """Return a class of processors that has no processor of videos, and saves the settings that it would have."""
+
+    class WithoutVideos(kind):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, part: str, value: object) -> object:
+            return None if part == _VIDEOS else super().check_argument_for_proper_class(part, value)
+
+        def save_pretrained(self, folder: str | Path, **others: object) -> object:
+            result = super().save_pretrained(folder, **others)
+            if videos:
+                (Path(folder) / _VIDEOS_FILE).write_text(json.dumps(videos, indent=2), encoding="utf-8")
+            return result
+
+    WithoutVideos.__name__ = kind.__name__  # transformers saves the name
+    return WithoutVideos
+
+
+_VIDEOS_FILE = "video_preprocessor_config.json"
+_VIDEOS = "video_processor"
 _KEPT = "_weight_conversions"
 
 

@@ -25,7 +25,7 @@ from transformers.integrations import apply_liger_kernel
 from tuner import assets, paths
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
-from tuner.models import compat, integrity
+from tuner.models import compat, integrity, vision
 from tuner.models.adapters import with_adapter
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
@@ -33,7 +33,7 @@ from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 LoadOptions = dict[str, Any]
 """Keyword arguments of `from_pretrained`."""
@@ -97,6 +97,17 @@ def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def processor_of(config: RecipeConfig, path: str) -> ProcessorMixin:
+    """Load the processor of a vision-language model; arguments as `tokenizer_of`.
+
+    Raises:
+        ModelError: there is no processor of images.
+        MachineError: the hub cannot be reached.
+    """
+    with explained(path):
+        return vision.load_processor(config.model, path)
+
+
 def load_model(
     config: RecipeConfig,
     path: str,
@@ -122,6 +133,8 @@ def load_model(
     """
     model = _load(config, path, dtype, device, shards, vocabulary)
     model.train()
+    if config.reads_images:
+        vision.freeze(model, config.model.freeze)
     if config.adapter:
         return with_adapter(model, config, path)
     if config.train_cfg.trainable_layers:
@@ -195,9 +208,11 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     compat.hide_kernels_of_gpus()
     if torch.cuda.is_available():
         compat.repeat_heads_on_old_gpus(torch.cuda.get_device_capability())
-    auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForCausalLM
+    if model.images is True:
+        auto = transformers.AutoModelForImageTextToText
     if scores:
-        arguments["num_labels"] = 1
+        auto, arguments["num_labels"] = transformers.AutoModelForSequenceClassification, 1
     with explained(path), compat.unexpected_at_zero3() as unexpected, shown(f"loading {path}"):
         transformers.utils.logging.set_tqdm_hook(tqdm_hook)
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)

@@ -65,22 +65,26 @@ def _write_weights(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return fp32 tensors by name for the config in `folder`: ones for norms, else uniform noise around 0.
+    """Return fp32 tensors by name for the config in `folder`: norms 1, biases 0, else uniform noise around 0.
 
     Uniform noise needs only exact arithmetic; the logarithms for normal noise depend on the vector width. The library's
     own initialization is not used, because its order of draws changes between versions.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        reads_images = hasattr(config, "vision_config")
+        model = (AutoModelForImageTextToText if reads_images else AutoModelForCausalLM).from_config(config)
     generator = torch.Generator().manual_seed(SEED)
-    width = config.initializer_range * 12**0.5
-    return {
-        name: torch.ones(weight.shape)
-        if weight.ndim == 1
-        else (torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5) * width
-        for name, weight in sorted(model.named_parameters())
-    }
+    width = config.get_text_config().initializer_range * 12**0.5
+
+    def values(name: str, weight: Tensor) -> Tensor:
+        if name.endswith("bias"):
+            return torch.zeros(weight.shape)
+        if weight.ndim == 1:
+            return torch.ones(weight.shape)
+        return (torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5) * width
+
+    return {name: values(name, weight) for name, weight in sorted(model.named_parameters())}

@@ -17,10 +17,12 @@ from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
-from tuner.recipes.schema.architecture import KEEPS_APART, LACKS, Architecture
-from tuner.recipes.schema.objectives import scores
+from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, Architecture
+from tuner.recipes.schema.objectives import READ_IMAGES, scores
 
-_MODEL = ("model", "path")
+_MODEL, _IMAGES = ("model", "path"), ("model", "images")
+_DECODERS = 2
+"""Workers of a rank that decode images: one alone would let a fast model wait."""
 _NAMES = {
     "n_embed": "hidden_size",
     "n_embd": "hidden_size",
@@ -43,6 +45,45 @@ _DEFAULTS: dict[str, JsonObject] = {
     },
 }
 """Values that published configs leave out because they are the class's defaults."""
+_DEFAULTS_OF_HALVES: dict[str, JsonObject] = {
+    "llama": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}
+"""The same for the LLM inside a vision-language model: LLaVA 1.5 is published without the sizes of its Llama."""
+_NAMES_OF_TOWERS = {
+    "num_hidden_layers": ("num_hidden_layers", "depth"),
+    "hidden_size": ("hidden_size", "embed_dim"),
+    "intermediate_size": ("intermediate_size",),
+    "num_attention_heads": ("num_attention_heads", "num_heads"),
+    "patch_size": ("patch_size",),
+    "image_size": ("image_size",),
+    "merge_size": ("spatial_merge_size", "merge_size"),
+}
+"""The keys of `Tower` -> the keys of config.json's vision_config."""
+_CLIP_L = {"num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+_TOWERS: dict[str, JsonObject] = {
+    "gemma3": {"num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16},
+    "internvl": {**_CLIP_L, "patch_size": 14, "image_size": 448},
+    "llava": {**_CLIP_L, "patch_size": 14, "image_size": 336},
+    "llava_next": {**_CLIP_L, "patch_size": 14, "image_size": 336},
+    "qwen2_5_vl": {
+        "num_hidden_layers": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+        "merge_size": 2,
+    },
+}
+"""Values that published configs leave out because they are the class's defaults."""
+_READS_ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+_NUMBERS_OF_TOKENS = ("mm_tokens_per_image", "image_seq_length")
 _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 """In other types, layer_types separate windows from full attention, and both have the same size."""
 
@@ -114,10 +155,30 @@ def _known(folder: Path) -> JsonObject:
         config |= _of_full_attention(config)
     if isinstance(inner := config.get("intermediate_size"), list):  # Gemma 3n names each layer's
         config["intermediate_size"] = inner[0] if inner and inner.count(inner[0]) == len(inner) else None
-    known = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
+    known: JsonObject = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
     if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
         known["q_lora_rank"] = config["q_lora_rank"]
+    if vision := _vision(folder):
+        known["vision_config"] = vision
     return known
+
+
+def _vision(folder: Path) -> JsonObject | None:
+    """Return the keys of `Tower` for a model that reads images, from its config.json; None for another model."""
+    config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
+    tower = config.get("vision_config")
+    if not isinstance(tower, dict):
+        return None
+    facts: JsonObject = {"model_type": config.get("model_type")}
+    for key, names in _NAMES_OF_TOWERS.items():
+        value = next((tower[name] for name in names if tower.get(name) is not None), None)
+        facts[key] = max(value) if isinstance(value, list) and value else value
+    kind = str(facts["model_type"])
+    facts = _TOWERS.get(kind, {}) | {key: value for key, value in facts.items() if value is not None}
+    if kind in _READS_ANY_SIZE:
+        facts.pop("image_size", None)
+    tokens = next((config[key] for key in _NUMBERS_OF_TOKENS if config.get(key)), None)
+    return {**facts, "num_tokens": tokens} if tokens else facts
 
 
 def num_layers(folder: Path) -> int:
@@ -136,7 +197,7 @@ def _read(folder: Path) -> JsonObject:
     """Return config.json with the text half's values laid over it; an empty dict if it is not a JSON object."""
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
-        config |= half
+        config |= _DEFAULTS_OF_HALVES.get(str(half.get("model_type")), {}) | half
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
 
 
@@ -186,8 +247,30 @@ def settle_constraints(merged: Merged, kind: str | None) -> None:
     Raises:
         RecipeError: the user chose such a value.
     """
+    _settle_images(merged)
     for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind), *_router(merged)):
         _replace_value(merged, keys, value, why)
+
+
+def _settle_images(merged: Merged) -> None:
+    """Decide whether the model reads images, and give a run with images workers that decode them."""
+    vision, path = merged.get(("architecture", "vision_config")), merged.get(_MODEL)
+    if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
+        vision = _vision(paths.expanded(assets.asset(path)))
+    if merged.get(_IMAGES) == "auto":
+        has_conversations = merged.get(("objective", "type")) in READ_IMAGES
+        why = "its config.json has a vision tower" if vision else "the model has no vision tower"
+        if not has_conversations:
+            why = "only conversations may hold images"
+        reads_images = vision is not None and has_conversations
+        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads_images)))
+    if merged.get(_IMAGES) is not True:
+        return
+    place = Place(Kind.DERIVED, "derived: the workers decode and resize the images")
+    for loader in LOADERS:
+        keys = (loader, "num_workers")
+        if merged.get(keys) == 0 and merged.place_of(keys).kind is Kind.PACKAGE:
+            merged.lay(Layer.at(place, nested(keys, _DECODERS)))
 
 
 def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
@@ -204,6 +287,10 @@ def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
 
 
 def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
+    if merged.get(_IMAGES) is True:
+        kind = merged.get(("architecture", "vision_config", "model_type"))
+        if kind in KEEPS_IMAGES_APART:
+            return
     if kind is None or kind in KEEPS_APART:
         return
     why = f"packed samples may attend to each other in a {kind} model, so each sample is a padded row of its own"

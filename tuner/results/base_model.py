@@ -34,6 +34,8 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False) -> M
         remote_code=False,
         resize_embeddings=False,
         router_aux_loss_coef=None,
+        images=False,
+        freeze=(),
     )
 
 

@@ -58,7 +58,9 @@ def attend_by_sample(model: PreTrainedModel, config: RecipeConfig) -> bool:
         return False
     AttentionInterface.register(compat.BY_SAMPLE, sample_by_sample(sdpa_attention_forward))
     AttentionMaskInterface.register(compat.BY_SAMPLE, _mask)
-    model.set_attn_implementation(compat.BY_SAMPLE)
+    # A vision tower attends to all patches of an image, and to no other image.
+    of_text = {"text_config": compat.BY_SAMPLE} if config.reads_images else compat.BY_SAMPLE
+    model.set_attn_implementation(of_text)
     return True
 
 

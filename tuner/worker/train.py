@@ -30,12 +30,11 @@ from transformers import TrainerCallback, TrainingArguments
 from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
-from tuner.data.text_encoder import TextEncoder
 from tuner.errors import Stopped
 from tuner.files import JsonObject
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
-from tuner.models.load import load_model, load_reference, source, tokenizer_of
+from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory, resume_command
@@ -60,6 +59,7 @@ from tuner.worker.checkpointing import (
 )
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
+from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
 from tuner.worker.process import bind_cores, serve_store, warn
 from tuner.worker.rank_data import NodeStream, prepare_rows
@@ -148,7 +148,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     device = _join(rank, config)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments(config, zero, run, device)
-    encoder = TextEncoder(tokenizer_of(config, path))
+    encoder = encoder_of(config, path)
     streams = config.train_dataloader.dataset.streaming
     stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
     open_stream = partial(stream.open, encoder, point) if stream else None

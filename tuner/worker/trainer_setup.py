@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -19,7 +19,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from tuner import paths
 from tuner.data.compat import with_fingerprint
-from tuner.data.encoder import Encoder
+from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.models.load import DTYPES
@@ -28,6 +28,7 @@ from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat, experts, long_rows, loss
 from tuner.worker.objectives import training_of
+from tuner.worker.pixels import read_images
 
 _NOT_OF_TRL = {"type", "rewards"}
 """The keys of an objective that are no arguments of TRL: functions score completions, see `rewards`."""
@@ -71,7 +72,8 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         gradient_checkpointing=config.split.recompute,
         gradient_checkpointing_kwargs={"use_reentrant": False} if config.split.recompute else None,
         torch_compile=bool(config.train_cfg.torch_compile),
-        dataloader_num_workers=config.train_dataloader.num_workers,
+        # The workers of a model that reads images make pixels (worker.pixels); collating text takes no time.
+        dataloader_num_workers=0 if config.reads_images else config.train_dataloader.num_workers,
         dataloader_pin_memory=device.type not in ("cpu", "mps"),
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
@@ -171,6 +173,8 @@ def _constructed(
         )
     built.remove_callback(PrinterCallback)
     training.after(built, config, by_sample=by_sample)
+    if config.reads_images:
+        read_images(built, models[0], cast(PixelMaker, encoder), config.train_dataloader.num_workers)
     return built
 
 

@@ -35,6 +35,7 @@ from tuner.worker.long_rows import WHOLE, Share, share_of
 
 if TYPE_CHECKING:
     from tuner.worker.consensus import RankConsensus
+    from tuner.worker.pixels import ImageReader
 
 _COUNTS = "counts"
 """The key of a batch that holds its `Counts`."""
@@ -182,6 +183,8 @@ class TunerTrainer(CheckpointHooks):
     """Whether `compute_loss` returns a mean over rows."""
     stream: Stream | None = None
     """Where the rows come from, if they are read while the run trains."""
+    images: ImageReader | None = None
+    """Gives batches their pixels, if the model reads images."""
     # loss
     consensus: RankConsensus | None = None
     # validation
@@ -231,7 +234,8 @@ class TunerTrainer(CheckpointHooks):
 
     def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Return a step's micro-batches, and by what all ranks divide their losses: its trained tokens, or None."""
-        self.batches_of_step = list(islice(iterator, num_batches))
+        batches = self.images.ahead(iterator) if self.images else iterator
+        self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
         self.num_tokens = sum(one.tokens for one in counts)
         total = torch.tensor(sum(one.rows if self.weighs_rows else one.trained for one in counts), device=device)
@@ -257,6 +261,8 @@ class TunerTrainer(CheckpointHooks):
         by the step's trained tokens (SFT) is right already: a stand-in has no such token.
         """
         counts = inputs.pop(_COUNTS, None)
+        if self.images:
+            inputs = self.images.add_pixels(inputs)
         if counts is None or not self.weighs_rows:
             return self.loss_of_objective(model, inputs, *args, **options)
         num_batches = self.current_gradient_accumulation_steps * self.args.world_size

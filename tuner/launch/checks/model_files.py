@@ -53,16 +53,18 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         )
         return
     kind = config.get("model_type")
-    known = known_types(scores=run.recipe.config.objective.facts.scores)
+    recipe = run.recipe.config
+    known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images)
     if kind in known or not known:
         return
-    trusted = run.recipe.config.model.trust_remote_code
+    trusted = recipe.model.trust_remote_code
     if "auto_map" in config and not trusted:
         fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
         yield ModelError(f"model_type {kind!r} needs remote code", where=_WHERE, fix=fix)
     elif not trusted:
         hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
-        yield ModelError(f"transformers has no language model of model_type {kind!r}", where=_WHERE, fix=hint)
+        task = "vision-language" if recipe.reads_images else "language"
+        yield ModelError(f"transformers has no {task} model of model_type {kind!r}", where=_WHERE, fix=hint)
 
 
 def weights(run: ResolvedRun) -> Iterator[Finding]:
@@ -201,12 +203,15 @@ def kernels(run: ResolvedRun) -> Iterator[Finding]:
         yield f"a {kind} model trains much faster with GPU kernels that are not installed: pip install {lacks}."
 
 
-def known_types(*, scores: bool) -> frozenset[str]:
+def known_types(*, scores: bool, images: bool = False) -> frozenset[str]:
     """Return the model types that the installed transformers and tuner can train; empty if that is not known.
 
     Args:
         scores: Those that can score texts, for reward models.
+        images: Those that read images.
     """
+    if images:
+        return _transformers_types("IMAGE_TEXT_TO_TEXT")
     known = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
     return known | OWN if known else known
 

@@ -27,13 +27,17 @@ from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
-from tuner.recipes.schema.objectives import AnyObjective, Objective
+from tuner.recipes.schema.objectives import READ_IMAGES, AnyObjective, Objective
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
 GLOBAL_BATCH = "train_cfg.global_batch_size"
 SCHEMA_VERSION = 1
 """Version of recipe.json. It goes up when a key changes its meaning or is removed."""
+
+
+VisionPart = Literal["vision", "projector", "language"]
+"""The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
 
 
 class Model(Block):
@@ -48,6 +52,8 @@ class Model(Block):
     remote_code: bool
     resize_embeddings: bool
     router_aux_loss_coef: NonNegativeFloat | None
+    images: bool | Literal["auto"]
+    freeze: Annotated[tuple[VisionPart, ...], Lax]
 
     @field_validator("trust_remote_code")
     @classmethod
@@ -94,6 +100,8 @@ class Adapter(Block):
     lora_dropout: Fraction = 0.0
     # The layers that get an adapter: 'all-linear', names such as ['q_proj', 'v_proj'], or a regular expression.
     target_modules: str | list[str] | tuple[str, ...] = "all-linear"
+    # A vision-language model's vision tower and projector get adapters too.
+    vision: bool = False
     # DoRA: train the length of each weight vector besides its direction.
     use_dora: bool = False
     # rsLoRA: scale the update by lora_alpha / sqrt(r).
@@ -172,6 +180,8 @@ class Dataset(Rows):
     tokenizer_backend: Literal["auto", "tokenizers"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
     streaming: bool | PositiveInt = False
+    image_max_pixels: PositiveInt | None = None
+    image_min_pixels: PositiveInt | None = None
 
     @field_validator("streaming")
     @classmethod
@@ -244,6 +254,7 @@ class Optimizer(Block):
     weight_decay: NonNegativeFloat
     muon_lr: PositiveFloat | None
     loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
+    projector_lr: PositiveFloat | None
 
     @field_validator("muon_lr", "loraplus_lr_ratio")
     @classmethod
@@ -404,6 +415,11 @@ class RecipeConfig(Block):
         return {key: loader for key in LOADERS if (loader := getattr(self, key))}
 
     @property
+    def reads_images(self) -> bool:
+        """Whether a vision-language model is trained with its vision tower."""
+        return self.model.images is True
+
+    @property
     def needs_bitsandbytes(self) -> bool:
         """Whether the run may need bitsandbytes; a model with its own code may."""
         by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS
@@ -443,6 +459,14 @@ class RecipeConfig(Block):
         if adapter and adapter.changes_base and objective.facts.has_reference:
             why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
             raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
+        return objective
+
+    @field_validator("objective")
+    @classmethod
+    def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
+        model = info.data.get("model")
+        if model and model.images is True and objective.type not in READ_IMAGES:
+            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use 'sft', or model.images=False")
         return objective
 
     @field_validator("optim_wrapper")

@@ -7,7 +7,15 @@ build the model, and adds the common names, so that `fit` can count. It counts n
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from tuner.files import JsonObject
@@ -90,6 +98,31 @@ KEEPS_APART = frozenset(
 In other models a mask ignores position_ids, or a convolution or a state carries one sample into the next, usually
 without an error. They get one sample a row, padded.
 """
+
+
+KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
+"""The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
+or let the tokens of an image see each other (Gemma)."""
+
+
+class Tower(BaseModel):
+    """What config.json says about the half of a model that reads images. No key of it can be set alone."""
+
+    model_config = ConfigDict(frozen=True)
+    # Of the whole model: 'llava', 'qwen2_5_vl' ...
+    model_type: str
+    num_hidden_layers: Layers | None = None
+    hidden_size: Width | None = None
+    intermediate_size: Width | None = None
+    num_attention_heads: Width | None = None
+    # Pixels of a patch's side.
+    patch_size: Width | None = None
+    # Pixels of a side of what the tower reads. None: it reads images of any size.
+    image_size: Width | None = None
+    # Patches that become one token, along each side.
+    merge_size: Width = 1
+    # Tokens of an image, or of a tile of it. None: they depend on its size.
+    num_tokens: Width | None = None
 
 
 class Architecture(Block):
@@ -190,6 +223,9 @@ class Architecture(Block):
     new_decoder_architecture: bool = False
     parallel_attn: bool = False
     num_ln_in_parallel_attn: Width | None = None
+
+    # The half that reads images.
+    vision_config: Tower | None = None
 
     _config: JsonObject = PrivateAttr()
     """The keys as they were written."""

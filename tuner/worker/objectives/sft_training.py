@@ -9,6 +9,8 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from tuner.data import batches
+from tuner.data.encoder import Row
+from tuner.data.layouts import IMAGES
 from tuner.data.sample import IGNORED
 from tuner.errors import ModelError
 from tuner.recipes.schema import LOADERS, RecipeConfig
@@ -38,7 +40,8 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
     @staticmethod
     def stand_in(row: dict[str, Any]) -> dict[str, Any]:
         ids = row["input_ids"][:2]
-        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
+        rest: Row = {IMAGES: []} if IMAGES in row else {}
+        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)], **rest}
 
     def loss_of_objective(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -89,7 +92,7 @@ class SftTraining(Training):
         Raises:
             ModelError: they are packed, and which model it is was not known before it was loaded.
         """
-        settings.padding_free = batches.lays_end_to_end(model)
+        settings.padding_free = batches.lays_end_to_end(model, reads_images=config.reads_images)
         for key in () if settings.padding_free else LOADERS:
             loader = getattr(config, key)
             if loader and loader.dataset.packing:

@@ -33,6 +33,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 Lists of objectives have this order everywhere; `tuner new dataset` suggests the first that suits the rows.
 """
+READ_IMAGES = frozenset(name for name, block in OBJECTIVES.items() if block.facts.rows == "conversations")
+"""The objectives that train on rows with images."""
 if TYPE_CHECKING:
     AnyObjective = Objective
 else:

@@ -1,0 +1,25 @@
+"""A small LLaVA (CLIP tower and Llama) that the package makes itself, untrained, with no download."""
+
+model = dict(path="package:tiny_vision", images=True)
+architecture = dict(
+    model_type="llama",
+    num_hidden_layers=3,
+    hidden_size=128,
+    intermediate_size=384,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=1664,
+    tie_word_embeddings=True,
+    max_position_embeddings=512,
+    vision_config=dict(
+        model_type="llava",
+        num_hidden_layers=3,
+        hidden_size=64,
+        intermediate_size=192,
+        num_attention_heads=4,
+        patch_size=8,
+        image_size=32,
+        num_tokens=16,
+    ),
+)

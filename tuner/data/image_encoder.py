@@ -1,0 +1,184 @@
+"""The encoder of text with images: the processor of a vision-language model.
+
+A row keeps its images as they are stored: tokens are counted here, pixels are made when a batch is (`image_batches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+
+from tuner.data import images, templates
+from tuner.data.encoder import Labelled
+from tuner.data.fast_tokens import FastTokens
+from tuner.data.images import Image
+from tuner.data.rendering import Span, Template
+from tuner.data.sample import IGNORED, Chat, images_of
+from tuner.data.text_encoder import TextEncoder
+from tuner.data.thinking import Thinking
+from tuner.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import ProcessorMixin
+
+    from tuner.data.sample import Message
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+@dataclass
+class ImageEncoder(TextEncoder):
+    """The `Encoder` of a processor: the placeholder of each image becomes as many tokens as the image has features.
+
+    Args:
+        tokenizer: That of the processor.
+        processor: Makes pixels of images.
+        max_pixels: Larger images are made smaller first; None: as the processor does.
+        min_pixels: Smaller images are made larger first; None: as the processor does.
+    """
+
+    processor: ProcessorMixin
+    max_pixels: int | None = None
+    min_pixels: int | None = None
+    _expanded: dict[Size, str] = field(default_factory=dict, init=False)
+
+    @property
+    def library_object(self) -> ProcessorMixin:
+        """The processor."""
+        return self.processor
+
+    @property
+    def image_token(self) -> str:
+        """The token that stands for one feature of an image, and in a chat template for a whole image."""
+        return str(self.processor.image_token)
+
+    @cached_property
+    def image_id(self) -> int:
+        """The id of the image token."""
+        return int(self.tokenizer.convert_tokens_to_ids(self.image_token))
+
+    @property
+    def token_types(self) -> str | None:
+        """What the model calls the types of tokens, 1 for an image's; None if it takes none."""
+        if not getattr(self.processor, "return_mm_token_type_ids", False):
+            return None
+        names = self.processor.model_input_names
+        return "mm_token_type_ids" if "mm_token_type_ids" in names else "token_type_ids"
+
+    @cached_property
+    def template(self) -> Template:
+        """The chat template, which renders an image as its placeholder."""
+        return templates.with_images(templates.choose_template(self.tokenizer), self.image_token)
+
+    def encode(
+        self,
+        placed: Sequence[tuple[str, Chat | str]],
+        *,
+        train_all: bool = False,
+        thinking: Thinking | None = None,
+        fast: FastTokens | None = None,
+        on_change: Callable[[str, str], object] = lambda place, reason: None,
+    ) -> list[Labelled]:
+        """Return tokens and labels; the tokens of images carry no loss. Arguments and errors as `Encoder.encode`."""
+        labelled = super().encode(placed, train_all=train_all, thinking=thinking, fast=fast, on_change=on_change)
+        for ids, labels in labelled:
+            labels[ids == self.image_id] = IGNORED
+        return labelled
+
+    def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
+        """Return a rendered conversation with the tokens of its images, and where its answers are then.
+
+        Raises:
+            DataError: the template renders another number of images, or an image cannot be read.
+        """
+        shown = images_of(chat.messages)
+        pieces = text.split(self.image_token)
+        if len(pieces) != len(shown) + 1:
+            problem = f"the chat template renders {len(pieces) - 1} of the {len(shown)} images of the conversation"
+            raise DataError(problem, where=place, of_row=True, fix="Choose another model.chat_template.")
+        texts = [self.text_of(images.size_of(image)) for image in shown]
+        before = 0
+        ends = []  # of each placeholder: where it ends, and by how much the text behind it moves
+        for piece, tokens in zip(pieces, texts, strict=False):
+            before += len(piece) + len(self.image_token)
+            ends.append((before, len(tokens) - len(self.image_token)))
+        moved = [_moved(span, ends) for span in spans]
+        return "".join([pieces[0], *(part for pair in zip(texts, pieces[1:], strict=True) for part in pair)]), moved
+
+    def text_of(self, size: Size) -> str:
+        """Return the text of an image of this size: its tokens, and those that the processor puts around them."""
+        size = self.resized(size)
+        if size not in self._expanded:
+            blank = PIL.Image.new("RGB", size)
+            ids = self.processor(images=[blank], text=[self.image_token], add_special_tokens=False)["input_ids"][0]
+            self._expanded[size] = self.decode(ids, exact=True)
+        return self._expanded[size]
+
+    def num_tokens(self, size: Size) -> int:
+        """Return how many tokens the model sees of an image of this size."""
+        return self.text_of(size).count(self.image_token)
+
+    def resized(self, size: Size) -> Size:
+        """Return the size that an image has before the processor takes it."""
+        width, height = size
+        pixels = width * height
+        if self.max_pixels and pixels > self.max_pixels:
+            scale = (self.max_pixels / pixels) ** 0.5
+        elif self.min_pixels and pixels < self.min_pixels:
+            scale = (self.min_pixels / pixels) ** 0.5
+        else:
+            return size
+        return max(1, round(width * scale)), max(1, round(height * scale))
+
+    def pixels(self, shown: Sequence[Image]) -> dict[str, Any]:
+        """Return what the model takes for these images, by its name there, as tensors.
+
+        Raises:
+            DataError: an image cannot be read.
+        """
+        opened = [images.load(image) for image in shown]
+        return self.pixels_of([image.resize(self.resized(image.size)) for image in opened])
+
+    def pixels_of(self, opened: Sequence[PIL.Image.Image]) -> dict[str, Any]:
+        """Return what the model takes for images that are read already."""
+        text = [self.image_token] * len(opened)
+        made = self.processor(images=[[one] for one in opened], text=text, return_tensors="pt", padding=True)
+        return {name: values for name, values in made.items() if name not in _OF_TEXT}
+
+    def blank(self) -> dict[str, Any]:
+        """Return the pixels of a small black image."""
+        return self.pixels_of([PIL.Image.new("RGB", (_SIDE, _SIDE))])
+
+    def prompt(self, messages: Sequence[Message]) -> torch.Tensor:
+        """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
+        import torch  # heavy, and no rows need it
+
+        ids = self.serving_ids(Chat(list(messages)), prompt=True)
+        return torch.tensor([ids])
+
+    def content(self) -> list[object]:
+        """Return everything that its tokens depend on."""
+        return [*super().content(), self.processor.image_processor.to_json_string(), self.max_pixels, self.min_pixels]
+
+    def save(self, folder: Path) -> None:
+        """Write the processor with its tokenizer and chat template."""
+        super().save(folder)
+        self.processor.chat_template = self.tokenizer.chat_template
+        self.processor.save_pretrained(folder)
+
+
+def _moved(span: Span, ends: Sequence[Span]) -> Span:
+    start, end = (at + sum(more for placeholder, more in ends if placeholder <= at) for at in span)
+    return start, end
+
+
+_SIDE = 64
+"""Pixels of a side of the blank image: more than the smallest image of every processor."""
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")

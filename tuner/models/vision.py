@@ -1,0 +1,153 @@
+"""Vision-language models: their processor, their three parts, and a pass of the tower on every rank.
+
+    vision       the tower, which reads pixels
+    projector    what turns its output into embeddings of the LLM
+    language     the LLM with its head
+
+`load` loads the weights.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tuner import assets
+from tuner.errors import ModelError
+from tuner.models import compat
+from tuner.recipes.schema import Adapter, Model, VisionPart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+    from transformers import PreTrainedModel, ProcessorMixin
+
+_PROJECTORS = {"merger", "deepstack_merger_list"}
+"""Modules inside Qwen-VL's tower that are its projector."""
+
+
+def load_processor(model: Model, path: str) -> ProcessorMixin:
+    """Load the processor of a vision-language model, with the recipe's chat template if it names one.
+
+    Call it inside `load.explained`.
+
+    Raises:
+        ModelError: the folder has no processor, or it cannot read images.
+    """
+    options = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+    processor = compat.processor(path, **options)
+    if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
+        message = f"{path!r} has no processor of images, such as preprocessor_config.json"
+        fix = "Copy the model again with all its files; to train the LLM alone on text: --set model.images=False."
+        raise ModelError(message, where="model.path", fix=fix)
+    tokenizer = processor.tokenizer
+    named = assets.chat_template(model.chat_template) if model.chat_template else None
+    tokenizer.chat_template = processor.chat_template = named or processor.chat_template or tokenizer.chat_template
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return processor
+
+
+def part_of(model: PreTrainedModel, name: str) -> VisionPart:
+    """Return the part of the model that a weight, or a module, belongs to, by its full name."""
+    tower, llm = _prefix(model, tower_of(model)), _prefix(model, model.get_decoder())
+    if name.startswith(f"{llm}.") or name.startswith("lm_head"):
+        return "language"
+    if name.startswith(f"{tower}.") and _PROJECTORS.isdisjoint(name.split(".")):
+        return "vision"
+    return "projector"
+
+
+def tower_of(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the module that reads pixels.
+
+    Raises:
+        ModelError: the model has none.
+    """
+    tower: torch.nn.Module = model.get_encoder(modality="image")
+    if tower is model or tower is model.base_model:
+        message = f"{type(model).__name__} has no vision tower that tuner knows"
+        raise ModelError(message, where="model.images", fix="Train its LLM alone: --set model.images=False.")
+    return tower
+
+
+def _prefix(model: PreTrainedModel, module: torch.nn.Module) -> str:
+    return next(str(name) for name, other in model.named_modules() if other is module)
+
+
+def freeze(model: PreTrainedModel, parts: tuple[VisionPart, ...]) -> None:
+    """Freeze the weights of some parts.
+
+    Raises:
+        ModelError: no part is left to train.
+    """
+    if not parts:
+        return
+    for name, weight in model.named_parameters():
+        if part_of(model, name) in parts:
+            weight.requires_grad_(False)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ModelError("all parts of the model are frozen", where="model.freeze", fix="Remove one of them.")
+
+
+def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
+    """Return PEFT's target_modules for an adapter on the LLM alone, or also on the other parts.
+
+    'all-linear' and the names of layers would reach into the tower too: its layers have the same names.
+    """
+    named = adapter.target_modules
+    if adapter.vision or (isinstance(named, str) and named != "all-linear"):
+        return named if isinstance(named, str) else list(named)
+    llm = model.get_decoder()
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in llm.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    names = linear if isinstance(named, str) else {str(name).rpartition(".")[2] for name in named}
+    return rf"{re.escape(_prefix(model, llm))}\..*\b({'|'.join(map(re.escape, sorted(names)))})"
+
+
+class TowerOnEveryRank:
+    """Lets a model run its tower on a blank image, at weight 0, in a pass without images.
+
+    A rank with text alone would skip the tower: DeepSpeed's ranks then wait for each other in different collectives,
+    or reduce buckets of different sizes. The features are added before the LLM: at ZeRO-3 a hook on the embedding
+    fails in the backward pass, and one after the model fails in the forward pass (DeepSpeed 0.19.8).
+
+    Args:
+        model: The model, before an adapter is added.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.base = model.base_model
+        self.blank: Mapping[str, Tensor] | None = None
+        """The pixels of the blank image for the next pass; None: the batch has images."""
+        model.get_decoder().register_forward_pre_hook(self._add, with_kwargs=True)
+
+    def _add(
+        self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[object, ...], dict[str, Any]] | None:
+        if self.blank is None:
+            return None
+        features = self.base.get_image_features(**self.blank, return_dict=True)
+        nothing = sum(0 * tensor.sum() for tensor in _tensors((features.pooler_output, deepstack(features))))
+        embeddings = kwargs["inputs_embeds"]
+        return args, {**kwargs, "inputs_embeds": embeddings + nothing.to(embeddings.dtype)}
+
+
+def deepstack(features: object) -> object:
+    """Return the features that Qwen3-VL adds in its first layers, beside those of the last; None for other models."""
+    return getattr(features, "deepstack_features", None)
+
+
+def _tensors(values: object) -> Iterator[Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)

@@ -1,0 +1,60 @@
+"""A trainer that reads images: its batches get pixels, and every rank runs the tower in each pass.
+
+Which ranks have images in a micro-batch depends on the rows; see `models.vision.TowerOnEveryRank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
+from tuner.models.vision import TowerOnEveryRank
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tuner.data.encoder import PixelMaker
+
+
+class ImageReader:
+    """Gives the batches of a trainer their pixels.
+
+    Args:
+        model: The model to train, with its adapter.
+        encoder: The encoder of its processor.
+        num_workers: Threads that make pixels.
+    """
+
+    def __init__(self, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
+        self._loader = PixelLoader(encoder, num_workers)
+        base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._dtype = base.dtype
+        # On one rank too: where the LLM is frozen, a batch of text alone would have no gradient.
+        self._tower = TowerOnEveryRank(base)
+        self._blank = encoder.blank()
+
+    def ahead(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Return the batches while the pixels of the next ones are made."""
+        return self._loader.ahead(batches)
+
+    def add_pixels(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch with its pixels on the device of its tokens; call it right before the pass."""
+        device = batch["input_ids"].device
+        pixels = self._loader.pixels(batch[PIXELS])
+        self._tower.blank = self._on(device, self._blank) if pixels is None else None
+        text = {name: value for name, value in batch.items() if name != PIXELS}
+        return text if pixels is None else text | self._on(device, pixels)
+
+    def _on(self, device: torch.device, pixels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            name: value.to(device, self._dtype if value.is_floating_point() else None) for name, value in pixels.items()
+        }
+
+
+def read_images(trainer: Any, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
+    """Let a trainer's batches have images."""
+    trainer.data_collator = ImageCollator(trainer.data_collator, encoder)
+    trainer.images = ImageReader(model, encoder, num_workers)
