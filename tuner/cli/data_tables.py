@@ -87,6 +87,8 @@ def print_samples(console: Console, samples: Sequence[Shown]) -> None:
         cut = f", {sample.num_cut:,} more are {where}" if sample.num_cut else ""
         counts = f"{sample.num_tokens:,} tokens, {sample.num_trained:,} of them trained{cut}"
         console.print(f"\n{visible(sample.place)}: {counts}", style="bold")
+        for one in sample.images:
+            console.print(f"image of {one.width} x {one.height} pixels: {one.num_tokens:,} tokens", style="italic")
         for name, pieces in sample.parts.items():
             if len(sample.parts) > 1:
                 console.print(f"{name}:", style="italic")

@@ -78,6 +78,9 @@ class Encoder(Protocol):
     def image_id(self) -> int | None:
         """The token that stands for a feature of an image; None if the model reads text alone."""
 
+    def images_in(self, chat: Chat) -> list[tuple[int, int, int]]:
+        """Return width and height in pixels, as the model sees it, and number of tokens of each image."""
+
     @property
     def has_template(self) -> bool:
         """Whether it can render conversations."""

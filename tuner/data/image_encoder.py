@@ -125,6 +125,11 @@ class ImageEncoder(TextEncoder):
         """Return how many tokens the model sees of an image of this size."""
         return self.text_of(size).count(self.image_token)
 
+    def images_in(self, chat: Chat) -> list[tuple[int, int, int]]:
+        """Return the size that the processor is given and the number of tokens of each image."""
+        sizes = [images.size_of(image) for image in images_of(chat.messages)]
+        return [(*self.resized(size), self.num_tokens(size)) for size in sizes]
+
     def resized(self, size: Size) -> Size:
         """Return the size that an image has before the processor takes it."""
         width, height = size

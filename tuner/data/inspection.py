@@ -6,8 +6,10 @@ It prints nothing, and rows come to it by the way that training takes them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,15 @@ Piece = tuple[str, bool]
 
 
 @dataclass(frozen=True)
+class ShownImage:
+    """An image of a sample: its pixels as the model sees it, and the tokens that it becomes."""
+
+    width: int
+    height: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class Shown:
     """One sample as the chat template renders it. `parts` are named: 'text', or 'prompt', 'chosen', 'rejected' ...
 
@@ -52,6 +63,7 @@ class Shown:
     num_cut: int
     parts: dict[str, list[Piece]]
     splits: bool = False
+    images: tuple[ShownImage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -148,6 +160,7 @@ def _shown(samples: SampleEncoder, place: str, sample: Sample, dataset: Dataset)
         num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
         parts=_parts(sample, [_pieces(samples.encoder, one) for one in cut]),
         splits=dataset.packing and not isinstance(sample, Pair | Feedback),
+        images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),
     )
 
 
@@ -172,7 +185,22 @@ def _pieces(encoder: Encoder, encoded: Labelled) -> list[Piece]:
     # what the text up to its end is longer than the text before.
     texts = [encoder.decode(ids[:end].tolist(), exact=True) for end in ends]
     starts = [0, *map(len, texts)]
-    return [(text[start:], bool(trained[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
+    pieces = [(text[start:], bool(trained[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
+    if encoder.image_id is None:
+        return pieces
+    token = re.escape(encoder.decode([encoder.image_id], exact=True))
+    return [(re.sub(f"(?:{token})+", _counted(token), text), is_trained) for text, is_trained in pieces]
+
+
+def _counted(token: str) -> Callable[[re.Match[str]], str]:
+    """Return a function that writes a run of the token of images, here as a pattern, as one token and its number."""
+
+    def text(run: re.Match[str]) -> str:
+        one = re.match(token, run[0])
+        assert one is not None
+        return f"({one[0]} x {len(run[0]) // len(one[0])})"
+
+    return text
 
 
 def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[Difference]:

@@ -58,6 +58,10 @@ class TextEncoder:
         """None: a tokenizer reads text alone."""
         return None
 
+    def images_in(self, chat: Chat) -> list[tuple[int, int, int]]:
+        """Return nothing: a tokenizer reads text alone."""
+        return []
+
     @property
     def has_template(self) -> bool:
         """Whether the tokenizer has a chat template."""

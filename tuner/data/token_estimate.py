@@ -16,7 +16,7 @@ from typing import Any
 from tuner.assets import without_generation_marks
 from tuner.data import formats, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
-from tuner.data.sample import Chat, text_of
+from tuner.data.sample import Chat, images_of, text_of
 from tuner.errors import DataError
 from tuner.recipes.schema import Rows
 
@@ -31,7 +31,12 @@ _MAX_CHARACTERS = 32 * 1024
 
 
 def lengths(
-    files: Sequence[Path], rows: Rows, objective: str, folder: Path, chat_template: str | None
+    files: Sequence[Path],
+    rows: Rows,
+    objective: str,
+    folder: Path,
+    chat_template: str | None,
+    tokens_of_image: int = 0,
 ) -> tuple[int, ...]:
     """Return the tokens of each sampled row; empty if they cannot be known here.
 
@@ -41,6 +46,7 @@ def lengths(
         objective: Decides between formats that share their columns.
         folder: The model's, with its tokenizer.json.
         chat_template: The text of the template, if the model has one.
+        tokens_of_image: The tokens that an image becomes.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json")
     if tokenizer is None:
@@ -54,10 +60,14 @@ def lengths(
         return ()
     if ":" in name:  # a function of the user's runs in the ranks alone
         return ()
-    texts = [text for row in sampled if (text := _text(name, row, rows, chat_template))]
+    samples = [sample for row in sampled if (sample := _sample(name, row, rows))]
+    shown = [len(images_of(one.messages)) if isinstance(one, Chat) else 0 for one in samples]
+    texts = [_text(sample, chat_template) for sample in samples]
     encoded = tokenizer.encode_batch([text[:_MAX_CHARACTERS] for text in texts], add_special_tokens=False)
     return tuple(
-        round(len(one) * len(text) / len(text[:_MAX_CHARACTERS])) for one, text in zip(encoded, texts, strict=True)
+        round(len(one) * len(text) / len(text[:_MAX_CHARACTERS])) + num_images * tokens_of_image
+        for one, text, num_images in zip(encoded, texts, shown, strict=True)
+        if text
     )
 
 
@@ -89,15 +99,21 @@ def _leave_out(_: DataError) -> None:
     """Leave out a row that cannot be read; training reports it."""
 
 
-def _text(name: str, row: Row, rows: Rows, chat_template: str | None) -> str | None:
-    """Return the text that is tokenized of a row, or None if training cannot read it either."""
+def _sample(name: str, row: Row, rows: Rows) -> Chat | str | None:
+    """Return what is tokenized of a row, or None if training cannot read it either."""
     try:
         sample = formats.read(name, row, str(rows.path), columns=rows.columns, system=rows.system)
     except DataError:
         return None
-    if isinstance(sample, Chat):
-        return _rendered(sample, chat_template) if chat_template else _contents(sample)
-    return sample if isinstance(sample, str) else None
+    return sample if isinstance(sample, Chat | str) else None
+
+
+def _text(sample: Chat | str, chat_template: str | None) -> str:
+    if isinstance(sample, str):
+        return sample
+    if not chat_template or images_of(sample.messages):
+        return _contents(sample)
+    return _rendered(sample, chat_template)
 
 
 def _contents(chat: Chat) -> str:

@@ -61,6 +61,11 @@ _OFFLOAD_STASH = 5
 """Tensors that TRL 1.16's offloading leaves on the GPU until they have arrived (max_fwd_stash_size)."""
 
 
+_TOWER_BYTES_A_TOKEN = 34
+"""Bytes that a layer of a tower keeps of each token and unit of width in 16 bits: Korthikanti et al., 2022
+(arXiv:2205.05198)."""
+
+
 class _Mask(NamedTuple):
     """Bytes of a mask that all layers share, and of what each layer saves of it."""
 
@@ -113,11 +118,26 @@ def of_recipe(
         kept = sum(saved)
         at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
+    kept += _of_tower(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
         return Work(kept, at_loss, logits, at_layer)
     widest = hidden if recipe.split.recompute else weight_bytes * tokens * _widest(architecture, layers)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
+
+
+def _of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
+    """Return what the tower keeps for the backward pass of a micro-batch of so many tokens, all of them of images.
+
+    With recomputation that is the input of each layer. A tower without a trained weight keeps nothing.
+    """
+    tower = architecture.vision_config
+    learns = "vision" not in recipe.model.freeze and (recipe.adapter is None or recipe.adapter.vision)
+    if not recipe.reads_images or tower is None or not tower.hidden_size or not learns:
+        return 0.0
+    patches = tokens * tower.merge_size**2
+    bytes_a_token = weight_bytes if recipe.split.recompute else _TOWER_BYTES_A_TOKEN * weight_bytes / 2
+    return float(bytes_a_token * patches * tower.hidden_size * (tower.num_hidden_layers or 0))
 
 
 def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES, Experts, Family, Layer, Linear, layer
-from tuner.recipes.schema import Adapter, RecipeConfig
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema import Adapter, RecipeConfig, VisionPart
+from tuner.recipes.schema.architecture import Architecture, Tower
 
 
 class Built(NamedTuple):
@@ -50,12 +50,12 @@ def has_formula(architecture: Architecture) -> bool:
 
 
 def num_parameters(architecture: Architecture) -> int:
-    """Return the parameters of the model with its language-model head; tied embeddings count once.
+    """Return the parameters of the model with its language-model head and its tower; tied embeddings count once.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    return built(architecture).parameters
+    return built(architecture).parameters + sum(of_tower(architecture).values())
 
 
 def active_parameters(architecture: Architecture) -> int:
@@ -120,12 +120,20 @@ class Parameters(NamedTuple):
 
 
 def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
-    """Return how many parameters a recipe trains, freezes and quantizes, a frozen reference model included.
+    """Return how many parameters a recipe trains, freezes and quantizes: with a frozen reference model, and a tower.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
+    llm = _of_llm(recipe, architecture)
+    trained, frozen = _tower_trained(recipe, architecture)
+    return llm._replace(trainable=llm.trainable + trained, frozen=llm.frozen + frozen)
+
+
+def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     model = built(architecture)
+    if recipe.reads_images and "language" in recipe.model.freeze and recipe.adapter is None:
+        return Parameters(0, model.parameters)
     score = model.head.inputs if recipe.objective.facts.scores else 0
     total = model.backbone + score if score else model.parameters
     if recipe.adapter is None:
@@ -183,3 +191,50 @@ def on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
 def _copies(names: Iterable[str], model: Built) -> int:
     sizes = {model.family.embeddings: model.embeddings, model.head.name: model.head.parameters}
     return sum(size for module, size in sizes.items() if any(module.endswith(name) for name in names))
+
+
+# Towers
+
+
+def of_tower(architecture: Architecture) -> dict[VisionPart, int]:
+    """Return the parameters of the tower and of the projector; empty if config.json does not say their sizes.
+
+    The tower is counted as a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929) with biases, as CLIP's and
+    SigLIP's are: exact for LLaVA's, within a few per cent for Qwen-VL's, whose MLPs have a gate.
+    """
+    tower = architecture.vision_config
+    if tower is None or not (tower.hidden_size and tower.num_hidden_layers and tower.patch_size):
+        return {}
+    width, inner = tower.hidden_size, tower.intermediate_size or 4 * tower.hidden_size
+    layer = 4 * width * (width + 1) + 2 * width * inner + inner + width + 4 * width
+    patches = 3 * tower.patch_size**2 * width
+    positions = (_patches_of_a_side(tower) ** 2 + 1) * width if tower.image_size else 0
+    begin_and_end = width + 4 * width  # the class token, and norms around the layers
+    llm, merged = architecture.hidden_size, width * tower.merge_size**2
+    projector = merged * llm + llm + llm * llm + llm
+    return {"vision": tower.num_hidden_layers * layer + patches + positions + begin_and_end, "projector": projector}
+
+
+def _patches_of_a_side(tower: Tower) -> int:
+    return (tower.image_size or 0) // (tower.patch_size or 1)
+
+
+def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[int, int]:
+    """Return how many parameters of the tower and the projector are trained, and how many are frozen."""
+    sizes = of_tower(architecture) if recipe.reads_images else {}
+    frozen = {"vision", "projector"} if recipe.adapter else set(recipe.model.freeze)
+    num_frozen = sum(count for part, count in sizes.items() if part in frozen)
+    return sum(sizes.values()) - num_frozen, num_frozen
+
+
+def tokens_of_image(tower: Tower, size: tuple[int, int] | None = None) -> int:
+    """Return about how many tokens an image of this size, (width, height) in pixels, becomes; at least 1."""
+    if tower.num_tokens:
+        return tower.num_tokens
+    width, height = (tower.image_size, tower.image_size) if tower.image_size else size or (_SIDE, _SIDE)
+    side = (tower.patch_size or _PATCH) * tower.merge_size
+    return max(1, round(width / side) * round(height / side))
+
+
+_SIDE, _PATCH = 512, 14
+"""Pixels of a side of an image, and of a patch, where nothing says so."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tuner import paths
 from tuner.errors import DataError
 from tuner.files import read_json_object
+from tuner.fit import parameters
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
 from tuner.recipes import catalog, starting_weights
@@ -113,17 +114,29 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
         config.objective.type,
         folder,
         text,
+        _tokens_of_image(config),
     )
+
+
+def _tokens_of_image(config: RecipeConfig) -> int:
+    tower = config.architecture.vision_config if config.reads_images and config.architecture else None
+    return parameters.tokens_of_image(tower) if tower else 0
 
 
 @cache  # the global batch and the steps ask for the same rows
 def _lengths_once(
-    files: tuple[tuple[Path, int], ...], rows: str, objective: str, folder: Path, chat_template: str | None
+    files: tuple[tuple[Path, int], ...],
+    rows: str,
+    objective: str,
+    folder: Path,
+    chat_template: str | None,
+    tokens_of_image: int,
 ) -> tuple[int, ...]:
     from tuner.data import token_estimate  # only for local rows
 
     block = Rows.model_validate(json.loads(rows))
-    return token_estimate.lengths([file for file, _ in files], block, objective, folder, chat_template)
+    paths_of_files = [file for file, _ in files]
+    return token_estimate.lengths(paths_of_files, block, objective, folder, chat_template, tokens_of_image)
 
 
 def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:

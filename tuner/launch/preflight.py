@@ -57,7 +57,13 @@ def _rewards(run: ResolvedRun) -> Iterator[Finding]:
         yield from reward_trial.tried(run)
 
 
-_ELSEWHERE: tuple[Check, ...] = (model_files.architecture, model_files.weights, model_files.context, model_files.packed)
+_ELSEWHERE: tuple[Check, ...] = (
+    model_files.architecture,
+    model_files.images,
+    model_files.weights,
+    model_files.context,
+    model_files.packed,
+)
 """What this machine can check for a run on others; all other checks are about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
     few_steps,

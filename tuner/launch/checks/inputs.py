@@ -27,7 +27,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     config = run.recipe.config
     for loader in config.loaders.values():
         for rows in loader.dataset.shares:
-            _read(rows, loader.dataset, config.objective.type)
+            _read(rows, loader.dataset, config.objective.type, reads_images=config.reads_images)
     yield from ()
 
 
@@ -44,11 +44,12 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     yield from ()
 
 
-def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
+def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -> None:
     """Turn the first rows of one data set into samples. Bad rows may be skipped; training counts them.
 
     Raises:
-        DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
+        DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
+            an image and the model reads text alone.
     """
     # Only ranks run a user's row function: it may do anything, also import torch.
     if ":" in (rows.format or ""):
@@ -56,6 +57,7 @@ def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
     from tuner.data import formats  # a plan does not need it
     from tuner.data.pipeline import Pipeline
     from tuner.data.readers.text_files import OnError, fail
+    from tuner.data.sample import Chat, images_of
 
     if rows.format:
         formats.named(rows.format)
@@ -65,8 +67,10 @@ def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": _NUM_ROWS, "val_split": None})
     on_error: OnError = (lambda _: None) if dataset.bad_rows else fail
     pipeline = Pipeline(block, objective)
-    for _ in pipeline.samples(pipeline.tally(), on_error):
-        pass
+    for place, sample in pipeline.samples(pipeline.tally(), on_error):
+        if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
+            fix = "Train a vision-language model on it, or remove the images from the rows."
+            raise DataError("the row holds an image, and the model reads text alone", where=place, fix=fix)
 
 
 def _are_files(rows: Rows) -> bool:

@@ -28,6 +28,7 @@ from tuner.recipes.schema.objectives import facts_of
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
 _WHERE = "model.path"
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _LFS = b"version https://git-lfs"
@@ -192,6 +193,22 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
             where = f"{key}.dataset.packing"
             message = "packed samples may attend to each other in a model with remote code"
             yield ModelError(message, where=where, fix=f"Pad them instead: --set {where}=False.")
+
+
+def images(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a model that is to read images without a vision tower, or without the settings of its processor."""
+    place, config = folder(run), run.recipe.config
+    if not config.reads_images:
+        return
+    has_tower = config.architecture is None or config.architecture.vision_config is not None
+    if place is not None:
+        has_tower = isinstance(read_json_object(place / "config.json").get("vision_config"), dict)
+    if not has_tower:
+        message = f"{config.model.path!r} has no vision tower, so it reads no images"
+        yield ModelError(message, where="model.images", fix="Use a vision-language model, or --set model.images=False.")
+    elif place is not None and not any((place / name).is_file() for name in _PROCESSORS):
+        message = f"{str(place)!r} has none of {' and '.join(_PROCESSORS)}, which say how images become pixels"
+        yield ModelError(message, where=_WHERE, fix="Copy the model again with all its files.")
 
 
 def kernels(run: ResolvedRun) -> Iterator[Finding]:

@@ -1,0 +1,71 @@
+"""A model that cannot read the images of its rows is told before a rank starts, with what is wrong and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from tests.launch.plans import TINY, made
+from tests.models import vision
+from tuner.errors import TunerError
+from tuner.launch import preflight
+
+
+def refusal(*sets: str, **request: str) -> str:
+    with pytest.raises(TunerError) as caught:
+        preflight.check(made(*sets, **request))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vision.make("llava", tmp_path_factory.mktemp("model") / "whole")
+
+
+def test_rows_with_images_need_a_model_that_reads_them() -> None:
+    text = refusal(recipe="tiny_full_sample_images_e1")
+
+    assert "train.jsonl:1" in text
+    assert "the row holds an image, and the model reads text alone" in text
+
+
+def test_a_model_without_a_tower_is_not_asked_to_read_images() -> None:
+    assert "'package:tiny' has no vision tower" in refusal("model.images=True", recipe=TINY)
+
+
+def test_a_folder_without_a_processor_is_refused(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("processor_config.json"))
+
+    text = refusal(recipe="tiny_vision_full_sample_images_e1", model=str(tmp_path / "model"))
+
+    assert "has none of processor_config.json and preprocessor_config.json" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"", "cannot"), (b"GIF89a broken", "cannot"), (None, "no image file")],
+    ids=["empty", "broken", "missing"],
+)
+def test_an_image_that_cannot_be_read_is_named_with_its_row(
+    model: Path, content: bytes | None, problem: str, tmp_path: Path
+) -> None:
+    PIL.Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    if content is not None:
+        (tmp_path / "bad.png").write_bytes(content)
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A square."}]
+    rows = [json.dumps({"messages": turns, "images": [f"{name}.png"]}) for name in ("good", "bad")]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, rows[0]]), encoding="utf-8")
+
+    text = refusal(
+        f"train_dataloader.dataset.path={tmp_path / 'rows.jsonl'}",
+        recipe="tiny_vision_full_sample_images_e1",
+        model=str(model),
+    )
+
+    assert "rows.jsonl:2" in text
+    assert "bad.png" in text and problem in text
