@@ -232,10 +232,13 @@ def _base() -> tuple[_ByKey, _ByKey]:
 
 def _comments_of(block: type[Block]) -> dict[str, str]:
     """Return the comment above each key of a block, where the block itself stands."""
+    base = block.__base__
+    inherited = _comments_of(base) if base is not None and issubclass(base, Block) and base is not Block else {}
     source = inspect.getsource(block)
     (tree,) = ast.parse(source).body
     keys = (node for node in getattr(tree, "body", ()) if isinstance(node, ast.AnnAssign))
-    return {node.target.id: _comment_above(source, node.lineno) for node in keys if isinstance(node.target, ast.Name)}
+    own = {node.target.id: _comment_above(source, node.lineno) for node in keys if isinstance(node.target, ast.Name)}
+    return {**inherited, **{name: comment for name, comment in own.items() if comment}}
 
 
 def _comment_above(source: str, line: int) -> str:

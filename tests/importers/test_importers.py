@@ -247,7 +247,7 @@ def test_rolls_role_is_taken_with_its_preset_and_its_pipeline_named() -> None:
     imported = _imported(yaml.safe_dump(OF_TOOL["roll"]))
 
     assert _loaded(imported)["deepspeed"] == "deepspeed_zero3"
-    assert imported.obstacle and "reinforcement" in imported.obstacle
+    assert imported.obstacle and "no reward like" in imported.obstacle
     mapping = next(entry for entry in imported.entries if entry.setting.key == "actor_train.device_mapping")
     assert mapping.why and mapping.why.startswith("8 GPUs")
 

@@ -61,5 +61,5 @@ def test_every_built_in_reward_has_a_block() -> None:
 
 
 def test_a_reward_of_an_objective_without_rewards_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"no key 'objective.rewards'"):
+    with pytest.raises(RecipeError, match=r"objective\.rewards belongs to grpo, rloo"):
         loading.load("tiny_full_sample_e3", Overrides(rewards=("math",)))

@@ -17,6 +17,7 @@ from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objectives.dpo import Dpo
+from tuner.recipes.schema.objectives.group_rewards import GroupRewards
 from tuner.recipes.schema.objectives.kto import Kto
 from tuner.recipes.schema.objectives.orpo import Orpo
 from tuner.recipes.schema.objectives.reward import Reward
@@ -225,7 +226,7 @@ def test_every_block_is_strict_and_says_what_it_is(block: type[Block]) -> None:
 
 
 def test_every_block_is_a_key_of_the_recipe() -> None:
-    bases = {"RecipeConfig", "Rows", "Objective"}
+    bases = {"RecipeConfig", "Rows", "Objective", "GroupRewards"}
     text = str(list(schema_keys().values()))
 
     reached = {block.__name__ for block in blocks() if re.search(rf"\.{block.__name__}\b", text)}
@@ -234,7 +235,7 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (Adapter, Quantization, Architecture, Dpo, Orpo, Kto, Reward)
+    optional = (Adapter, Quantization, Architecture, Dpo, Orpo, Kto, Reward, GroupRewards)
     with_default = {
         (block.__name__, name)
         for block in blocks()

@@ -32,6 +32,7 @@ ROWS: dict[RowKind, list[dict[str, Any]]] = {
     "conversations": [{"instruction": "Why?", "output": answer} for answer in ANSWERS],
     "texts": [{"text": f"Why? {answer}"} for answer in ANSWERS],
     "pairs": [{"prompt": "Why?", "chosen": answer, "rejected": f"{answer} Not."} for answer in ANSWERS],
+    "prompts": [{"prompt": "Why?", "answer": answer} for answer in ANSWERS],
     "judged": [
         {"prompt": "Why?", "completion": answer, "label": number % 2 == 0} for number, answer in enumerate(ANSWERS)
     ],
@@ -68,10 +69,11 @@ def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
 
 @each(OBJECTIVES)
 def test_a_trainer_keeps_the_promises_of_all_trainers(objective: str) -> None:
-    trainer = training_of(objective).trainer
+    trainer, generates = training_of(objective).trainer, OBJECTIVES[objective].facts.generates
 
     assert issubclass(trainer, TunerTrainer) and issubclass(trainer, transformers.Trainer)
-    assert [name for name in PROMISES if getattr(trainer, name) is not getattr(TunerTrainer, name)] == []
+    own = [name for name in PROMISES if getattr(trainer, name) is not getattr(TunerTrainer, name)]
+    assert own == (["get_train_dataloader", "get_batch_samples", "get_eval_dataloader"] if generates else [])
 
 
 @each(OBJECTIVES)
@@ -79,14 +81,14 @@ def test_trl_takes_the_settings_of_a_block(objective: str) -> None:
     training = training_of(objective)
     known = {field.name for field in dataclasses.fields(training.arguments)}
 
-    assert {*OBJECTIVES[objective].model_fields, *training.settings} - {"type"} <= known
+    assert {*OBJECTIVES[objective].model_fields, *training.settings} - {"type", "rewards"} <= known
 
 
 def test_each_objective_has_a_part_of_the_catalog() -> None:
     assert tuple(sorted(OBJECTIVES)) == tuple(catalog.names("objectives"))
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", [name for name, block in OBJECTIVES.items() if not block.facts.generates])
 def test_each_row_is_dealt_to_one_rank(objective: str, tmp_path: Path, cache: Path) -> None:
     made = trainer_of(recipe_of(objective, tmp_path), 2, tmp_path)
     made.args.per_device_train_batch_size = made._train_batch_size = 2
@@ -105,6 +107,8 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
 ) -> None:
     # KTO's other loss depends on the batch; ORPO's likelihood term is a mean over the tokens of a batch.
     sets = ("objective.loss_type=apo_zero_unpaired",) if OBJECTIVES[objective].facts.rows == "judged" else ()
+    if OBJECTIVES[objective].facts.generates:
+        sets = ("objective.rewards=['length']", "objective.max_completion_length=8")
     recipe = recipe_of(objective, tmp_path, *sets)
     losses = [trainer_of(recipe, batch_size, tmp_path).evaluate()["eval_loss"] for batch_size in (2, 3, 7)]
 

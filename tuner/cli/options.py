@@ -153,7 +153,6 @@ override_options = all_of(
         multiple=True,
         metavar="NAME|FILE:FUNCTION",
         shell_complete=complete.rewards,
-        hidden=True,  # until an objective has rewards
         help="Reward of a recipe with GRPO or RLOO: math, exact, contains, json, length, or a function of yours, "
         "my_rewards.py:length. Several are added up.",
     ),

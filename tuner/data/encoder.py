@@ -125,8 +125,8 @@ class Encoder(Protocol):
             Unrendered: the template refuses it.
         """
 
-    def prompt(self, messages: Sequence[Message]) -> torch.Tensor:
-        """Return a conversation and the prompt for the next answer as tokens of shape [1, tokens].
+    def prompt(self, messages: Sequence[Message] | str) -> torch.Tensor:
+        """Return a conversation and the prompt for the next answer as tokens of shape [1, tokens]; a text as it is.
 
         Raises:
             DataError: the chat template rejects it.

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tuner.data.encoder import Encoded, Encoder
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
-from tuner.data.sample import Chat, Pair, Sample
+from tuner.data.sample import Chat, Pair, Prompt, Sample
 from tuner.data.thinking import Thinking
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
@@ -30,6 +32,7 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
     """Return a sample as one text to tokenize, or the conversation of each answer; its prompt carries no loss."""
     if isinstance(sample, str | Chat):
         return [sample]
+    assert not isinstance(sample, Prompt), "it has no answer"
     prompt = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in sample.prompt]
     answers = (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample.completion,)
     return [Chat([*prompt, *answer], sample.tools) for answer in answers]
@@ -59,6 +62,8 @@ class SampleEncoder:
             DataError: there is no chat template, or `on_error` raises the error of a row.
             Differs: `fast` gives other tokens than the encoder.
         """
+        if any(isinstance(sample, Prompt) for _, sample in batch):
+            return [one for placed in batch for one in self._prompt(*placed, on_error)]
         changes: dict[tuple[str, str], None] = {}  # once: the two sides of a pair have the same prompt
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
         try:
@@ -81,3 +86,13 @@ class SampleEncoder:
         for place, reason in changes:
             tally.change(place, reason)
         return [Encoded(place, sample, list(itertools.islice(sides, len(chats_of(sample))))) for place, sample in batch]
+
+    def _prompt(self, place: str, sample: Sample, on_error: OnError) -> list[Encoded]:
+        """Return a prompt with its tokens, up to where the answer begins; empty if the chat template refuses it."""
+        assert isinstance(sample, Prompt), "an objective has rows of one kind"
+        try:
+            ids = np.asarray(self.encoder.prompt(sample.text or sample.prompt)[0], dtype=np.int32)
+        except DataError as error:
+            on_error(DataError(error.what, where=place, of_row=True, fix=error.fix))
+            return []
+        return [Encoded(place, sample, [(ids, ids.copy())])]

@@ -5,6 +5,7 @@ A sample of several answers is whole conversations, with loss on the judged turn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 from tuner.data import images
 from tuner.data.encoder import Encoded, Labelled, Row
 from tuner.data.outcomes import Tally
-from tuner.data.sample import EQUAL, IGNORED, Chat, Feedback, images_of
+from tuner.data.sample import EQUAL, IGNORED, Chat, Feedback, Prompt, images_of
 from tuner.data.tokens import Tokens
 from tuner.recipes.schema.objectives import RowKind, facts_of
 
@@ -58,6 +59,7 @@ _LAYOUTS: dict[RowKind, Layout] = {
     "conversations": _SAMPLES,
     "texts": _SAMPLES,
     "pairs": _PAIRS,
+    "prompts": Layout("prompts", {"prompt": ("prompt_ids", "prompt_labels")}, ("row", pa.string())),
     "judged": Layout("judged answers", {"answer": _side("answer")}, ("is_good", pa.bool_())),
 }
 
@@ -82,6 +84,9 @@ def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
         return None
     tally.keep(one.place, one.sides, short)
     row: Row = {"is_good": one.sample.label} if isinstance(one.sample, Feedback) else {}
+    if isinstance(one.sample, Prompt):
+        prompt = one.sample.prompt if one.sample.text is None else one.sample.text
+        row["row"] = json.dumps({**one.sample.columns, "prompt": prompt}, default=str)
     row["seq_lengths"] = [len(ids) for ids, _ in short]
     if layout.image_id is not None:
         sizes = map(images.size_of, shown)
@@ -113,7 +118,10 @@ def _teaches_nothing(
     layout: Layout, sides: Sequence[Labelled], short: Sequence[Labelled], max_length: int
 ) -> str | None:
     if not layout.cuts and any(len(ids) > max_length for ids, _ in sides):
-        return f"longer than max_length = {max_length}, and a truncated answer cannot be scored"
+        why = "prompt is another question" if "prompt" in layout.sides else "answer cannot be scored"
+        return f"longer than max_length = {max_length}, and a truncated {why}"
+    if "prompt" in layout.sides:
+        return None
     for whole, rest in zip(sides, short, strict=True):
         if layout.image_id is not None and (whole[0][len(rest[0]) :] == layout.image_id).any():
             num = int((whole[0] == layout.image_id).sum())

@@ -13,11 +13,12 @@ from functools import cached_property, partial
 from typing import TextIO
 
 from tuner.data import formats, images, mixing
+from tuner.data.formats.columns import renamed
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, fail
 from tuner.data.sample import Sample, images_of, lacks, turns_of
-from tuner.data.sample_kinds import WrongKind, for_objective
+from tuner.data.sample_kinds import WrongKind, for_objective, with_columns
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
@@ -111,6 +112,7 @@ class Pipeline:
                 sample = formats.read(name, row, place, columns=one.columns, system=one.system, images=one.images)
                 _check_images(sample, place)
                 parts = for_objective(sample, self.objective, name, place)
+                parts = tuple(with_columns(part, renamed(row, one.columns, place)) for part in parts)
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
                     raise

@@ -50,7 +50,20 @@ class Feedback:
     tools: list[Any] | None = None
 
 
-Sample = Chat | str | Pair | Feedback
+@dataclass(frozen=True)
+class Prompt:
+    """What the model answers while it trains, and the other columns of the row, which rewards get.
+
+    `text` is a prompt that is a text: it is not rendered with the chat template.
+    """
+
+    prompt: list[Message]
+    columns: dict[str, Any]
+    text: str | None = None
+    tools: list[Any] | None = None
+
+
+Sample = Chat | str | Pair | Feedback | Prompt
 
 
 def text_of(content: Any) -> str:
@@ -64,7 +77,7 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
-def turns_of(sample: Chat | Pair | Feedback) -> list[Message]:
+def turns_of(sample: Chat | Pair | Feedback | Prompt) -> list[Message]:
     """Return the turns of a conversation, or of the prompt before answers."""
     return sample.messages if isinstance(sample, Chat) else sample.prompt
 
@@ -81,6 +94,8 @@ def lacks(sample: Sample) -> str | None:
         return None if sample.strip() else "the text is empty"
     if isinstance(sample, Pair):
         return None if sample.chosen != sample.rejected else EQUAL
+    if isinstance(sample, Prompt):
+        return None if sample.prompt else "there is no prompt"
     turns = sample.messages if isinstance(sample, Chat) else sample.completion
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     if not answers:

@@ -5,7 +5,11 @@ It reads no rows, and makes no tokens.
 
 from __future__ import annotations
 
-from tuner.data.sample import Chat, Feedback, Pair, Sample, lacks
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tuner.data.sample import Chat, Feedback, Pair, Prompt, Sample, lacks, text_of
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 
@@ -14,17 +18,21 @@ _SAMPLES: dict[RowKind, tuple[type, ...]] = {
     "texts": (str, Chat),
     "pairs": (Pair,),
     "judged": (Feedback, Pair),
-    "prompts": (Chat,),
+    "prompts": (Prompt, Chat),
 }
 """What rows become. Where answers are judged one by one, a pair is one good answer and one bad one."""
 KINDS = {name: _SAMPLES[block.facts.rows] for name, block in OBJECTIVES.items()}
 """What each objective learns from."""
 
+ANSWER = "answer"
+"""The column with the answer that a conversation was cut before."""
+_TURNS = ("messages", "conversations")
 _WHAT = {
     Chat: "conversations",
     str: "plain text",
     Pair: "preference data (pairs of answers)",
     Feedback: "feedback (answers marked good or bad)",
+    Prompt: "prompts without answers",
 }
 
 
@@ -51,7 +59,24 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
             Feedback(sample.prompt, sample.rejected, False, sample.tools),
         )
+    if facts_of(objective).rows == "prompts" and isinstance(sample, Chat):
+        return (before_last_answer(sample),)
     return (sample,)
+
+
+def before_last_answer(chat: Chat) -> Prompt:
+    """Return the conversation before its last answer, which becomes the column `answer`."""
+    at = max((number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"), default=0)
+    answer = text_of(chat.messages[at].get("content") or "") if at else None
+    return Prompt(chat.messages[:at], {ANSWER: answer}, tools=chat.tools)
+
+
+def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:
+    """Return a prompt with the other columns of its row, which rewards get; other samples as they are."""
+    if not isinstance(sample, Prompt):
+        return sample
+    others = {key: value for key, value in row.items() if key not in (*_TURNS, "prompt")}
+    return replace(sample, columns={**others, **sample.columns})
 
 
 def _way_out(sample: Sample, objective: str) -> str:

@@ -126,8 +126,12 @@ class TextEncoder:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def prompt(self, messages: Sequence[Message]) -> torch.Tensor:
+    def prompt(self, messages: Sequence[Message] | str) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
+        if isinstance(messages, str):
+            limits.check_text(self.tokenizer, messages, "the prompt")
+            of_text: torch.Tensor = self.tokenizer(messages, return_tensors="pt")["input_ids"]
+            return of_text
         text = prompt_text(self.tokenizer, messages)
         limits.check_text(self.tokenizer, text, "the conversation")
         # The template has already written the special tokens.

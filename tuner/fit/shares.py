@@ -9,6 +9,7 @@ turns a part of the tokens with all heads into all tokens with a part of the hea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tuner.errors import ModelError, RecipeError, TunerError, together
@@ -111,7 +112,7 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
         for size in range(least, samples + 1)
         if samples % size == 0 and micro in ("auto", size) and accumulation in ("auto", samples // size)
     ]
-    if not sizes:
+    if not sizes or samples * ranks % recipe.objective.samples_a_row:
         raise _uneven(recipe, ranks)
     if recipe.objective.depends_on_micro_batch:
         sizes = sizes[:1]
@@ -137,6 +138,13 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
         divisors = ", ".join(str(one) for one in range(1, wanted + 1) if wanted % one == 0)
         problem = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=f"Use one of {divisors} ranks.")
+    a_row = recipe.objective.samples_a_row
+    if samples_of_rank(recipe, ranks) * ranks % a_row:
+        batch, unit = samples_of_rank(recipe, ranks) * ranks, math.lcm(a_row, ranks)
+        problem = f"a step of {batch} completions cannot hold {a_row} of each prompt (num_generations)"
+        near = ", ".join(str(one) for one in dict.fromkeys((batch // unit * unit, -(-batch // unit) * unit)) if one)
+        fix = f"Set train_cfg.global_batch_size, which counts completions, to {near}; or change num_generations."
+        return RecipeError(problem, where="train_cfg.global_batch_size", fix=fix)
     wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"
     problem = f"{wish} is not {micro} x {accumulation} x {ranks} rank{'s' * (ranks > 1)}"
     problem += f", and {recipe.objective.type} needs micro-batches of {least} or more" if least > 1 else ""

@@ -32,6 +32,7 @@ _STAND_INS: dict[RowKind, JsonObject] = {
     "conversations": {"path": _SAMPLE, "format": "messages"},
     "texts": {"path": _PAIRS, "format": "text", "columns": {"text": "{prompt}\n{chosen}"}},
     "pairs": {"path": _PAIRS, "format": "preference"},
+    "prompts": {"path": _SAMPLE, "format": "messages"},
     "judged": {"path": _PAIRS, "format": "preference"},
 }
 _CONTROL = re.compile(r"<[^<>\s{}'\"]+>")

@@ -42,7 +42,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
         f"model: {_model(recipe)}",
         f"data: {_data(config, steps)}",
         f"steps: {steps.describe()}",
-        f"batch size: {_batch(batch, config.train_cfg.sequence_parallel_size)}",
+        f"batch size: {_generated(config, batch)}{_batch(batch, config.train_cfg.sequence_parallel_size)}",
     ]
 
 
@@ -94,6 +94,14 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
         text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
     val = config.val_dataloader
     return f"{text}; validation: {val.dataset.path}" if val and val.dataset.path and not dataset.val_split else text
+
+
+def _generated(config: RecipeConfig, batch: Batch) -> str:
+    """Return what the samples of a step are if they are generated, before their number."""
+    generations = config.objective.samples_a_row
+    if not config.objective.facts.generates:
+        return ""
+    return f"{_counted(batch.global_batch // generations, 'prompt')} x {generations} completions = "
 
 
 def _batch(batch: Batch, shared_by: int) -> str:

@@ -6,6 +6,7 @@ so a run learns the same on one GPU and on eight. Which split is fast and fits i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
@@ -31,6 +32,8 @@ Source: QLoRA (Dettmers et al. 2023, table 9); XTuner's recipes.
 """
 MAX_SAMPLES = 16
 """Most samples of such a step if samples are not packed."""
+MAX_PROMPTS = 4
+"""MAX_SAMPLES are multiplied by the completions of a prompt, up to this number."""
 MIN_PACK = 64
 """Tokens of the shortest packed row that tuner chooses: nearly every conversation is longer, and has its own row."""
 
@@ -55,6 +58,7 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(loaded.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
+    unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
     if not steps.packs(config):
         rows = _rows(config, sources)
         chosen: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
@@ -93,7 +97,7 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
 
 def _samples(config: RecipeConfig, rows: int | None, unit: int, ranks: int) -> int:
     """Return a global batch of samples: halved from `MAX_SAMPLES` until the run has enough steps."""
-    samples = unit * max(1, MAX_SAMPLES // unit)
+    samples = unit * max(1, MAX_SAMPLES * min(config.objective.samples_a_row, MAX_PROMPTS) // unit)
     while rows and samples % (2 * unit) == 0 and _num_steps(config, rows, samples, ranks) < ENOUGH:
         samples //= 2
     return samples

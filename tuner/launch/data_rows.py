@@ -50,10 +50,11 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     dataset = config.train_dataloader.dataset
     if dataset.streaming:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
+    a_row = config.objective.samples_a_row
     judges_single_answers = config.objective.facts.rows == "judged"
     return tuple(
         _less_held_out(one, number, dataset)._replace(
-            samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else 1,
+            samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
             lengths=_lengths(share, config) if steps.packs(config) else (),
         )
         for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))

@@ -61,7 +61,8 @@ class DatasetSize(NamedTuple):
     """One data set: the rows of one pass over it; None and `why` if they are not counted.
 
     `num_bytes` is the size of its files; `lengths` are the tokens of sampled rows, if a tokenizer is available.
-    `samples_a_row` is 2 if each row is two samples, and None if it is not known: one or two.
+    `samples_a_row` is 2 if each row is two samples, the number of completions if they are generated of a prompt, and
+    None if it is not known: one or two.
     """
 
     rows: int | None
@@ -282,7 +283,7 @@ def _num_rows(number: int) -> str:
 
 def _of_rows(sources: Sequence[DatasetSize], rows: int) -> Count:
     each, samples = {source.samples_a_row for source in sources}, [source.samples for source in sources]
-    if each in ({1}, {2}):
+    if len(each) == 1 and None not in each:
         return Count(rows * max(filter(None, each)))
     if None not in samples and rows == sum(source.taken or 0 for source in sources):
         return Count(sum(filter(None, samples)))

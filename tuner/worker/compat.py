@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import deepspeed.ops
@@ -78,6 +78,22 @@ def eval_metrics(trainer: Trainer) -> dict[str, list[float]]:
     """Return TRL 1.16's metrics of the validation since its last log; ORPO's trainer stores them under another name."""
     stored: dict[str, dict[str, list[float]]] = getattr(trainer, "_stored_metrics", None) or trainer._metrics
     return stored["eval"]
+
+
+def check_generates(trainer: type[Trainer]) -> None:
+    """Refuse a trainer of TRL that does not generate as TRL 1.16 does. Errors as `check_names`."""
+    require_names("trl", trainer, "_generate_and_score_completions", "_generate_single_turn", "_tokenize_prompts")
+
+
+def metrics_of(trainer: Trainer, mode: str) -> dict[str, list[float]]:
+    """Return TRL 1.16's metrics of training ('train') or of the validation ('eval') since their last log."""
+    metrics: dict[str, list[float]] = trainer._metrics[mode]
+    return metrics
+
+
+def last_completions(trainer: Trainer) -> Any:
+    """Return what TRL 1.16 keeps of the last completions of all ranks: prompts, texts, rewards by name, advantages."""
+    return trainer._logs
 
 
 def wait_for_ever() -> timedelta:

@@ -22,7 +22,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
-from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import visible
 from tuner.files import write_text
@@ -159,6 +159,8 @@ def _right(sample: Sample) -> list[Message] | None:
             return messages
         case Pair(prompt=prompt, chosen=answer) | Feedback(prompt=prompt, completion=answer, label=True):
             return [*prompt, *answer]
+        case Prompt(prompt=prompt, text=None, columns={"answer": str(answer)}):
+            return [*prompt, {"role": "assistant", "content": answer}]
     return None
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -28,13 +30,18 @@ from tuner.worker import compat, experts, long_rows, loss
 from tuner.worker.objectives import training_of
 from tuner.worker.pixels import read_images
 
+_NOT_OF_TRL = {"type", "rewards"}
+"""The keys of an objective that are no arguments of TRL: functions score completions, see `rewards`."""
+
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
     training = training_of(config.objective.type)
-    objective = config.objective.model_dump(mode="json", exclude={"type"})
+    objective = config.objective.model_dump(mode="json", exclude=_NOT_OF_TRL)
     offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
-    return training.arguments(**_common(config, zero, run, device), **objective, **offloads, **training.settings)
+    known = {field.name for field in fields(training.arguments)}
+    common = {key: value for key, value in _common(config, zero, run, device).items() if key in known}
+    return training.arguments(**common, **objective, **offloads, **training.settings)
 
 
 def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
@@ -70,7 +77,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         dataloader_pin_memory=device.type not in ("cpu", "mps"),
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
-        max_length=None,
+        max_length=None,  # where TRL has it
         eval_strategy=_validates(config),
         eval_steps=config.train_cfg.val_interval,
         prediction_loss_only=True,
@@ -125,7 +132,7 @@ def trainer(
         settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
-    built = _constructed(config, settings, models, encoder, train_rows, eval_rows)
+    built = _constructed(config, settings, models, encoder, train_rows, eval_rows, run.path)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         built.train_dataset, built.stream = stream.rows, stream
     if shared_by > 1:
@@ -148,6 +155,7 @@ def _constructed(
     encoder: Encoder,
     train_rows: Any,
     eval_rows: Any,
+    folder: Path,
 ) -> Any:
     training = training_of(config.objective.type)
     training.before(settings, config, models[0])
@@ -157,6 +165,7 @@ def _constructed(
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if collate := training.collator(config, encoder.pad_id):
         more["data_collator"] = collate
+    more |= training.constructor(config, folder)
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
         built = training.trainer(
@@ -198,7 +207,8 @@ def evaluator(
     """
     training = training_of(config.objective.type)
     # The reference model judges what it is asked for, when it is asked.
-    beforehand = {"type", "precompute_ref_log_probs", "precompute_ref_batch_size"}
+    beforehand = {*_NOT_OF_TRL, "precompute_ref_log_probs", "precompute_ref_batch_size"}
+    known = {field.name for field in fields(training.arguments)}
     settings = training.arguments(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,
@@ -206,17 +216,17 @@ def evaluator(
         bf16=False,  # the weights are in the compute type, as under DeepSpeed: nothing casts them
         gradient_checkpointing=False,
         remove_unused_columns=False,
-        max_length=None,
         prediction_loss_only=True,
         report_to="none",
         disable_tqdm=True,
         log_level="error",
         seed=config.randomness.seed,
+        **({"max_length": None} if "max_length" in known else {}),
         **config.objective.model_dump(mode="json", exclude=beforehand),
         **training.settings,
     )
     compat.use_one_gpu(settings)
-    built = _constructed(config, settings, models, encoder, rows, rows)
+    built = _constructed(config, settings, models, encoder, rows, rows, Path(folder))
     fit_adapters(models[0], models[0].dtype, config, judges=True)
     return built
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.data.formats import cells, chats, image_places
 from tuner.data.formats.cells import Misfit, Row
-from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
 from tuner.errors import DataError
 
 PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
@@ -106,6 +106,13 @@ def read_feedback(row: Row) -> Feedback:
     return Feedback(prompt, _answered(completion, "completion"), bool(label), cells.tools(row))
 
 
+def read_prompt(row: Row) -> Prompt:
+    """Read a prompt without its answer. A text without a system turn is not rendered with the chat template."""
+    messages = chats.prompt_of(row, "prompt")
+    is_text = isinstance(row["prompt"], str) and not chats.system_turn(row)
+    return Prompt(messages, {}, row["prompt"] if is_text else None, cells.tools(row))
+
+
 @dataclass(frozen=True)
 class Format:
     """`matches` looks at columns and at what their values begin with; `read` raises `Misfit`.
@@ -142,6 +149,15 @@ def _is_feedback(row: Row) -> bool:
 _MORE = ("system", "tools", *image_places.COLUMNS)
 _BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
 _QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
+
+_ANSWERS = ("completion", "chosen", "rejected", *_BETTER_RESPONSE[1:], *chats.TURNS)
+
+
+def _is_prompt(row: Row) -> bool:
+    """Return whether a row has a prompt, and no answer that another format reads."""
+    answered = any(_has(*both)(row) for both in chats.QUESTIONS_AND_ANSWERS)
+    return "prompt" in row and not answered and not any(map(row.__contains__, _ANSWERS))
+
 
 FORMATS: dict[str, Format] = {
     "messages": Format(
@@ -201,6 +217,13 @@ FORMATS: dict[str, Format] = {
         lambda row: "<|startofthink|>" in str(row.get("conversations")),
         chats.read_msagent,
         before=("sharegpt",),
+    ),
+    "prompt": Format(
+        Prompt,
+        "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
+        ("prompt", "system", "tools"),
+        _is_prompt,
+        read_prompt,
     ),
     "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(

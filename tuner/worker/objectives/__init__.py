@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import datasets
     import torch
     import transformers
@@ -40,6 +42,14 @@ class Training:
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate | None:
         """Return the function that makes a batch of rows; None: TRL's own."""
         return None
+
+    def constructor(self, config: RecipeConfig, folder: Path) -> dict[str, Any]:
+        """Return further arguments of the trainer's constructor; `folder` is the run directory.
+
+        Raises:
+            TunerError: something that they need cannot be loaded.
+        """
+        return {}
 
     def ordered(self, config: RecipeConfig, rows: datasets.Dataset) -> datasets.Dataset:
         """Return the training rows in the order that the trainer needs."""

@@ -17,9 +17,17 @@ for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 _ROWS = get_args(RowKind)
+
+
+def _blocks(base: type[Objective]) -> list[type[Objective]]:
+    """Return the blocks of objectives; a class without facts is the base of several."""
+    below = [block for one in base.__subclasses__() for block in _blocks(one)]
+    return [base, *below] if hasattr(base, "facts") else below
+
+
 OBJECTIVES: dict[str, type[Objective]] = {
     get_args(block.model_fields["type"].annotation)[0]: block
-    for block in sorted(Objective.__subclasses__(), key=lambda block: _ROWS.index(block.facts.rows))
+    for block in sorted(_blocks(Objective), key=lambda block: _ROWS.index(block.facts.rows))
 }
 """The block of each objective by the name in `objective.type`: those with the same kind of rows follow each other.
 

@@ -71,6 +71,11 @@ class Objective(Block):
         return 1
 
     @property
+    def samples_a_row(self) -> int:
+        """The samples that a row becomes: 1, or the completions that are generated of a prompt."""
+        return 1
+
+    @property
     def depends_on_micro_batch(self) -> bool:
         """Whether the loss of a sample depends on the others of its micro-batch, so that its size changes training."""
         return False

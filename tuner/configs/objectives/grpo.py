@@ -1,0 +1,5 @@
+"""Group relative policy optimization: completions of prompts, compared by their rewards."""
+
+objective = dict(type="grpo", rewards=["math"])
+train_dataloader = dict(dataset=dict(max_length=512))
+optim_wrapper = dict(optimizer=dict(lr=1e-6))

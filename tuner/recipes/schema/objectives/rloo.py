@@ -1,0 +1,20 @@
+"""REINFORCE with a leave-one-out baseline."""
+
+from typing import ClassVar, Literal
+
+from pydantic import NonNegativeFloat
+
+from tuner.recipes.schema.objectives.group_rewards import DROPPED, GroupRewards
+from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts
+
+
+class Rloo(GroupRewards):
+    """REINFORCE: a completion is compared with the mean reward of the others of its prompt."""
+
+    facts: ClassVar = ObjectiveFacts(
+        "RLOO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
+    )
+    type: Literal["rloo"]
+    beta: NonNegativeFloat = 0.05
+    # Divide advantages by their spread.
+    normalize_advantages: bool = False
