@@ -210,3 +210,18 @@ def test_a_run_with_images_goes_on_from_its_checkpoint_bit_for_bit(tmp_path: Pat
     resumed = ok(train(recipe, tmp_path / "rest", "--deepspeed", "zero2", "--resume", stopped.path, ranks=2))
 
     assert resumed.losses[-1] == whole.losses[-1]
+
+
+def test_the_projector_has_a_learning_rate_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    recipe = written(folder, "llava", accumulation=4)
+    rates = ("--set", "lr=1e-12", "--set", "optim_wrapper.optimizer.projector_lr=1e-2", "--set", "max_steps=1")
+    run = ok(train(recipe, tmp_path / "run", "--deepspeed", "none", *rates, ranks=1))
+
+    before, after = (
+        dict(AutoModelForImageTextToText.from_pretrained(path).named_parameters())
+        for path in (folder / "model", run.path / "final")
+    )
+    apart = {name: float((after[name] - before[name]).detach().abs().max()) for name in after}
+    assert all((move > 1e-3) == ("multi_modal_projector" in name) for name, move in apart.items())

@@ -56,6 +56,12 @@ _DEFAULTS_OF_HALVES: dict[str, JsonObject] = {
     },
 }
 """The same for the LLM inside a vision-language model: LLaVA 1.5 is published without the sizes of its Llama."""
+_LLMS_OF_VL = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""The LLM in a vision-language model has a name of its own, and the layers of a known one."""
 _NAMES_OF_TOWERS = {
     "num_hidden_layers": ("num_hidden_layers", "depth"),
     "hidden_size": ("hidden_size", "embed_dim"),
@@ -198,6 +204,8 @@ def _read(folder: Path) -> JsonObject:
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
         config |= _DEFAULTS_OF_HALVES.get(str(half.get("model_type")), {}) | half
+    if (kind := config.get("model_type")) in _LLMS_OF_VL:
+        config["model_type"] = _LLMS_OF_VL[kind]
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
 
 

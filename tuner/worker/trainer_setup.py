@@ -22,6 +22,7 @@ from tuner.data.compat import with_fingerprint
 from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
+from tuner.models import vision
 from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
@@ -276,11 +277,37 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
     # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
     settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps, "fused": True}
     taken = {key: value for key, value in settings.items() if key in known}
+    if block.projector_lr:
+        return lambda: partial(_with_projector, cls, block.projector_lr, block.weight_decay), taken
     if not block.loraplus_lr_ratio:
         return cls, taken
     more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
     # transformers calls what is no class, and what that returns with the model.
     return lambda: partial(_loraplus, cls), {**taken, **more}
+
+
+def _with_projector(
+    cls: type[torch.optim.Optimizer], rate: float, weight_decay: float, model: Any, **settings: Any
+) -> torch.optim.Optimizer:
+    """Return the optimizer with groups of weights as the Trainer's, and two more for the projector with its rate."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    for name, weight in base.named_parameters():
+        if weight.requires_grad:
+            num_axes = len(getattr(weight, "ds_shape", weight.shape))  # ZeRO-3 leaves no shape to a sharded weight
+            key = (vision.part_of(base, name) == "projector", num_axes > 1)
+            groups.setdefault(key, []).append(weight)
+    return cls(
+        [
+            {
+                "params": weights,
+                "weight_decay": weight_decay if is_decayed else 0.0,
+                **({"lr": rate} if is_projector else {}),
+            }
+            for (is_projector, is_decayed), weights in groups.items()
+        ],
+        **settings,
+    )
 
 
 def _loraplus(cls: type[torch.optim.Optimizer], model: Any, **settings: Any) -> torch.optim.Optimizer:

@@ -256,6 +256,14 @@ class Optimizer(Block):
     loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
     projector_lr: PositiveFloat | None
 
+    @field_validator("projector_lr")
+    @classmethod
+    def _groups_of_weights_need_an_optimizer_of_torch(cls, rate: float | None, info: ValidationInfo) -> float | None:
+        kind = info.data.get("type")
+        if rate and (kind in DEEPSPEED_OPTIMIZERS or info.data.get("loraplus_lr_ratio")):
+            raise ValueError(f"optimizer.type {kind} has no rate for a projector here; use AdamW without LoRA+")
+        return rate
+
     @field_validator("muon_lr", "loraplus_lr_ratio")
     @classmethod
     def _a_rate_of_its_own_needs_who_takes_it(cls, rate: float | None, info: ValidationInfo) -> float | None:
@@ -471,6 +479,14 @@ class RecipeConfig(Block):
 
     @field_validator("optim_wrapper")
     @classmethod
+    def _a_projector_has_its_rate(cls, wrapper: OptimWrapper, info: ValidationInfo) -> OptimWrapper:
+        model = info.data.get("model")
+        if wrapper.optimizer.projector_lr and model and model.images is not True:
+            raise wrong_key("optimizer.projector_lr", "belongs to a model that reads images; use None")
+        return wrapper
+
+    @field_validator("optim_wrapper")
+    @classmethod
     def _lora_plus_needs_lora(cls, wrapper: OptimWrapper, info: ValidationInfo) -> OptimWrapper:
         if wrapper.optimizer.loraplus_lr_ratio and "adapter" in info.data and not info.data["adapter"]:
             raise wrong_key(
@@ -538,6 +554,14 @@ class RecipeConfig(Block):
             raise wrong_key(
                 "trainable_layers", "has no effect with an adapter, which freezes every layer; use one of them"
             )
+        return train_cfg
+
+    @field_validator("train_cfg")
+    @classmethod
+    def _ranks_share_no_images(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
+        model = info.data.get("model")
+        if model and model.images is True and train_cfg.sequence_parallel_size > 1:
+            raise wrong_key("sequence_parallel_size", "above 1 shares rows of text alone, not of images; use 1")
         return train_cfg
 
     @field_validator("train_cfg")
