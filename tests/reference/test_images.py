@@ -153,11 +153,12 @@ def test_rows_with_and_without_images_train_as_in_a_plain_loop(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", vision.KINDS)
+@pytest.mark.parametrize(("kind", "bits"), [("llava", "None"), ("qwen2_5_vl", "None"), ("llava", "dict(bits=4)")])
 def test_an_adapter_is_on_the_llm_alone_and_trains_alike_on_any_ranks(
-    folders: dict[str, Path], kind: str, tmp_path: Path
+    folders: dict[str, Path], kind: str, bits: str, tmp_path: Path
 ) -> None:
     recompute = ("--set", "train_cfg.gradient_checkpointing=True", "--set", f"adapter={LORA.partition(' = ')[2]}")
+    recompute += ("--set", f"quantization={bits}")
     alone = trained(folders[kind], tmp_path / "one", "none", 1, *recompute)
     sharded = trained(folders[kind], tmp_path / "two", "zero3", 2, *recompute)
 

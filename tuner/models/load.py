@@ -173,7 +173,8 @@ def _load(
     arguments: LoadOptions = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
-        arguments["quantization_config"] = quantized(config.quantization, dtype)
+        kept = vision.OUTSIDE_LLM if config.reads_images else None
+        arguments["quantization_config"] = quantized(config.quantization, dtype, kept)
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
     model = load_weights(config.model, path, dtype, scores=config.objective.facts.scores, **arguments)
@@ -285,12 +286,21 @@ def _layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
     return next((module for module in lists if len(module) == number), None)
 
 
-def quantized(block: Quantization, dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
-    """Return the argument of `from_pretrained` for a recipe's `quantization`, with arithmetic in the compute type."""
+def quantized(
+    block: Quantization, dtype: torch.dtype, kept: list[str] | None = None
+) -> transformers.BitsAndBytesConfig:
+    """Return the argument of `from_pretrained` for a recipe's `quantization`, with arithmetic in the compute type.
+
+    Args:
+        block: The recipe's.
+        dtype: The compute type.
+        kept: The full names of modules that keep their 16 bits; None: the output embeddings, as transformers does.
+    """
     if block.bits == 8:
-        return transformers.BitsAndBytesConfig(load_in_8bit=True)
+        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
+        llm_int8_skip_modules=kept,
         bnb_4bit_quant_type=block.quant_type,
         bnb_4bit_use_double_quant=block.double_quant,
         bnb_4bit_compute_dtype=dtype,

@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 _PROJECTORS = {"merger", "deepstack_merger_list"}
 """Modules inside Qwen-VL's tower that are its projector."""
 
+OUTSIDE_LLM = [
+    *("model.vision_tower", "model.visual", "model.vision_model", "vision_model"),
+    *("model.multi_modal_projector", "model.connector", "model.embed_vision", "multi_modal_projector"),
+    "lm_head",
+]
+"""What QLoRA keeps in 16 bits: towers, projectors and the head by their full names in transformers 5.23.
+
+bitsandbytes 0.50.2 takes a name without its parents for a part of other names, and then quantizes all three parts.
+"""
+
 
 def load_processor(model: Model, path: str) -> ProcessorMixin:
     """Load the processor of a vision-language model, with the recipe's chat template if it names one.
