@@ -134,7 +134,10 @@ def test_a_config_json_alone_is_enough_and_names_its_hub_id(tuner: Tuner) -> Non
 
 @pytest.mark.parametrize(
     ("file", "objectives", "next_step"),
-    [("rows.jsonl", ["sft", "pretrain", "grpo", "rloo"], "tiny_lora_my_rows_e1"), ("pairs.jsonl", None, "tiny_dpo_lora_my_rows_e1")],
+    [
+        ("rows.jsonl", ["sft", "pretrain", "grpo", "rloo"], "tiny_lora_my_rows_e1"),
+        ("pairs.jsonl", None, "tiny_dpo_lora_my_rows_e1"),
+    ],
 )
 def test_a_new_data_set_is_read_at_once(tuner: Tuner, file: str, objectives: list[str] | None, next_step: str) -> None:
     result = tuner("new", "dataset", "my_rows", "--from", file)
