@@ -22,6 +22,9 @@ from tuner.worker.samples import show_samples
 
 WIDE = 60
 
+NO_ENCODER: Any = None
+"""A model that reads text alone is answered with the tokenizer that was saved."""
+
 
 def guard(**facts: Any) -> Any:
     ticks: list[int] = []
@@ -54,7 +57,7 @@ def test_every_answer_is_a_sign_of_life_and_one_model_is_held_at_a_time(
 
 
 def samples(run: Any, watched: Any, *, run_s: float = 0.0, num_parameters: int = 0) -> list[dict[str, Any]]:
-    show_samples(load(str(run.recipe)).config, run, watched, run_s=run_s, num_parameters=num_parameters)
+    show_samples(load(str(run.recipe)).config, NO_ENCODER, run, watched, run_s=run_s, num_parameters=num_parameters)
     file = run.path / "samples.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 

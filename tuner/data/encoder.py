@@ -132,6 +132,9 @@ class Encoder(Protocol):
             DataError: the chat template rejects it.
         """
 
+    def pixels_in(self, messages: Sequence[Message], ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what the model takes beside the result of `prompt`: the pixels of its images; empty without images."""
+
     def answer_end(self) -> int | None:
         """Return the token that ends an answer in the chat template; None if no single token does."""
 

@@ -170,6 +170,12 @@ class ImageEncoder(TextEncoder):
         ids = self.serving_ids(Chat(list(messages)), prompt=True)
         return torch.tensor([ids])
 
+    def pixels_in(self, messages: Sequence[Message], ids: torch.Tensor) -> dict[str, Any]:
+        """Return the pixels of the images of a prompt, and the types of its tokens if the model takes them."""
+        types = {self.token_types: (ids == self.image_id).long()} if self.token_types else {}
+        shown = images_of(messages)
+        return {**types, **self.pixels(shown)} if shown else types
+
     def content(self) -> list[object]:
         """Return everything that its tokens depend on."""
         return [*super().content(), self.processor.image_processor.to_json_string(), self.max_pixels, self.min_pixels]

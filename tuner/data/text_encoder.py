@@ -138,6 +138,10 @@ class TextEncoder:
         ids: torch.Tensor = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         return ids
 
+    def pixels_in(self, messages: Sequence[Message], ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return nothing: a tokenizer reads text alone."""
+        return {}
+
     def answer_end(self) -> int | None:
         """Return the token that ends an answer; None if no single token does."""
         return templates.answers_end(self.tokenizer)

@@ -23,7 +23,7 @@ from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
-from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
+from tuner.worker.generation import ask_for_one_answer, on_device, stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.samples import prompts, same_text, shown
 
@@ -83,6 +83,7 @@ class AnswersValidationPrompts:
         self.run, self.encoder, self.max_new_tokens = run, encoder, config.log.max_new_tokens
         dataset = config.val_dataloader.dataset
         self.questions: list[torch.Tensor] = []
+        self.pixels: list[dict[str, torch.Tensor]] = []
         self.prompts: list[str] = []
         self.right: list[str] = []
         for *prompt, answer in prompts(dataset, config.log.generate, config.objective.type):
@@ -92,6 +93,7 @@ class AnswersValidationPrompts:
                 continue
             if len(ids_T) <= dataset.max_length:
                 self.questions.append(ids_T)
+                self.pixels.append(encoder.pixels_in(prompt, ids_T[None]))
                 self.prompts.append(shown(prompt))
                 self.right.append(str(answer["content"]))
         if not self.questions and dist.get_rank() == 0:
@@ -110,10 +112,12 @@ class AnswersValidationPrompts:
         # Every rank computes the same number of batches, because ZeRO-3 gathers weights; the last prompt may repeat.
         rounds = -(-len(self.questions) // num_ranks)
         mine = [min(index * num_ranks + rank, len(self.questions) - 1) for index in range(rounds)]
-        batch = _BATCH if takes_mask(model) else 1
+        batch = _BATCH if takes_mask(model) and self.encoder.image_id is None else 1
         texts: list[str] = []
         for start in range(0, rounds, batch):
-            texts += self._answers(model, [self.questions[index] for index in mine[start : start + batch]])
+            indexes = mine[start : start + batch]
+            pixels = self.pixels[indexes[0]] if batch == 1 else {}
+            texts += self._answers(model, [self.questions[index] for index in indexes], pixels)
         gathered: list[list[tuple[int, str]]] = [[] for _ in range(num_ranks)]
         dist.all_gather_object(gathered, list(zip(mine, texts, strict=True)))
         by_index = {index: text for of_rank in gathered for index, text in of_rank}
@@ -123,7 +127,7 @@ class AnswersValidationPrompts:
         return {f"eval_{name}": value for name, value in answer_metrics(answers, self.right).items()}
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _answers(self, model: PreTrainedModel, ids: list[torch.Tensor]) -> list[str]:
+    def _answers(self, model: PreTrainedModel, ids: list[torch.Tensor], pixels: dict[str, torch.Tensor]) -> list[str]:
         padding = {"batch_first": True, "padding_side": "left"}
         ids_BT = pad_sequence(ids, padding_value=self.encoder.pad_id, **padding).to(model.device)
         mask_BT = pad_sequence([torch.ones_like(one) for one in ids], **padding).to(model.device)
@@ -133,6 +137,7 @@ class AnswersValidationPrompts:
         written_BT = model.generate(
             input_ids=ids_BT,
             attention_mask=mask_BT,
+            **on_device(model, pixels),
             generation_config=generation,
             max_new_tokens=self.max_new_tokens,
             do_sample=False,

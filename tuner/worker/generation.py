@@ -5,7 +5,7 @@ It loads nothing and prints nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,7 @@ def generate(
     settings: Settings,
     on_text: OnText = lambda _: None,
     *,
+    pixels: Mapping[str, torch.Tensor] | None = None,
     interruptible: bool = False,
 ) -> Answer:
     """Return the answer to a prompt, and pass on its text while it is generated.
@@ -89,6 +90,7 @@ def generate(
         ids: The result of `Encoder.prompt`.
         settings: How tokens are chosen.
         on_text: Called with each piece of text.
+        pixels: The result of `Encoder.pixels_in`.
         interruptible: Ctrl-C ends the answer and keeps its text so far; the program goes on.
     """
     ids = ids.to(model.device)
@@ -99,6 +101,7 @@ def generate(
             attention_mask=torch.ones_like(ids),
             pad_token_id=encoder.pad_id,
             streamer=stream,
+            **on_device(model, pixels or {}),
             **settings.arguments(),
         )
     stream.end()
@@ -106,6 +109,14 @@ def generate(
     ends = ends if isinstance(ends, list) else [ends]
     text = encoder.decode(stream.ids, skips_special=True)
     return Answer(text, len(stream.ids), bool(stream.ids) and stream.ids[-1] in ends)
+
+
+def on_device(model: PreTrainedModel, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors on the device of a model, those of numbers with a fraction in its type."""
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in values.items()
+    }
 
 
 def stop_where_answers_end(generation: GenerationConfig, encoder: Encoder) -> None:

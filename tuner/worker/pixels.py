@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.models.vision import TowerOnEveryRank
+from tuner.worker.generation import on_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +30,7 @@ class ImageReader:
     def __init__(self, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
         self._loader = PixelLoader(encoder, num_workers)
         base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._dtype = base.dtype
+        self._model = base
         # On one rank too: where the LLM is frozen, a batch of text alone would have no gradient.
         self._tower = TowerOnEveryRank(base)
         self._blank = encoder.blank()
@@ -42,16 +41,10 @@ class ImageReader:
 
     def add_pixels(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch with its pixels on the device of its tokens; call it right before the pass."""
-        device = batch["input_ids"].device
         pixels = self._loader.pixels(batch[PIXELS])
-        self._tower.blank = self._on(device, self._blank) if pixels is None else None
+        self._tower.blank = on_device(self._model, self._blank) if pixels is None else None
         text = {name: value for name, value in batch.items() if name != PIXELS}
-        return text if pixels is None else text | self._on(device, pixels)
-
-    def _on(self, device: torch.device, pixels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {
-            name: value.to(device, self._dtype if value.is_floating_point() else None) for name, value in pixels.items()
-        }
+        return text if pixels is None else text | on_device(self._model, pixels)
 
 
 def read_images(trainer: Any, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:

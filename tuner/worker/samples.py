@@ -11,13 +11,13 @@ import json
 import os
 import textwrap
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tuner.data.encoder import Encoder
@@ -50,7 +50,9 @@ class _OutOfTime(Exception):
     """The time for answers is over."""
 
 
-def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int) -> None:
+def show_samples(
+    config: RecipeConfig, encoder: Encoder, run: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int
+) -> None:
     """Print `log.num_samples` validation prompts with the reference and the model's answers; write samples.jsonl.
 
     'auto' shows up to five prompts, those that are answered within a tenth of the run. Training is done, so an error is
@@ -58,6 +60,7 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s
 
     Args:
         config: The recipe.
+        encoder: The rank's; used for a model that reads images.
         run: The run directory with the result.
         guard: The guard of this rank.
         run_s: The seconds that training took.
@@ -78,13 +81,19 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s
         print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
         return
     try:
-        _show(config, prompts(config.val_dataloader.dataset, count, config.objective.type), run, guard, seconds)
+        conversations = prompts(config.val_dataloader.dataset, count, config.objective.type)
+        _show(config, encoder, conversations, run, guard, seconds)
     except Exception as error:
         warn(run, f"no samples: {_message(error)}")
 
 
 def _show(
-    config: RecipeConfig, conversations: list[list[Message]], run: RunDirectory, guard: Guard, seconds: float
+    config: RecipeConfig,
+    encoder: Encoder,
+    conversations: list[list[Message]],
+    run: RunDirectory,
+    guard: Guard,
+    seconds: float,
 ) -> None:
     if not conversations:  # plain text has no prompts
         return
@@ -92,8 +101,9 @@ def _show(
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
     questions = [messages[:-1] for messages in conversations]
-    encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final))
-    model = AutoModelForCausalLM.from_pretrained(run.final)  # loads an adapter's base too
+    if not config.reads_images:
+        encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final))
+    model = _auto(config).from_pretrained(run.final)  # loads an adapter's base too
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
@@ -168,13 +178,18 @@ def _before(
     """
     try:
         if model is None:
-            model = AutoModelForCausalLM.from_pretrained(source(config.model), **pinned(config.model))
+            model = _auto(config).from_pretrained(source(config.model), **pinned(config.model))
         else:
             model.disable_adapters()
         return _answers(model, encoder, prompts, guard, deadline)
     except Exception as error:  # a base model may not know the tokens of the chat template
         warn(guard.run, f"no answers from before training: {_message(error)}")
         return []
+
+
+def _auto(config: RecipeConfig) -> Any:
+    """Return the class of transformers that loads the model."""
+    return AutoModelForImageTextToText if config.reads_images else AutoModelForCausalLM
 
 
 def _answers(
@@ -199,7 +214,9 @@ def _answers(
     answers = list[str]()
     with contextlib.suppress(_OutOfTime):
         for prompt in prompts:
-            answers.append(generate(model.eval(), encoder, encoder.prompt(prompt), settings).text.strip())
+            ids_BT = encoder.prompt(prompt)
+            pixels = encoder.pixels_in(prompt, ids_BT)
+            answers.append(generate(model.eval(), encoder, ids_BT, settings, pixels=pixels).text.strip())
     return answers
 
 
@@ -210,8 +227,15 @@ def _message(error: Exception) -> str:
 def shown(messages: list[Message]) -> str:
     """Return a prompt as text: a single question as it is, a conversation with the roles of its turns."""
     if len(messages) == 1:
-        return str(messages[0]["content"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return _with_places(messages[0]["content"])
+    return "\n".join(f"{message['role']}: {_with_places(message['content'])}" for message in messages)
+
+
+def _with_places(content: object) -> str:
+    """Return the text of a turn, with `<image>` for each image."""
+    if not isinstance(content, list):
+        return str(content)
+    return "".join("<image>" if part["type"] == "image" else part["text"] for part in content)
 
 
 def same_text(answer: str, right: str) -> bool:

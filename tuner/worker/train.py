@@ -381,7 +381,8 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
-    show_samples(config, run, built.prepared.guard, run_s=seconds, num_parameters=num_parameters)
+    prepared = built.prepared
+    show_samples(config, prepared.encoder, run, prepared.guard, run_s=seconds, num_parameters=num_parameters)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.facts.scores else "chat"
