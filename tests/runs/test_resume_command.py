@@ -15,9 +15,17 @@ def test_a_command_can_be_pasted_whatever_the_folder_is_called() -> None:
     assert resume_command(Path("my run")) == "tuner train 'my run/recipe.py' --resume 'my run'"
 
 
+OWN_REWARD = {"objective": {"rewards": ["math", {"type": "my_rewards.py:length"}]}}
+
+
 @pytest.mark.parametrize(
     "recipe",
-    [{"log": {"notify": "true"}}, {"log": {"notify": ["sh", "-c", "true"]}}, {"checkpoint": {"repository": "me/mine"}}],
+    [
+        {"log": {"notify": "true"}},
+        {"log": {"notify": ["sh", "-c", "true"]}},
+        {"checkpoint": {"repository": "me/mine"}},
+        OWN_REWARD,
+    ],
 )
 def test_a_recipe_that_names_a_command_needs_the_flag(tmp_path: Path, recipe: dict[str, object]) -> None:
     (tmp_path / "recipe.json").write_text(json.dumps({"schema": 1, "recipe": recipe}))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from tests.each import each
+from tests.worker.test_every_objective import cache as cache
+from tests.worker.test_every_objective import recipe_of, trainer_of
 from tuner.worker.objectives.generated_groups import Numbered, PromptBatches, Sampled, seed_of
 
 
@@ -65,3 +72,70 @@ def test_a_completion_draws_the_same_whichever_others_are_in_its_batch() -> None
 
     for _ in range(3):
         assert torch.equal(whole(torch.empty(0), scores)[1:2], alone(torch.empty(0), scores[:1]))
+
+
+def trainer_with(folder: Path, *pairs: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return a trainer, and the completions of its first step with their advantages."""
+    sets = ("objective.num_generations=4", "objective.max_completion_length=6", *pairs)
+    made = trainer_of(recipe_of("grpo", folder, *sets), 2, folder)
+    made.model.train()
+    made.current_gradient_accumulation_steps = 1
+    made.args.gradient_accumulation_steps = 1
+    return made, made._prepare_inputs(next(iter(made.get_train_dataloader())))
+
+
+def by_hand(model: Any, reference: Any, inputs: dict[str, torch.Tensor], loss_type: str, beta: float) -> torch.Tensor:
+    """Return the loss of a first pass: equations 3 and 4 of DeepSeekMath (arXiv:2402.03300)."""
+    prompt_BP, tokens_BC, mask_BC = (inputs[key] for key in ("prompt_ids", "completion_ids", "completion_mask"))
+    ids_BT = torch.cat([prompt_BP, tokens_BC], 1)
+    seen_BT = torch.cat([inputs["prompt_mask"], mask_BC], 1)
+
+    def log_probs(one: Any) -> torch.Tensor:
+        logits_BCV = one(input_ids=ids_BT, attention_mask=seen_BT).logits[:, prompt_BP.shape[1] - 1 : -1]
+        return torch.log_softmax(logits_BCV, -1).gather(-1, tokens_BC[..., None])[..., 0]
+
+    new_BC = log_probs(model)
+    each_BC = -(new_BC - new_BC.detach()).exp() * inputs["advantages"][:, None]
+    if beta:
+        with torch.no_grad():
+            old_BC = log_probs(reference)
+        ratio_BC = (new_BC - new_BC.detach()).exp()  # TRL's correction of the estimate: its gradient is that of the KL
+        each_BC = each_BC + beta * ratio_BC * ((old_BC - new_BC).exp() - (old_BC - new_BC) - 1)
+    total, num = (each_BC * mask_BC).sum(), mask_BC.sum()
+    match loss_type:
+        case "grpo":
+            return ((each_BC * mask_BC).sum(1) / mask_BC.sum(1)).mean()
+        case "dr_grpo":
+            return total / (len(mask_BC) * 6)
+    return total / num
+
+
+@each([(loss_type, beta) for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo") for beta in (0.0, 0.5)])
+def test_a_step_is_that_of_the_papers_equations(loss_type: str, beta: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sets = ("objective.rewards=['length']", f"objective.loss_type={loss_type}", f"objective.beta={beta}")
+        made, inputs = trainer_with(Path(folder), *sets)
+        texts, advantages = made._logs["completion"], torch.tensor(made._logs["advantages"])
+        rewards = torch.tensor([-abs(len(text) - 200) / 200 for text in texts]).view(-1, 4)
+        spread = rewards.std(1, keepdim=True) + 1e-4
+        expected = by_hand(made.model, made.ref_model, inputs, loss_type, beta)
+        expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
+
+        loss = made.compute_loss(made.model, inputs)
+        grads = torch.autograd.grad(loss, [*made.model.parameters()])
+
+    assert torch.allclose(((rewards - rewards.mean(1, keepdim=True)) / spread).flatten(), advantages, atol=1e-4)
+    assert torch.equal(inputs["advantages"].sort()[0], advantages.sort()[0])
+    assert any(one.abs().max() > 1e-3 for one in grads)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    for one, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_equal_rewards_give_a_gradient_of_zero(tmp_path: Path) -> None:
+    made, inputs = trainer_with(tmp_path, "objective.rewards=[dict(type='format', pattern='.*')]")
+
+    made.compute_loss(made.model, inputs).backward()
+
+    assert not inputs["advantages"].any()
+    assert all(not one.grad.any() for one in made.model.parameters() if one.grad is not None)

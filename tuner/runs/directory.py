@@ -177,11 +177,13 @@ class RunDirectory:
 def resume_command(path: Path) -> str:
     """Return the command that resumes the run in a directory: `tuner train RUN/recipe.py --resume RUN`.
 
-    It has `--allow-code` if the run's recipe sets `log.notify` or `checkpoint.repository`, which a recipe file may set
-    only with that flag. A recipe.json that cannot be read counts as one that sets neither.
+    It has `--allow-code` if the run's recipe sets `log.notify`, `checkpoint.repository` or a reward of the user's,
+    which a recipe file may set only with that flag. A recipe.json that cannot be read counts as one that sets neither.
     """
     run = RunDirectory(path)
     needs_flag = run.recipe_block("log").get("notify") or run.recipe_block("checkpoint").get("repository")
+    rewards = run.recipe_block("objective").get("rewards") or []
+    needs_flag = needs_flag or any(":" in str(one.get("type") if isinstance(one, dict) else one) for one in rewards)
     flag = ("--allow-code",) if needs_flag else ()
     return shlex.join(("tuner", "train", str(path / "recipe.py"), "--resume", str(path), *flag))
 

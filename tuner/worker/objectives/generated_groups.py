@@ -168,7 +168,7 @@ class GroupRewardsTrainer(TunerTrainer):
             ranks=args.world_size,
             generations=self.num_generations,
             repeats=args.steps_per_generation * self.num_iterations,
-            seed=args.data_seed,
+            seed=args.seed,
         )
         self.prompt_batches = batches
         return DataLoaderShard(
@@ -281,6 +281,7 @@ def _finite(value: float) -> float | None:
 class GroupRewardsTraining(Training):
     """The rows are prompts; TRL collates nothing."""
 
+    settings: ClassVar = {"num_generations_eval": 1}
     of_trl: ClassVar[type]
     """TRL's trainer."""
 
@@ -292,7 +293,6 @@ class GroupRewardsTraining(Training):
         """Weigh the rewards; take the reentrant form of recomputation where DeepSpeed needs it."""
         compat.check_generates(self.of_trl)
         settings.reward_weights = [reward.weight for reward in rewards_of(config.objective)]
-        settings.num_generations_eval = 1
         if settings.gradient_checkpointing and isinstance(model, PeftModel) and is_deepspeed_zero3_enabled():
             # The other form fails while weights are gathered: DeepSpeed issue 8130.
             settings.gradient_checkpointing_kwargs = {"use_reentrant": True}

@@ -1,0 +1,90 @@
+"""GRPO from the command line: one rank and two sample alike, a resumed run is the same run, and the reward rises."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REWARD = """
+def vowels(completions, **columns):
+    texts = [one[0]["content"] for one in completions]
+    return [sum(letter in "aeiou" for letter in text) / max(len(text), 1) for text in texts]
+"""
+RUN = (
+    *("tiny_grpo_full_sample_e1", "--reward", "rewards.py:vowels", "--lr", "1e-3", "--set", "max_completion_length=12"),
+    *("--set", "global_batch_size=16", "--save-every", "3"),
+)
+
+
+def train(folder: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "tuner", "train", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the runs `one`, of one rank; `two`, of two at ZeRO-3; and `again`, which is `two` resumed from step 3."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "rewards.py").write_text(REWARD)
+    ranks = ("--nproc-per-node", "2", "--deepspeed", "zero3")
+    train(folder, *RUN, "--max-steps", "5", "--work-dir", "one")
+    train(folder, *RUN, "--max-steps", "5", "--work-dir", "two", *ranks)
+    shutil.copytree(folder / "two", folder / "again")
+    for name in ("final", "checkpoints/checkpoint-5"):
+        shutil.rmtree(folder / "again" / name)
+    train(folder, "again/recipe.py", "--resume", "again", "--allow-code", *ranks)
+    return folder
+
+
+@pytest.mark.long
+def test_one_rank_and_two_sample_the_same_completions(runs: Path) -> None:
+    one, two = (lines(runs / name, "completions.jsonl") for name in ("one", "two"))
+
+    assert [line["completion"] for line in one] == [line["completion"] for line in two]
+    assert len({line["completion"] for line in one}) > len(one) / 2, "they are sampled"
+    for line, other in zip(lines(runs / "one"), lines(runs / "two"), strict=True):
+        if "loss" in line:
+            assert (line["loss"], line["grad_norm"]) == pytest.approx((other["loss"], other["grad_norm"]), abs=1e-5)
+
+
+@pytest.mark.long
+def test_a_resumed_run_ends_with_the_same_bytes(runs: Path) -> None:
+    for name in ("final/model.safetensors", "completions.jsonl"):
+        assert (runs / "again" / name).read_bytes() == (runs / "two" / name).read_bytes()
+
+
+@pytest.mark.long
+def test_a_step_is_logged_with_its_rewards(runs: Path) -> None:
+    step = next(line for line in lines(runs / "one") if "loss" in line)
+
+    assert {"reward", "reward_std", "entropy", "completion_length", "frac_reward_zero_std"} <= step.keys()
+
+
+@pytest.mark.long
+def test_the_reward_rises(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(REWARD)
+
+    faster = ("--lr", "3e-3", "--set", "max_completion_length=8", "--set", "global_batch_size=64", "--val-split", "0")
+    train(
+        tmp_path,
+        "tiny_grpo_full_sample_e1",
+        "--reward",
+        "rewards.py:vowels",
+        *faster,
+        "--max-steps",
+        "36",
+        "--work-dir",
+        "run",
+    )
+
+    rewards = [line["reward"] for line in lines(tmp_path / "run") if "reward" in line]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2

@@ -1,0 +1,70 @@
+"""The batch of an objective that generates: all completions of a prompt are in one step, on any number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from tests.launch.plans import made
+from tests.machine.gpus import CPU
+from tuner.errors import RecipeError
+from tuner.fit.shares import possible
+from tuner.launch.announcement import of_recipe
+from tuner.launch.batch_size import choose_global_batch
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides, Recipe
+
+RECIPE = "tiny_grpo_full_sample_e1"
+MICRO = "train_dataloader.batch_size"
+
+
+def recipe(**values: object) -> Recipe:
+    return load(RECIPE, Overrides(pairs=tuple(("--set", f"{key}={value}") for key, value in values.items())))
+
+
+@given(
+    some.integers(2, 16),
+    some.integers(1, 8),
+    some.one_of(some.just("auto"), some.integers(1, 16)),
+    some.one_of(some.just("auto"), some.integers(1, 64)),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_batch_holds_whole_groups_or_is_refused_with_one_that_does(
+    generations: int, ranks: int, micro: int | str, batch: int | str
+) -> None:
+    values = {"num_generations": generations, MICRO: micro, "global_batch_size": batch}
+    loaded = choose_global_batch(recipe(**values), ranks)
+    try:
+        splits = possible(loaded.config, ranks)
+    except RecipeError as error:
+        assert batch != "auto", f"tuner chose it itself: {error}"
+        if "cannot hold" in error.what:
+            near = error.fix.partition(" to ")[2].partition(";")[0].split(",")[0] if error.fix else ""
+            values["global_batch_size"], values[MICRO] = int(near), "auto"
+            assert possible(recipe(**values).config, ranks)
+        return
+
+    for split in splits:
+        assert split.micro_batch * split.accumulation * ranks % generations == 0, "TRL 1.16 refuses it"
+
+
+def test_the_announcement_counts_prompts_and_completions() -> None:
+    run = made("global_batch_size=16", "num_generations=4", recipe=RECIPE, hardware=CPU)
+
+    lines = of_recipe(run.recipe, run.steps, run.batch)
+
+    assert lines[-1].startswith("batch size: 4 prompts x 4 completions = 16 (16 per device")
+
+
+def test_an_epoch_has_a_step_for_each_batch_of_prompts() -> None:
+    run = made("global_batch_size=16", "num_generations=4", "max_rows=10", recipe=RECIPE, hardware=CPU)
+
+    assert run.steps.per_epoch.value == 3, "10 prompts, 4 a step"
+
+
+def test_a_batch_that_splits_a_group_is_refused_with_the_nearest_that_do_not() -> None:
+    with pytest.raises(RecipeError, match="a step of 12 completions cannot hold 8 of each prompt") as caught:
+        made("global_batch_size=12", recipe=RECIPE, hardware=CPU)
+
+    assert caught.value.fix and "8, 16" in caught.value.fix
