@@ -183,3 +183,29 @@ def test_of_a_step_that_was_taken_again_the_last_line_counts() -> None:
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "loss": 2.0}], [{"step": 0, "eval_loss": None}, {"step": 1}]])
 def test_fewer_than_two_losses_are_no_verdict(lines: list[dict[str, Any]]) -> None:
     assert judge(lines, trained()) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome", "line"),
+    [
+        (course(0.1, 0.6, 50, 0.02), Outcome.LEARNED, "training reward 0.148 -> 0.572"),
+        (course(0.6, 0.1, 50, 0.02), Outcome.FELL, "it fell: lower the learning rate"),
+        (course(0.3, 0.3, 50), Outcome.FLAT, "When the reward stays flat"),
+    ],
+)
+def test_a_run_of_rewards_is_judged_by_its_rewards(rewards: list[float], outcome: Outcome, line: str) -> None:
+    lines = [{"step": step, "loss": 0.0, "reward": reward} for step, reward in enumerate(rewards, 1)]
+
+    found = judge(lines, trained(result_step=50, planned_steps=50))
+
+    assert found and found.outcome == outcome
+    assert line in str(found)
+
+
+def test_rewards_of_a_validation_come_first() -> None:
+    lines: list[dict[str, Any]] = [{"step": step, "loss": 0.0, "reward": 0.5} for step in range(1, 9)]
+    lines += [{"step": 0, "eval_loss": -0.1, "eval_reward": 0.1}, {"step": 8, "eval_loss": -0.4, "eval_reward": 0.4}]
+
+    found = judge(lines, trained(result_step=8, planned_steps=8))
+
+    assert str(found) == "validation reward 0.100 -> 0.400 in 8 steps"

@@ -38,6 +38,8 @@ class Outcome(StrEnum):
     ROSE = "rose"
     FLAT = "flat"
     KNOWN = "already known"
+    FELL = "fell"
+    """The reward, which a run of rewards is judged by."""
 
 
 class Trained(NamedTuple):
@@ -59,7 +61,7 @@ class Trained(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The loss of a run before and after training, and what to do next.
+    """The loss or the reward of a run before and after training, and what to do next.
 
     Args:
         outcome: What became of the loss.
@@ -68,6 +70,7 @@ class Verdict(NamedTuple):
         after: Of the result's weights; of a training loss the mean over the last steps.
         steps: After which `after` was measured.
         advice: What the numbers say beyond before and after, with the option that helps; may be empty.
+        quantity: "loss" or "reward".
     """
 
     outcome: Outcome
@@ -76,17 +79,20 @@ class Verdict(NamedTuple):
     after: float
     steps: int
     advice: str
+    quantity: str = "loss"
 
     def __str__(self) -> str:
         """Return it in one line."""
         steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
-        line = f"{self.measure} loss {short_number(self.before)} -> {short_number(self.after)} in {steps}"
+        line = f"{self.measure} {self.quantity} {short_number(self.before)} -> {short_number(self.after)} in {steps}"
         return f"{line}; {self.advice}" if self.advice else line
 
     @property
     def brief(self) -> str:
-        """What fits a table: the loss before and after, and the outcome."""
-        return f"{self.measure} loss {short_number(self.before)} -> {short_number(self.after)}, {self.outcome}"
+        """What fits a table: the loss or the reward before and after, and the outcome."""
+        return (
+            f"{self.measure} {self.quantity} {short_number(self.before)} -> {short_number(self.after)}, {self.outcome}"
+        )
 
     def to_json(self) -> JsonObject:
         """Return what status.json holds: its values, `brief` and `line`."""
@@ -96,14 +102,19 @@ class Verdict(NamedTuple):
 def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
     """Return the verdict on a run, by its validation loss if it has two, else by its training loss.
 
+    A run that learns from rewards is judged by them in the same order: its loss is near zero whatever it learns.
+
     Args:
         lines: As in metrics.jsonl; of several lines with a loss of the same step the last one counts.
         trained: How it was trained.
 
     Returns:
-        None if there are no two losses to compare.
+        None if there are no two losses or rewards to compare.
     """
     lines = list(lines)
+    for measure, key in (("validation", "eval_reward"), ("training", "reward")):
+        if len(rewards := _points(lines, key)) > 1:
+            return _by_rewards(rewards, measure, trained)
     training, validation = _points(lines, "loss"), _points(lines, "eval_loss")
     if len(validation) > 1:
         return _by_validation(validation, training, trained)
@@ -167,6 +178,22 @@ def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
         return verdict(Outcome.ROSE, f"it rose: {_lower(trained)}")
     if _trend(points) < 0:
         return verdict(Outcome.FALLING, f"it was still falling: {_longer(trained, last)}")
+    return verdict(Outcome.LEARNED)
+
+
+def _by_rewards(points: Sequence[Point], measure: str, trained: Trained) -> Verdict:
+    values, last = [value for _, value in points], points[-1][0]
+    width = 1 if measure == "validation" else max(1, len(values) // 5)
+    before, after = _mean(values[:width]), _mean(values[-width:])
+    apart = 0.0 if measure == "validation" else _DEVIATIONS * _noise(values) * math.sqrt(2 / width)
+
+    def verdict(outcome: Outcome, advice: str = "") -> Verdict:
+        return Verdict(outcome, measure, before, after, last, advice, "reward")
+
+    if abs(after - before) <= max(apart, _CHANGED * abs(before)):
+        return verdict(Outcome.FLAT, f"{_flat(trained, last)}; see docs/grpo.md, When the reward stays flat")
+    if after < before:
+        return verdict(Outcome.FELL, f"it fell: {_lower(trained)}")
     return verdict(Outcome.LEARNED)
 
 
