@@ -181,7 +181,7 @@ TYPED: list[tuple[str, str]] = [
     ("convert merge base adapter dest --is-clip", "text models"),
     (f"train {LORA} --launcher pytorch", "tuner starts the ranks with torchrun"),
     (f"train {LORA} --local_rank 0", "The launcher sets it"),
-    ("chat x --llava y --visual-encoder z --visual-select-layer -2 --image i", "text models"),
+    ("chat x --llava y --visual-encoder z --visual-select-layer -2 --image i", "tuner chat RUN --image PATH"),
     ("chat x --torch-dtype bf16", "the dtype that it was trained in"),
     ("chat x --bot-name B", "answers are printed unchanged"),
     ("chat x --stop-words a", "chat template"),

@@ -231,7 +231,7 @@ def test_a_vision_recipe_is_refused_as_one(name: str) -> None:
     with pytest.raises(RecipeError) as caught:
         loading.load(name)
 
-    assert caught.value.what == f"{name!r} is a vision recipe of XTuner; tuner trains text models"
+    assert caught.value.what.startswith(f"{name!r} is a vision recipe of XTuner; tuner")
 
 
 @each(sorted(REFUSED))

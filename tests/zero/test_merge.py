@@ -348,7 +348,7 @@ def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
     final = _merge(text, "dtype=bf16", "lr=0.5", hardware=cpu)
 
     assert (final.config["optimizer"]["type"], final.config["optimizer"]["params"]["lr"]) == ("AdamW", 0.5)
-    with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, and no LoRA\+"):
+    with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, no LoRA\+"):
         _merge(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
     with pytest.raises(MachineError, match=r"needs a compiler.*g\+\+"):
         _merge(text, "dtype=bf16", hardware=CPU._replace(has_compiler=False))

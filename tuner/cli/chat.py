@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "/reset": "clear the conversation",
     "/system TEXT": "set the system prompt",
+    "/image PATH": "show an image with the next question",
     "/help": "show this list",
     "/exit": "quit, like exit, quit and Ctrl-D",
 }
@@ -39,6 +40,9 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 )
 @model_options
 @click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option(
+    "--image", "images", metavar="PATH", multiple=True, help="An image beside the first question; repeatable."
+)
 @max_new_tokens_option
 @click.option(
     "--temperature",
@@ -61,6 +65,7 @@ def command(
     adapter: str | None,
     bits: str | None,
     system: str | None,
+    images: tuple[str, ...],
     max_new_tokens: int,
     temperature: float | None,
     top_p: float | None,
@@ -86,6 +91,8 @@ def command(
         settings, weight_bits = Settings(max_new_tokens, temperature, top_p), int(bits) if bits else None
         here = detect(os.environ)
         chat = begin(source, here, settings, adapter=adapter, bits=weight_bits, system=system, seed=seed)
+    for path in images:
+        chat.show(path)
     say(f"{chat.description}.", err=True)
     if prompt is not None:
         _answer_once(chat, prompt, seed, as_json=as_json)
@@ -145,18 +152,29 @@ def _obeyed(chat: Chat, text: str) -> bool:
     """Do what a command says; anything else that begins with a slash is said to the model."""
     name, _, rest = text.partition(" ")
     if text == "/reset":
-        chat.turns = []
+        chat.forget()
         click.echo("The conversation is cleared.")
     elif text in ("/help", "/?"):
         click.echo(_HELP)
     elif name == "/system":
         chat.system = rest.strip() or None
         click.echo("The system prompt is set." if chat.system else "The system prompt is removed.")
-    elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/help", "/exit"))):
+    elif name == "/image":
+        _show(chat, rest.strip())
+    elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/image", "/help", "/exit"))):
         click.echo(f"Did you mean {meant}?")
     else:
         return False
     return True
+
+
+def _show(chat: Chat, path: str) -> None:
+    try:
+        width, height = chat.show(path)
+    except TunerError as error:
+        click.echo("\n".join(error.for_people()), err=True)
+    else:
+        click.echo(f"An image of {width} x {height} pixels is shown with the next question.")
 
 
 def _reply(chat: Chat, text: str) -> None:

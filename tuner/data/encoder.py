@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tuner.data.sample import Chat, Message, Sample
-from tuner.data.thinking import Thinking
+from tuner.data.sample import Chat, Message, Sample, Thinking
 from tuner.data.tokens import Tokens
 from tuner.vocabulary import Vocabulary
 

@@ -16,8 +16,7 @@ from tuner.data.encoder import Encoded, Encoder
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
-from tuner.data.sample import Chat, Pair, Prompt, Sample
-from tuner.data.thinking import Thinking
+from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
 

@@ -18,9 +18,8 @@ from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.images import Image
 from tuner.data.rendering import Span, Template
-from tuner.data.sample import IGNORED, Chat, images_of
+from tuner.data.sample import IGNORED, Chat, Thinking, images_of
 from tuner.data.text_encoder import TextEncoder
-from tuner.data.thinking import Thinking
 from tuner.errors import DataError
 
 if TYPE_CHECKING:

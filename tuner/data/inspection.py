@@ -26,10 +26,9 @@ from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError
 from tuner.data.rendering import num_alike
-from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Sample
+from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
-from tuner.recipes.schema.objectives import facts_of
 
 CHECKED_SAMPLES = 100
 """Samples of the training split that are compared with the text of serving."""
@@ -134,7 +133,7 @@ def _first_samples(pipeline: Pipeline, count: int) -> Iterator[PlacedSample]:
 
 def _lengths(prepared: Prepared) -> dict[str, npt.NDArray[np.int64]]:
     table = prepared.dataset.data
-    if not facts_of(prepared.objective).is_judged:
+    if "seq_lengths" in table.column_names:
         return {"samples": pc.list_flatten(table.column("seq_lengths")).to_numpy()}
     sides = layouts.of(prepared.objective).sides
     return {side: pc.list_value_length(table.column(ids)).to_numpy() for side, (ids, _) in sides.items()}
@@ -148,9 +147,7 @@ def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
 
 
 def _shown(samples: SampleEncoder, place: str, sample: Sample, dataset: Dataset) -> Shown:
-    whole = samples.encoder.encode(
-        [(place, chat) for chat in chats_of(sample)], train_all=samples.train_all, thinking=samples.thinking
-    )
+    whole = _sides(samples, place, sample)
     cut = layouts.cut(whole, dataset.max_length)
     num_tokens = sum(len(ids) for ids, _ in cut)
     return Shown(
@@ -159,9 +156,17 @@ def _shown(samples: SampleEncoder, place: str, sample: Sample, dataset: Dataset)
         num_trained=num_trained(cut),
         num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
         parts=_parts(sample, [_pieces(samples.encoder, one) for one in cut]),
-        splits=dataset.packing and not isinstance(sample, Pair | Feedback),
+        splits=dataset.packing and not isinstance(sample, Pair | Feedback | Prompt),
         images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),
     )
+
+
+def _sides(samples: SampleEncoder, place: str, sample: Sample) -> list[Labelled]:
+    if isinstance(sample, Prompt):  # its completions carry the loss
+        ids = np.asarray(samples.encoder.prompt(sample.text or sample.prompt)[0], dtype=np.int32)
+        return [(ids, np.full_like(ids, IGNORED))]
+    placed = [(place, chat) for chat in chats_of(sample)]
+    return samples.encoder.encode(placed, train_all=samples.train_all, thinking=samples.thinking)
 
 
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
@@ -211,7 +216,7 @@ def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterat
         MachineError: the hub cannot be reached.
     """
     for place, sample in _first_samples(Pipeline(dataset, objective), CHECKED_SAMPLES):
-        for chat in chats_of(sample):
+        for chat in () if isinstance(sample, Prompt) else chats_of(sample):
             if isinstance(chat, Chat):
                 yield from _compare(encoder, thinking.applied(chat, dataset.thinking), place)
 

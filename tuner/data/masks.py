@@ -18,9 +18,8 @@ from tuner.data import thinking as thinking_of_answers
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, render
-from tuner.data.sample import IGNORED, Chat
+from tuner.data.sample import IGNORED, Chat, Thinking
 from tuner.data.templates import choose_template
-from tuner.data.thinking import Thinking
 from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 

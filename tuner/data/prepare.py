@@ -141,9 +141,11 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     """
     counts, sets = prepared.counts, prepared.sets
     rows = _rows_of(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
+    generates = facts_of(prepared.objective).generates
+    tokens = "" if generates else f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
     head = (
         f"{name}: {rows} -> {_shape(prepared)}, "
-        f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
+        f"{tokens}"
         f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
         f"{counts.dropped:,} dropped"
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
@@ -163,6 +165,8 @@ def _shape(prepared: Prepared) -> str:
     if facts_of(prepared.objective).is_judged:
         noun = layouts.of(prepared.objective).noun
         return f"{counts.kept:,} {noun} of at most {counts.max_length:,} tokens (packing does not apply)"
+    if facts_of(prepared.objective).generates:
+        return f"{counts.kept:,} prompts of at most {counts.max_length:,} tokens"
     if counts.packing:
         return f"{counts.packed_rows:,} packed rows of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
     return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from tuner.data.images import Image
@@ -82,6 +82,8 @@ def turns_of(sample: Chat | Pair | Feedback | Prompt) -> list[Message]:
     return sample.messages if isinstance(sample, Chat) else sample.prompt
 
 
+Thinking = Literal["keep", "strip", "last"]
+"""What becomes of the thinking of answers; see `thinking`."""
 IGNORED = -100
 """The label of a token that carries no loss."""
 

@@ -17,8 +17,7 @@ from tuner.data import limits, masks, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, rendered
-from tuner.data.sample import Chat, Message, images_of
-from tuner.data.thinking import Thinking
+from tuner.data.sample import Chat, Message, Thinking, images_of
 from tuner.errors import DataError
 from tuner.vocabulary import Vocabulary
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
-from tuner.data.sample import Chat, Message, text_of
+from tuner.data.sample import Chat, Message, Thinking, text_of
 
-Thinking = Literal["keep", "strip", "last"]
 _BLOCK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _EMPTY = re.compile(r"<think>\s*</think>")
 LEFT_OUT = "the chat template drops the thinking of an answer"

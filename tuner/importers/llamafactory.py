@@ -173,7 +173,7 @@ def _one(t: Translation, setting: Setting, name: str, registry: Document | None)
         problem = f"{name!r} is not registered in {registry.name}"
         raise RecipeError(problem, where=setting.where, fix=did_you_mean(name, registry.values) or "Register it there.")
     if any((info.get("columns") or {}).get(key) for key in _MEDIA):
-        t.obstacle = f"its data {name!r} has images, sound or video, and tuner trains text models"
+        t.obstacle = f"its data {name!r} has images, sound or video, which are not translated (docs/vision.md)"
         t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
         return None
     return _registered(name, info, registry)

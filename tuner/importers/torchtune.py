@@ -54,7 +54,7 @@ _OTHERS = {
     "postprocessing": "learns from rewards (GRPO), and tuner trains on rows",
     "ppo_epochs": "learns from rewards (PPO), and tuner trains on rows",
     "policy_model": "learns from rewards (PPO), and tuner trains on rows",
-    "datasets": "trains on images with data sets of its own recipe, and tuner trains text models",
+    "datasets": "trains on images with data sets of its own recipe, which are not translated (docs/vision.md)",
 }
 """Key at the top -> what a config with this key does that a recipe cannot do."""
 _MODULES = {"output_proj": "o_proj"}

@@ -41,7 +41,7 @@ _LEFT_OF_DATASET = (
     "image_processor pad_image_to_square model_path template dataset_cfg tokenize_ftdp_dir mode concat_to_max_length"
 )
 _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_files"}
-_VISION = "tuner trains text models and does not support images"
+_VISION = "tuner does not translate settings of images (docs/vision.md)"
 
 
 def _last(value: object) -> str:

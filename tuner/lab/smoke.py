@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import ModelError, TunerError
+from tuner.errors import ModelError, TunerError, UsageError
 from tuner.files import JsonObject, disk_errors, write_text
 from tuner.lab import stand_ins
 from tuner.launch import preflight, render, supervise
@@ -133,6 +133,9 @@ class _Smoke:
         """Make the small model and its tokenizer."""
         facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
         assert facts is not None, "refused before"
+        if self.loaded.config.reads_images:
+            fix = "Train two steps instead: tuner train ... --max-steps 2."
+            raise UsageError("tuner smoke makes small models of text alone, and this one reads images", fix=fix)
         self.tokenizer, is_own = stand_ins.tokenizer_of(self.loaded.with_template_text().config.model)
         folder = self.scratch / "model"
         small, num_parameters = stand_ins.make_model(facts, self.tokenizer, folder, seed)
@@ -252,7 +255,8 @@ def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
     values["log"] |= OF_A_TRIAL
     for key in LOADERS:
         if loader := values[key]:
-            loader["batch_size"] = min(loader["batch_size"], _MAX_BATCH)
+            # The completions of a prompt are of one step.
+            loader["batch_size"] = max(min(loader["batch_size"], _MAX_BATCH), config.objective.samples_a_row)
             rows = loader["dataset"]
             most = _MAX_ROWS[LOADERS[0]] if rows["val_split"] else _MAX_ROWS[key]  # both use the same rows
             rows["max_rows"] = min(rows["max_rows"] or most, most)

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel, modeling_utils
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+    modeling_utils,
+)
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.integrations import sdpa_attention
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
@@ -27,7 +35,7 @@ from tuner.machine.libraries import KERNELS, require_names
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import ProcessorMixin
+    from transformers import PreTrainedConfig, ProcessorMixin
     from transformers.modeling_utils import LoadStateDictConfig
 
 _BACKBONE = "model"
@@ -122,6 +130,12 @@ def name_parts(model: PreTrainedModel) -> None:
     if hasattr(config, "num_local_experts") and not hasattr(config, "num_experts"):
         kind = type(config)
         kind.attribute_map = {**kind.attribute_map, "num_experts": "num_local_experts"}
+
+
+def reads_images(config: PreTrainedConfig) -> bool:
+    """Return whether the config belongs to a model that transformers 5.23 loads with its vision tower."""
+    known = type(config) in AutoModelForImageTextToText._model_mapping
+    return known and getattr(config, "vision_config", None) is not None
 
 
 def processor(path: str, **options: object) -> ProcessorMixin:

@@ -172,7 +172,10 @@ SPELLINGS = (
 )  # fmt: skip
 
 REFUSED = (
-    (r"llava_|internvl_", "is a vision recipe of XTuner; tuner trains text models"),
+    (
+        r"llava_|internvl_",
+        "is a vision recipe of XTuner; tuner joins no LLM and tower, but trains whole models of both",
+    ),
     (r"POLAR_", "is XTuner's reward model against reference answers; tuner's reward models learn from pairs"),
 )
 """Beginnings of XTuner's names that tuner refuses, each with the reason."""

@@ -22,7 +22,7 @@ from tuner.recipes.schema import Model, RecipeConfig
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
-def model_of(path: str, revision: str | None = None, trusted: bool = False) -> Model:
+def model_of(path: str, revision: str | None = None, trusted: bool = False, *, images: bool = False) -> Model:
     """Return the `model` block for a model without a recipe. Its values are not checked."""
     return Model.model_construct(
         path=path,
@@ -34,7 +34,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False) -> M
         remote_code=False,
         resize_embeddings=False,
         router_aux_loss_coef=None,
-        images=False,
+        images=images,
         freeze=(),
     )
 

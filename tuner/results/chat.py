@@ -5,11 +5,15 @@ It prints nothing; the caller receives the text while it is generated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
+from tuner import paths
+from tuner.data import images
 from tuner.data.encoder import Encoder
+from tuner.data.images import Image
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, encoder_of, load, spec_of
@@ -82,6 +86,7 @@ class Chat:
         check_can_answer(loaded.spec, loaded.encoder)
         self._loaded, self._settings, self.system = loaded, settings, system
         self.turns: list[Message] = []
+        self._shown: list[Image] = []
         self._random = RandomSequence(seed)
 
     @property
@@ -91,6 +96,25 @@ class Chat:
 
     def __repr__(self) -> str:
         return f"Chat({self.description}, {len(self.turns)} turns)"
+
+    def show(self, path: str) -> tuple[int, int]:
+        """Show an image with the next question; return its width and height in pixels.
+
+        Raises:
+            UsageError: the model reads text alone.
+            DataError: the file is missing, or is no image.
+        """
+        if self._loaded.encoder.image_id is None:
+            raise UsageError(f"{self.description} reads text alone, and no images", fix="Use a vision-language model.")
+        image = Image(path=str(paths.expanded(path).absolute()))
+        size = images.load(image, path).size
+        self._shown.append(image)
+        return size
+
+    def forget(self) -> None:
+        """Clear the conversation, and images that wait for a question."""
+        self.turns = []
+        self._shown.clear()
 
     def ask(self, text: str, on_text: OnText = lambda _: None, *, interruptible: bool = False) -> Answer:
         """Return the answer, and pass its pieces to `on_text` while they are generated.
@@ -104,10 +128,14 @@ class Chat:
             UsageError: the context has no room for `text`.
             DataError: the chat template refuses the conversation.
         """
-        turns = [*self.turns, {"role": "user", "content": text}]
+        shown = [{"type": "image", "image": image} for image in self._shown]
+        self._shown.clear()  # an image that does not fit the context would refuse each later question
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        turns = [*self.turns, {"role": "user", "content": content}]
         ids, num_dropped = self._fitting(turns)
+        pixels = self._loaded.encoder.pixels_in(turns[num_dropped:], ids)
         with self._random.drawn():
-            reply = answer(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
+            reply = answer(self._loaded, ids, self._settings, on_text, pixels=pixels, interruptible=interruptible)
         turns.append({"role": "assistant", "content": reply.text})
         self.turns = turns[num_dropped:]
         return replace(reply, num_dropped=num_dropped)
@@ -130,10 +158,12 @@ def answer(
     settings: Settings,
     on_text: OnText = lambda _: None,
     *,
+    pixels: Mapping[str, torch.Tensor] | None = None,
     interruptible: bool = False,
 ) -> Answer:
     """Return the answer to a prompt, shape (1, tokens), within the model's context. Errors as `Chat.ask`."""
     check_room(loaded.spec, ids)
     if (most := loaded.spec.context_tokens) is not None:
         settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most - ids.shape[1]))
-    return generate(loaded.model, loaded.encoder, ids, settings, on_text, interruptible=interruptible)
+    encoder = loaded.encoder
+    return generate(loaded.model, encoder, ids, settings, on_text, pixels=pixels, interruptible=interruptible)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, lays_end_to_end
-from tuner.data.encoder import Encoder
+from tuner.data.encoder import Encoder, PixelMaker
+from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Message
@@ -37,7 +38,7 @@ from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, load, load_frozen, spec_of
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
-from tuner.worker.generation import Settings
+from tuner.worker.generation import Settings, on_device
 from tuner.worker.samples import prompts, shown
 from tuner.worker.trainer_setup import evaluator
 from tuner.worker.trainers import num_trained
@@ -247,11 +248,17 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     Raises:
         TunerError: the loss is not a finite number.
     """
-    pad_id, end_to_end = loaded.encoder.pad_id, lays_end_to_end(loaded.model)
-    collate = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), takes_mask(loaded.model))
+    pad_id, reads_images = loaded.encoder.pad_id, loaded.spec.model.images is True
+    end_to_end = lays_end_to_end(loaded.model, reads_images=reads_images)
+    encoder = cast(PixelMaker, loaded.encoder)
+    of_text = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), takes_mask(loaded.model))
+    collate = ImageCollator(of_text, encoder) if reads_images else of_text
+    loader = PixelLoader(encoder, 0)
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
-        inputs = send_to_device(batch, loaded.model.device)
+        shown = batch.pop(PIXELS, None)
+        pixels = loader.pixels(shown) if shown else None
+        inputs = {**send_to_device(batch, loaded.model.device), **on_device(loaded.model, pixels or {})}
         labels_BT = inputs.pop("labels")
         with torch.inference_mode():
             logits_BTV = loaded.model(**inputs, use_cache=False).logits
@@ -324,7 +331,8 @@ def generations(loaded: LoadedModel, conversations: list[list[Message]], setting
     """Return the model's answers to the conversations of `questions`, each with the right answer."""
     rows = []
     for *prompt, right in conversations:
-        reply = answer(loaded, loaded.encoder.prompt(prompt), settings)
+        ids_BT = loaded.encoder.prompt(prompt)
+        reply = answer(loaded, ids_BT, settings, pixels=loaded.encoder.pixels_in(prompt, ids_BT))
         details = {"answer": reply.text, "tokens": reply.num_tokens, "is_whole": reply.is_whole}
         rows.append({"prompt": shown(prompt), "right": right["content"], **details})
     return rows

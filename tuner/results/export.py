@@ -29,6 +29,7 @@ from tuner.errors import DiskError, TunerError, UsageError
 from tuner.files import JsonObject, disk_errors, write_json
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
+from tuner.models.compat import reads_images
 from tuner.models.load import DTYPES, explained, is_scorer, load_weights, source
 from tuner.recipes.schema import Model
 from tuner.results import gguf
@@ -99,6 +100,8 @@ class _Content:
     scores: bool
     model_type: str | None
     """Model type of the model or of the adapter's base, if known."""
+    processor: tuple[Path, ...] = ()
+    """Files that say how images become pixels, if the model reads images."""
 
     @property
     def needs_tuner(self) -> bool:
@@ -205,7 +208,8 @@ def _content(saved: SavedModel, options: Options) -> _Content:
     facts = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
     stored = Stored(saved.folder, STEM)
     pieces, model_type = [stored.piece(name) for name in stored.shapes], facts.model_type if facts else None
-    return _Content("adapter", pieces, adapter, tokenizer, generation, base, scores, model_type)
+    processor = _processor((saved.folder,))
+    return _Content("adapter", pieces, adapter, tokenizer, generation, base, scores, model_type, processor)
 
 
 def _whole(saved: SavedModel, options: Options) -> _Content:
@@ -221,7 +225,8 @@ def _whole(saved: SavedModel, options: Options) -> _Content:
     tokenizer = _tokenizer((saved.folder,))
     base = recipe.model if recipe and recipe.model.path else None
     generation = None if scores else _generation((saved.folder,), tokenizer)
-    content = _Content("whole", pieces, config, tokenizer, generation, base, scores, config.model_type)
+    processor = _processor((saved.folder,))
+    content = _Content("whole", pieces, config, tokenizer, generation, base, scores, config.model_type, processor)
     return _as_asked(content, model, options)
 
 
@@ -243,7 +248,8 @@ def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Mode
     if scores and config.pad_token_id is None and tokenizer:
         config.pad_token_id = tokenizer.pad_token_id
     generation = None if scores else _generation((saved.folder, folder), tokenizer)
-    content = _Content("merged", pieces, config, tokenizer, generation, base, scores, config.model_type)
+    processor = _processor((saved.folder, folder))
+    content = _Content("merged", pieces, config, tokenizer, generation, base, scores, config.model_type, processor)
     return _as_asked(content, model, options)
 
 
@@ -282,6 +288,8 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
         content.tokenizer.save_pretrained(folder)
         if type(content.config) is LlamaConfig:
             _tokenizer_of_no_model(folder / "tokenizer_config.json")
+    for file in content.processor:
+        shutil.copyfile(file, folder / file.name)
     if content.generation:
         content.generation.save_pretrained(folder)
     readme.save(folder / "README.md")
@@ -306,6 +314,12 @@ def _tokenizer(folders: Iterable[Path]) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
+def _processor(folders: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the files of the processor in the first folder that has one."""
+    by_folder = ([one / name for name in _PROCESSOR_FILES if (one / name).is_file()] for one in folders)
+    return tuple(next(filter(None, by_folder), ()))
+
+
 def _generation(
     folders: Iterable[Path], tokenizer: PreTrainedTokenizerBase | None
 ) -> transformers.GenerationConfig | None:
@@ -324,6 +338,7 @@ def _generation(
     return generation
 
 
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 NUM_TOKENS = 16
 _BYTES = 4
 _BESIDES = 1.25
@@ -349,10 +364,12 @@ def compare_merged(
         why = f"in fp32 that needs {gib(needed)}, and {gib(free)} are free"
         return f"The merged logits were not compared with the adapter's: {why}."
     path = str(folder_of(base))
-    of_base = model_of(path, None, base.trust_remote_code)
+    config = read_model_config(draft, trust_remote_code=base.trust_remote_code)
+    images = reads_images(config)
+    of_base = model_of(path, None, base.trust_remote_code, images=images)
     spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)
     with_adapter_on = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
-    of_draft = model_of(str(draft), None, base.trust_remote_code)
+    of_draft = model_of(str(draft), None, base.trust_remote_code, images=images)
     merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
     apart = float((merged - with_adapter_on).square().mean().sqrt() / with_adapter_on.square().mean().sqrt())
     if not apart <= _MOST.get(dtype, _MOST_ROUNDED):

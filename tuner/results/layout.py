@@ -23,7 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from tuner.errors import ModelError
-from tuner.models.compat import keep_conversions
+from tuner.models.compat import keep_conversions, reads_images
 from tuner.results.tensors import Piece, Stored, Tensors
 
 Change = Callable[[str, torch.Tensor | None], torch.Tensor]
@@ -31,12 +31,14 @@ Change = Callable[[str, torch.Tensor | None], torch.Tensor]
 
 
 def empty_model(config: PreTrainedConfig, *, scores: bool, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Return a model without weights for a config: a language model, or a model that scores texts.
+    """Return a model without weights for a config: a language model, one that reads images, or one that scores texts.
 
     Raises:
         ModelError: transformers cannot build the model.
     """
-    auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForImageTextToText if reads_images(config) else transformers.AutoModelForCausalLM
+    if scores:
+        auto = transformers.AutoModelForSequenceClassification
     try:
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=trust_remote_code)

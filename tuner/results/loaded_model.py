@@ -17,9 +17,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tuner import assets, paths
 from tuner.data.encoder import Encoder
+from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware, decide_precision
+from tuner.models import compat
 from tuner.models.load import (
     DTYPES,
     explained,
@@ -30,6 +32,7 @@ from tuner.models.load import (
     quantized,
     source,
 )
+from tuner.models.vision import load_processor
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.results.base_model import base_of, check_facts, model_of
@@ -111,6 +114,7 @@ def _whole(name: str, named: SavedModel | None) -> ModelSpec:
     model = model_of(str(named.folder) if named else name, None, trusted)
     path = source(model)
     config = _config(model, path)
+    model = _with_images(model, config, recipe)
     scores = is_scorer(config)
     description = named.description if named else f"the model {name}"
     return ModelSpec(description, model, path, scores, _context(config), recipe=recipe)
@@ -130,10 +134,17 @@ def _adapted(saved: SavedModel, named_base: str | None) -> ModelSpec:
         problem = f"the base of {saved.description} is missing: {path!r} has no config.json"
         raise ModelError(problem, fix=f"Give its current place: BASE --adapter {saved.folder}.")
     config = _config(model, path)
+    model = _with_images(model, config, recipe)
     check_facts(path, config, recipe, "SOURCE")
     return ModelSpec(
         saved.description, model, path, adapter.task_type == "SEQ_CLS", _context(config), saved.folder, recipe
     )
+
+
+def _with_images(model: Model, config: PreTrainedConfig, recipe: RecipeConfig | None) -> Model:
+    """Return the block with `images` as in training; without a recipe a model with a vision tower reads images."""
+    reads_images = recipe.reads_images if recipe else compat.reads_images(config)
+    return model.model_copy(update={"images": reads_images})
 
 
 def _config(model: Model, path: str) -> PreTrainedConfig:
@@ -192,12 +203,18 @@ def load_frozen(
 
 
 def encoder_of(spec: ModelSpec) -> TextEncoder:
-    """Return the encoder of the tokenizer that was saved with the adapter, else of the model's tokenizer.
+    """Return the encoder of the tokenizer that was saved with the adapter, else of the model's tokenizer or processor.
 
     Raises:
         ModelError: there is no tokenizer.
         MachineError: the hub cannot be reached.
     """
+    if spec.model.images is True:
+        with explained(spec.path, "SOURCE"):
+            processor = load_processor(spec.model, spec.path)
+        data = spec.recipe.train_dataloader.dataset if spec.recipe else None
+        most, least = (data.image_max_pixels, data.image_min_pixels) if data else (None, None)
+        return ImageEncoder(processor.tokenizer, processor, most, least)
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
         folder = str(spec.adapter)
         return TextEncoder(load_tokenizer(model_of(folder, None, spec.model.trust_remote_code), folder))

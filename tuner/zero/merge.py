@@ -112,8 +112,9 @@ class _Merger:
         keys = ("bf16", "bf16_optimizer_states")
         if not lookup(self.config, keys) or device(self.config, "offload_optimizer") == NONE:
             return DEEPSPEED_OPTIMIZERS.get(optimizer.type)
-        if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio:
-            problem = f"{'.'.join(keys)} with offload_optimizer needs optimizer.type AdamW, and no LoRA+"
+        if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio or optimizer.projector_lr:
+            needs = "needs optimizer.type AdamW, no LoRA+ and no projector_lr"
+            problem = f"{'.'.join(keys)} with offload_optimizer {needs}"
             raise DeepSpeedConfigError(problem, where=self.document.where(keys), fix="Remove it, or use AdamW.")
         return "AdamW"
 
