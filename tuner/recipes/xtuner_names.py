@@ -174,7 +174,7 @@ SPELLINGS = (
 REFUSED = (
     (
         r"llava_|internvl_",
-        "is a vision recipe of XTuner; tuner joins no LLM and tower, but trains whole models of both",
+        "is a vision recipe of XTuner; tuner trains whole models, and joins no LLM and tower",
     ),
     (r"POLAR_", "is XTuner's reward model against reference answers; tuner's reward models learn from pairs"),
 )
