@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.models import vision
 from tuner.fit import parameters
-from tuner.models.vision import part_of
+from tuner.models.vision import parts_of
 from tuner.recipes.loading import load
 from tuner.recipes.schema.architecture import Tower
 
@@ -20,8 +20,9 @@ def test_a_llava_is_counted_exactly_part_by_part(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config)
     by_part = dict.fromkeys(("vision", "projector", "language"), 0)
+    part_of = parts_of(model)
     for name, weight in model.named_parameters():
-        by_part[part_of(model, name)] += weight.numel()
+        by_part[part_of[name]] += weight.numel()
     architecture = load("tiny_vision_full_sample_images_e1").config.architecture
     assert architecture is not None
 

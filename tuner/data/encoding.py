@@ -17,6 +17,7 @@ from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking
+from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
 
@@ -35,6 +36,15 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
     prompt = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in sample.prompt]
     answers = (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample.completion,)
     return [Chat([*prompt, *answer], sample.tools) for answer in answers]
+
+
+def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
+    """Return the tokens of a prompt, up to where the answer begins.
+
+    Raises:
+        DataError: the chat template refuses it.
+    """
+    return np.asarray(encoder.prompt(prompt.text or prompt.prompt)[0], dtype=np.int32)
 
 
 @dataclass
@@ -87,10 +97,10 @@ class SampleEncoder:
         return [Encoded(place, sample, list(itertools.islice(sides, len(chats_of(sample))))) for place, sample in batch]
 
     def _prompt(self, place: str, sample: Sample, on_error: OnError) -> list[Encoded]:
-        """Return a prompt with its tokens, up to where the answer begins; empty if the chat template refuses it."""
+        """Return a prompt with its tokens; empty if the chat template refuses it."""
         assert isinstance(sample, Prompt), "an objective has rows of one kind"
         try:
-            ids = np.asarray(self.encoder.prompt(sample.text or sample.prompt)[0], dtype=np.int32)
+            ids = prompt_ids(self.encoder, sample)
         except DataError as error:
             on_error(DataError(error.what, where=place, of_row=True, fix=error.fix))
             return []

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
     from tuner.data.sample import Message
+    from tuner.recipes.schema import Dataset
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -47,6 +48,12 @@ class ImageEncoder(TextEncoder):
     max_pixels: int | None = None
     min_pixels: int | None = None
     _expanded: dict[Size, str] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of(cls, processor: ProcessorMixin, dataset: Dataset | None) -> ImageEncoder:
+        """Return the encoder of a processor, with the limits of pixels of a data set; None: without limits."""
+        limits = (dataset.image_max_pixels, dataset.image_min_pixels) if dataset else ()
+        return cls(processor.tokenizer, processor, *limits)
 
     @property
     def library_object(self) -> ProcessorMixin:

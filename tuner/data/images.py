@@ -80,6 +80,12 @@ def load(image: Image, place: str | None = None) -> PIL.Image.Image:
         return pixels.transpose(turn) if turn is not None else pixels
 
 
+def for_text_alone(holder: str, place: str) -> DataError:
+    """Return the error of rows with an image for a model that reads text alone; `holder` has the image."""
+    fix = "Train a vision-language model on it, or remove the images from the rows."
+    return DataError(f"{holder} holds an image, and the model reads text alone", where=place, fix=fix)
+
+
 @contextmanager
 def _opened(image: Image, place: str | None) -> Iterator[PIL.Image.Image]:
     where = place or image.path

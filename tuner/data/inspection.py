@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tuner.data import layouts, thinking
 from tuner.data.encoder import Encoder, Labelled, Unrendered
-from tuner.data.encoding import SampleEncoder, chats_of
+from tuner.data.encoding import SampleEncoder, chats_of, prompt_ids
 from tuner.data.outcomes import num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import prepare
@@ -163,7 +163,7 @@ def _shown(samples: SampleEncoder, place: str, sample: Sample, dataset: Dataset)
 
 def _sides(samples: SampleEncoder, place: str, sample: Sample) -> list[Labelled]:
     if isinstance(sample, Prompt):  # its completions carry the loss
-        ids = np.asarray(samples.encoder.prompt(sample.text or sample.prompt)[0], dtype=np.int32)
+        ids = prompt_ids(samples.encoder, sample)
         return [(ids, np.full_like(ids, IGNORED))]
     placed = [(place, chat) for chat in chats_of(sample)]
     return samples.encoder.encode(placed, train_all=samples.train_all, thinking=samples.thinking)

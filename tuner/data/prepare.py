@@ -74,8 +74,9 @@ def prepare(
     cache, is_fast = _cache(), dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
     folder = cache / _key(pipeline, encoder, is_fast=is_fast)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
-        if not (folder / COUNTS_FILE).is_file() or _images_changed(folder):
+        if _images_changed(folder):
             shutil.rmtree(folder, ignore_errors=True)
+        if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
             try:
                 _make(folder, pipeline, encoder, tick, num_rows, is_fast=is_fast)

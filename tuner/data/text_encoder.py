@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tuner import vocabulary
 from tuner.assets import without_generation_marks
-from tuner.data import limits, masks, templates
+from tuner.data import images, limits, masks, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, rendered
@@ -85,8 +85,7 @@ class TextEncoder:
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
         for place, chat in chats:
             if self.image_id is None and images_of(chat.messages):
-                fix = "Train a vision-language model on it, or remove the images from the rows."
-                raise DataError("the conversation holds an image, and the model reads text alone", where=place, fix=fix)
+                raise images.for_text_alone("the conversation", place)
         of_texts = iter(masks.encode_texts(self.tokenizer, texts, fast) if texts else ())
         of_chats = iter(
             masks.encode_chats(

@@ -73,10 +73,12 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from tuner.models import compat
+
     config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForImageTextToText if compat.reads_images(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        reads_images = hasattr(config, "vision_config")
-        model = (AutoModelForImageTextToText if reads_images else AutoModelForCausalLM).from_config(config)
+        model = auto.from_config(config)
     generator = torch.Generator().manual_seed(SEED)
     width = config.get_text_config().initializer_range * 12**0.5
 

@@ -61,14 +61,18 @@ def load_processor(model: Model, path: str) -> ProcessorMixin:
     return processor
 
 
-def part_of(model: PreTrainedModel, name: str) -> VisionPart:
-    """Return the part of the model that a weight, or a module, belongs to, by its full name."""
+def parts_of(model: PreTrainedModel) -> dict[str, VisionPart]:
+    """Return the part of the model that each weight belongs to, by the weight's full name."""
     tower, llm = _prefix(model, tower_of(model)), _prefix(model, model.get_decoder())
-    if name.startswith(f"{llm}.") or name.startswith("lm_head"):
-        return "language"
-    if name.startswith(f"{tower}.") and _PROJECTORS.isdisjoint(name.split(".")):
-        return "vision"
-    return "projector"
+
+    def part_of(name: str) -> VisionPart:
+        if name.startswith((f"{llm}.", "lm_head")):
+            return "language"
+        if name.startswith(f"{tower}.") and _PROJECTORS.isdisjoint(name.split(".")):
+            return "vision"
+        return "projector"
+
+    return {name: part_of(name) for name, _ in model.named_parameters()}
 
 
 def tower_of(model: PreTrainedModel) -> torch.nn.Module:
@@ -96,8 +100,9 @@ def freeze(model: PreTrainedModel, parts: tuple[VisionPart, ...]) -> None:
     """
     if not parts:
         return
+    part_of = parts_of(model)
     for name, weight in model.named_parameters():
-        if part_of(model, name) in parts:
+        if part_of[name] in parts:
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ModelError("all parts of the model are frozen", where="model.freeze", fix="Remove one of them.")
@@ -145,14 +150,11 @@ class TowerOnEveryRank:
         if self.blank is None:
             return None
         features = self.base.get_image_features(**self.blank, return_dict=True)
-        nothing = sum(0 * tensor.sum() for tensor in _tensors((features.pooler_output, deepstack(features))))
+        # Qwen3-VL adds more features in its first layers.
+        values = (features.pooler_output, getattr(features, "deepstack_features", None))
+        nothing = sum(0 * tensor.sum() for tensor in _tensors(values))
         embeddings = kwargs["inputs_embeds"]
         return args, {**kwargs, "inputs_embeds": embeddings + nothing.to(embeddings.dtype)}
-
-
-def deepstack(features: object) -> object:
-    """Return the features that Qwen3-VL adds in its first layers, beside those of the last; None for other models."""
-    return getattr(features, "deepstack_features", None)
 
 
 def _tensors(values: object) -> Iterator[Tensor]:

@@ -212,9 +212,7 @@ def encoder_of(spec: ModelSpec) -> TextEncoder:
     if spec.model.images is True:
         with explained(spec.path, "SOURCE"):
             processor = load_processor(spec.model, spec.path)
-        data = spec.recipe.train_dataloader.dataset if spec.recipe else None
-        most, least = (data.image_max_pixels, data.image_min_pixels) if data else (None, None)
-        return ImageEncoder(processor.tokenizer, processor, most, least)
+        return ImageEncoder.of(processor, spec.recipe.train_dataloader.dataset if spec.recipe else None)
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
         folder = str(spec.adapter)
         return TextEncoder(load_tokenizer(model_of(folder, None, spec.model.trust_remote_code), folder))

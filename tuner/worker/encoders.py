@@ -21,5 +21,4 @@ def encoder_of(config: RecipeConfig, path: str) -> TextEncoder:
     """
     if not config.reads_images:
         return TextEncoder(tokenizer_of(config, path))
-    processor, data = processor_of(config, path), config.train_dataloader.dataset
-    return ImageEncoder(processor.tokenizer, processor, data.image_max_pixels, data.image_min_pixels)
+    return ImageEncoder.of(processor_of(config, path), config.train_dataloader.dataset)

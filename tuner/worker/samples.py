@@ -144,7 +144,7 @@ def _width(terminal: TextIO | None) -> int:
 
 def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]:
     """Return conversations that end with a reference answer, spread evenly over the split."""
-    pipeline = Pipeline(dataset, objective)
+    pipeline = Pipeline(dataset, objective, decodes_images=False)
     tally = pipeline.tally()
     samples = itertools.islice(pipeline.samples(tally, tally.refuse), 100_000)
     chats = [chat for _, sample in samples if (chat := _right(sample))]

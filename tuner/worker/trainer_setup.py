@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -40,9 +39,7 @@ def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, dev
     training = training_of(config.objective.type)
     objective = config.objective.model_dump(mode="json", exclude=_NOT_OF_TRL)
     offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
-    known = {field.name for field in fields(training.arguments)}
-    common = {key: value for key, value in _common(config, zero, run, device).items() if key in known}
-    return training.arguments(**common, **objective, **offloads, **training.settings)
+    return training.arguments(**_common(config, zero, run, device), **objective, **offloads, **training.settings)
 
 
 def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
@@ -78,7 +75,6 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         dataloader_pin_memory=device.type not in ("cpu", "mps"),
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
-        max_length=None,  # where TRL has it
         eval_strategy=_validates(config),
         eval_steps=config.train_cfg.val_interval,
         prediction_loss_only=True,
@@ -209,7 +205,6 @@ def evaluator(
     training = training_of(config.objective.type)
     # The reference model judges what it is asked for, when it is asked.
     beforehand = {*_NOT_OF_TRL, "precompute_ref_log_probs", "precompute_ref_batch_size"}
-    known = {field.name for field in fields(training.arguments)}
     settings = training.arguments(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,
@@ -222,7 +217,6 @@ def evaluator(
         disable_tqdm=True,
         log_level="error",
         seed=config.randomness.seed,
-        **({"max_length": None} if "max_length" in known else {}),
         **config.objective.model_dump(mode="json", exclude=beforehand),
         **training.settings,
     )
@@ -291,11 +285,12 @@ def _with_projector(
 ) -> torch.optim.Optimizer:
     """Return the optimizer with groups of weights as the Trainer's, and two more for the projector with its rate."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
+    part_of = vision.parts_of(base)
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, weight in base.named_parameters():
         if weight.requires_grad:
             num_axes = len(getattr(weight, "ds_shape", weight.shape))  # ZeRO-3 leaves no shape to a sharded weight
-            key = (vision.part_of(base, name) == "projector", num_axes > 1)
+            key = (part_of[name] == "projector", num_axes > 1)
             groups.setdefault(key, []).append(weight)
     return cls(
         [

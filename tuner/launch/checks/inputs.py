@@ -54,7 +54,7 @@ def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -
     # Only ranks run a user's row function: it may do anything, also import torch.
     if ":" in (rows.format or ""):
         return
-    from tuner.data import formats  # a plan does not need it
+    from tuner.data import formats, images  # a plan does not need it
     from tuner.data.pipeline import Pipeline
     from tuner.data.readers.text_files import OnError, fail
     from tuner.data.sample import Chat, images_of
@@ -69,8 +69,7 @@ def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -
     pipeline = Pipeline(block, objective)
     for place, sample in pipeline.samples(pipeline.tally(), on_error):
         if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
-            fix = "Train a vision-language model on it, or remove the images from the rows."
-            raise DataError("the row holds an image, and the model reads text alone", where=place, fix=fix)
+            raise images.for_text_alone("the row", place)
 
 
 def _are_files(rows: Rows) -> bool:

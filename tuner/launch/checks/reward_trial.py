@@ -8,13 +8,13 @@ from tuner import paths
 from tuner.data import formats, mixing
 from tuner.data.formats.columns import Columns, renamed
 from tuner.data.sample import Chat
+from tuner.data.sample_kinds import before_last_answer
 from tuner.errors import DataError
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.rewards import TrialRow, mistakes
-from tuner.rewards.trial import ANSWER
 
 NUM_ROWS = 4
 _CONVERSATIONS = ("messages", "conversations")
@@ -58,4 +58,5 @@ def trial_row(row: Mapping[str, object], row_format: str | None, columns: Column
     if not isinstance(sample, Chat) or not sample.messages:
         raise DataError("the row has no prompt")
     others = {key: value for key, value in own.items() if key not in _CONVERSATIONS}
-    return TrialRow(sample.messages[:-1], {**others, ANSWER: sample.messages[-1].get("content")})
+    prompt = before_last_answer(sample)
+    return TrialRow(prompt.prompt, {**others, **prompt.columns})

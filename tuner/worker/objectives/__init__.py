@@ -34,7 +34,7 @@ class Training:
     trainer: ClassVar[type[Any]]
     """A class with `TunerTrainer` and the trainer of TRL as its bases."""
     arguments: ClassVar[type[transformers.TrainingArguments]]
-    settings: ClassVar[Mapping[str, Any]] = {}
+    settings: ClassVar[Mapping[str, Any]] = {"max_length": None}  # the rows are cut already
     """Arguments that a recipe does not choose."""
     logit_metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that the trainer reads if the loss is computed from whole logits; see `worker.loss`."""

@@ -84,7 +84,12 @@ class SftTraining(Training):
 
     trainer = Sft
     arguments = SFTConfig
-    settings: ClassVar = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": False, "shuffle_dataset": False}
+    settings: ClassVar = {
+        **Training.settings,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "packing": False,
+        "shuffle_dataset": False,
+    }
 
     def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
         """Let the rows of a batch lie end to end if the model keeps them apart; otherwise they are padded.
