@@ -269,3 +269,15 @@ def test_torchs_and_xtuners_words_for_a_number_type_are_taken(name: str, dtype: 
     config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optim_wrapper.dtype={name}")])).config
 
     assert config.optim_wrapper.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("tiny_full_sample_e1", "has no effect on a model that reads text alone"),
+        ("tiny_vision_lora_sample_images_e1", "freezes every part of the model, so model.freeze has no effect"),
+    ],
+)
+def test_parts_that_freezing_does_not_change_are_refused(name: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem):
+        load(name, Overrides(pairs=[("--set", "model.freeze=('vision',)")]))

@@ -55,6 +55,13 @@ class Model(Block):
     images: bool | Literal["auto"]
     freeze: Annotated[tuple[VisionPart, ...], Lax]
 
+    @field_validator("freeze")
+    @classmethod
+    def _a_model_of_text_has_no_parts(cls, freeze: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if freeze and info.data.get("images") is False:
+            raise ValueError("has no effect on a model that reads text alone; use ()")
+        return freeze
+
     @field_validator("trust_remote_code")
     @classmethod
     def _remote_code_needs_a_commit(cls, trusted: bool, info: ValidationInfo) -> bool:
@@ -458,6 +465,14 @@ class RecipeConfig(Block):
         if info.data.get("quantization") and adapter and adapter.changes_base:
             why = f"= {adapter.init_lora_weights!r} splits the weights, which are quantized; use True"
             raise wrong_key("init_lora_weights", why)
+        return adapter
+
+    @field_validator("adapter")
+    @classmethod
+    def _an_adapter_freezes_every_part(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
+        model = info.data.get("model")
+        if adapter and model and model.freeze:
+            raise ValueError("freezes every part of the model, so model.freeze has no effect; use one of them")
         return adapter
 
     @field_validator("objective")
