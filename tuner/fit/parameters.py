@@ -200,7 +200,7 @@ def of_tower(architecture: Architecture) -> dict[VisionPart, int]:
     """Return the parameters of the tower and of the projector; empty if config.json does not say their sizes.
 
     The tower is counted as a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929) with biases, as CLIP's and
-    SigLIP's are: exact for LLaVA's, within a few per cent for Qwen-VL's, whose MLPs have a gate.
+    SigLIP's are: exact for LLaVA's, within a few per cent for Qwen-VL's. Its MLPs have a gate.
     """
     tower = architecture.vision_config
     if tower is None or not (tower.hidden_size and tower.num_hidden_layers and tower.patch_size):

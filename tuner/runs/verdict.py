@@ -160,11 +160,8 @@ def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: 
 
 
 def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
-    values, last = [value for _, value in points], points[-1][0]
-    width = max(1, len(values) // 5)
-    before, after = _mean(values[:width]), _mean(values[-width:])
-    apart = _DEVIATIONS * _noise(values) * math.sqrt(2 / width)
-    has_moved = abs(before - after) > max(apart, _CHANGED * abs(before))
+    last = points[-1][0]
+    before, after, has_moved = _change([value for _, value in points])
 
     def verdict(outcome: Outcome, advice: str = "") -> Verdict:
         note = f"no rows were held out (--val-split 0.05){'; ' * bool(advice)}"
@@ -182,19 +179,28 @@ def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
 
 
 def _by_rewards(points: Sequence[Point], measure: str, trained: Trained) -> Verdict:
-    values, last = [value for _, value in points], points[-1][0]
-    width = 1 if measure == "validation" else max(1, len(values) // 5)
-    before, after = _mean(values[:width]), _mean(values[-width:])
-    apart = 0.0 if measure == "validation" else _DEVIATIONS * _noise(values) * math.sqrt(2 / width)
+    last = points[-1][0]
+    before, after, has_moved = _change([value for _, value in points])
+    if measure == "validation":  # it has no noise of batches
+        before, after = points[0][1], points[-1][1]
+        has_moved = abs(after - before) > _CHANGED * abs(before)
 
     def verdict(outcome: Outcome, advice: str = "") -> Verdict:
         return Verdict(outcome, measure, before, after, last, advice, "reward")
 
-    if abs(after - before) <= max(apart, _CHANGED * abs(before)):
+    if not has_moved:
         return verdict(Outcome.FLAT, f"{_flat(trained, last)}; see docs/grpo.md, When the reward stays flat")
     if after < before:
         return verdict(Outcome.FELL, f"it fell: {_lower(trained)}")
     return verdict(Outcome.LEARNED)
+
+
+def _change(values: Sequence[float]) -> tuple[float, float, bool]:
+    """Return the means of the first and the last fifth of values of training, and whether they differ beyond noise."""
+    width = max(1, len(values) // 5)
+    before, after = _mean(values[:width]), _mean(values[-width:])
+    apart = _DEVIATIONS * _noise(values) * math.sqrt(2 / width)
+    return before, after, abs(before - after) > max(apart, _CHANGED * abs(before))
 
 
 def _fell(before: float, after: float) -> bool:

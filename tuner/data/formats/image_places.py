@@ -77,7 +77,7 @@ def with_images(sample: Sample, row: Row, paths: ImagePaths, place: str) -> Samp
     beside = [one for name in COLUMNS if name in row for one in _listed(row[name])]
     if not beside and not any(isinstance(turn["content"], list) for turn in turns):
         return sample
-    # Without images beside the text a mark in it may be a word; `columns` refuses it where it is none.
+    # Without images beside the text, the mark may be a word of the text. `columns` refuses it if it is a placeholder.
     pool = [_image(value, paths, place) for value in beside]
     placed = _filled([_split(turn) for turn in turns] if beside else turns, pool, paths, place)
     return replace(sample, messages=placed) if isinstance(sample, Chat) else replace(sample, prompt=placed)
