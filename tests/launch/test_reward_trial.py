@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.data.conftest import Settings
 from tuner.launch.checks.inputs import trial_rows
+from tuner.recipes.schema import Dataset
 from tuner.rewards.trial import TrialRow
 
 QUESTION = [{"role": "user", "content": "1 + 1?"}]
@@ -33,4 +33,5 @@ def test_a_reward_is_tried_on_a_rows_prompt_and_its_other_columns(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    assert trial_rows(Settings(str(file), columns=columns), "grpo") == [TrialRow(prompt, others)]
+    dataset = Dataset(path=str(file), columns=columns, max_length=16, packing=False)
+    assert trial_rows(dataset, "grpo") == [TrialRow(prompt, others)]
