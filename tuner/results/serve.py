@@ -27,8 +27,8 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.errors import MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import pinned
-from tuner.results.base_model import folder_of
 from tuner.results import compat, served_images
+from tuner.results.base_model import folder_of
 from tuner.results.loaded_model import ModelSpec, dtype_of, encoder_of, quantization_of
 from tuner.results.peft_adapter import STEM, read_config
 from tuner.results.tensors import Stored

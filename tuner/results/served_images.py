@@ -73,5 +73,7 @@ def _image(part: dict[str, Any], encoder: Encoder) -> PIL.Image.Image:
     address = address.get("url") if isinstance(address, dict) else address
     image = image_places.of_data_uri(address) if isinstance(address, str) else None
     if image is None:
-        raise Misfit("an image must be a data URI (data:image/png;base64,...): this server opens no files and addresses")
+        raise Misfit(
+            "an image must be a data URI (data:image/png;base64,...): this server opens no files and addresses"
+        )
     return encoder.fitted(images.load(image))
