@@ -17,9 +17,8 @@ from tuner import assets
 from tuner.data import images, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
-from tuner.data.images import Image
 from tuner.data.rendering import Span, Template
-from tuner.data.sample import IGNORED, Chat, Thinking, images_of
+from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 

@@ -515,7 +515,8 @@ class RecipeConfig(Block):
     def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
         model = info.data.get("model")
         if model and model.images is True and objective.type not in READ_IMAGES:
-            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use 'sft', or model.images=False")
+            others = " or ".join(sorted(READ_IMAGES))
+            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use {others}, or model.images=False")
         return objective
 
     @field_validator("optim_wrapper")

@@ -42,6 +42,7 @@ from tuner.recipes.schema.rewards import rewards_of
 from tuner.rewards import reward_functions
 from tuner.rewards.built_in import text_of
 from tuner.runs.directory import RunDirectory
+from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.objectives import Training
 from tuner.worker.trainers import TunerTrainer
@@ -266,7 +267,7 @@ class GreedyReward:
     def prediction_step(self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
         self._generate_and_score_completions(inputs)
-        reward = compat.eval_metrics(self)["reward"][-1]
+        reward = compat.eval_metrics(self)[REWARD][-1]
         return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
 
 
