@@ -169,6 +169,11 @@ def _known(folder: Path) -> JsonObject:
     return known
 
 
+def reads_images(folder: Path) -> bool:
+    """Return whether the config.json of a model folder has a vision tower."""
+    return _vision(folder) is not None
+
+
 def _vision(folder: Path) -> JsonObject | None:
     """Return the keys of `Tower` for a model that reads images, from its config.json; None for another model."""
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
