@@ -18,7 +18,7 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, Architecture
-from tuner.recipes.schema.objectives import reads_images, scores
+from tuner.recipes.schema.objectives import scores, takes_images
 
 _MODEL, _IMAGES = ("model", "path"), ("model", "images")
 _DECODERS = 2
@@ -271,12 +271,12 @@ def _settle_images(merged: Merged) -> None:
     if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
         vision = _vision(paths.expanded(assets.asset(path)))
     if merged.get(_IMAGES) == "auto":
-        has_conversations = reads_images(merged.get(("objective", "type")))
+        has_conversations = takes_images(merged.get(("objective", "type")))
         why = "its config.json has a vision tower" if vision else "the model has no vision tower"
         if not has_conversations:
             why = "only conversations may hold images"
-        takes_images = vision is not None and has_conversations
-        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, takes_images)))
+        reads = vision is not None and has_conversations
+        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads)))
     if merged.get(_IMAGES) is not True:
         return
     place = Place(Kind.DERIVED, "derived: the workers decode and resize the images")

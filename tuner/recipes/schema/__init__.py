@@ -27,7 +27,7 @@ from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, wrong_key
-from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective, blocks_of, reads_images
+from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective, blocks_of, takes_images
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -488,8 +488,8 @@ class RecipeConfig(Block):
     @classmethod
     def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
         model = info.data.get("model")
-        if model and model.images is True and not reads_images(objective.type):
-            others = " or ".join(filter(reads_images, OBJECTIVES))
+        if model and model.images is True and not takes_images(objective.type):
+            others = " or ".join(filter(takes_images, OBJECTIVES))
             raise wrong_key("type", f"= {objective.type!r} learns from text alone; use {others}, or model.images=False")
         return objective
 

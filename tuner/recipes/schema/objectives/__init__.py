@@ -90,7 +90,7 @@ def facts_of(name: str) -> ObjectiveFacts:
     return OBJECTIVES[name].facts
 
 
-def reads_images(name: object) -> bool:
+def takes_images(name: object) -> bool:
     """Return whether an objective trains on rows with images; an unknown name does not."""
     return name in OBJECTIVES and facts_of(str(name)).rows == "conversations"
 
