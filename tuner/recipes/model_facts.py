@@ -18,7 +18,7 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, Architecture
-from tuner.recipes.schema.objectives import READ_IMAGES, scores
+from tuner.recipes.schema.objectives import scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
 _DECODERS = 2
@@ -310,12 +310,12 @@ def _settle_images(merged: Merged) -> None:
     if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
         vision = merged.get(_VISION) or _vision(paths.expanded(assets.asset(path)))
     if merged.get(_IMAGES) == "auto":
-        has_conversations = merged.get(("objective", "type")) in READ_IMAGES
+        has_conversations = takes_images(merged.get(("objective", "type")))
         why = "its config.json has a vision tower" if vision else "the model has no vision tower"
         if not has_conversations:
             why = "only conversations may hold images"
-        reads_images = vision is not None and has_conversations
-        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads_images)))
+        reads = vision is not None and has_conversations
+        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads)))
     if merged.get(_IMAGES) is not True:
         return
     place = Place(Kind.DERIVED, "derived: the workers decode and resize the images")

@@ -20,7 +20,6 @@ from tuner.launch.checks import Finding
 from tuner.launch.checks.model_files import missing_weights
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.schema import Dataset, Rows
-from tuner.recipes.schema.rewards import rewards_of
 
 if TYPE_CHECKING:
     from tuner.data.pipeline import PlacedSample
@@ -95,10 +94,12 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
 def rewards(run: ResolvedRun) -> Iterator[Finding]:
     """Call every reward on the first rows: one that fails, takes too long or is always the same is a mistake."""
     config = run.recipe.config
-    if blocks := rewards_of(config.objective):
-        from tuner.rewards.trial import mistakes  # few objectives have rewards
+    if config.objective.facts.generates:
+        from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
+        from tuner.rewards.trial import mistakes
 
-        yield from mistakes(blocks, trial_rows(config.train_dataloader.dataset, config.objective.type))
+        rows = trial_rows(config.train_dataloader.dataset, config.objective.type)
+        yield from mistakes(rewards_of(config.objective), rows)
 
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:

@@ -26,8 +26,8 @@ from pydantic import (
 from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
-from tuner.recipes.schema.objectives import READ_IMAGES, AnyObjective, Objective
+from tuner.recipes.schema.block import Block, Fraction, Lax, wrong_key
+from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective, blocks_of, takes_images
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -514,8 +514,8 @@ class RecipeConfig(Block):
     @classmethod
     def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
         model = info.data.get("model")
-        if model and model.images is True and objective.type not in READ_IMAGES:
-            others = " or ".join(sorted(READ_IMAGES))
+        if model and model.images is True and not takes_images(objective.type):
+            others = " or ".join(filter(takes_images, OBJECTIVES))
             raise wrong_key("type", f"= {objective.type!r} learns from text alone; use {others}, or model.images=False")
         return objective
 
