@@ -20,7 +20,6 @@ from tuner.launch.checks import Finding
 from tuner.launch.checks.model_files import missing_weights
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.schema import Dataset, Rows
-from tuner.recipes.schema.rewards import rewards_of
 
 if TYPE_CHECKING:
     from tuner.data.pipeline import PlacedSample
@@ -95,10 +94,12 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
 def rewards(run: ResolvedRun) -> Iterator[Finding]:
     """Call every reward on the first rows: one that fails, takes too long or is always the same is a mistake."""
     config = run.recipe.config
-    if blocks := rewards_of(config.objective):
-        from tuner.rewards.trial import mistakes  # few objectives have rewards
+    if config.objective.facts.generates:
+        from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
+        from tuner.rewards.trial import mistakes
 
-        yield from mistakes(blocks, trial_rows(config.train_dataloader.dataset, config.objective.type))
+        rows = trial_rows(config.train_dataloader.dataset, config.objective.type)
+        yield from mistakes(rewards_of(config.objective), rows)
 
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
@@ -140,7 +141,9 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
         cached = _cached(kind, name, revision)
         if cached is not None:
             answers.put(None)
-            yield from missing_weights(cached.parent) if kind == "model" else ()
+            # Only the tensors of a pickle are read when a tower and an LLM are joined.
+            pickled = run.recipe.config.model.vision is not None
+            yield from missing_weights(cached.parent, pickled=pickled) if kind == "model" else ()
         elif constants.is_offline_mode():
             answers.put(_offline(name) if kind == "model" else None)
         else:
@@ -182,6 +185,8 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
     model = run.recipe.config.model
     if model.path and paths.local(model.path) is None:
         yield "model", model.path, model.revision
+    if model.vision and paths.local(model.vision.path) is None:
+        yield "model", model.vision.path, model.vision.revision
     for loader in run.recipe.config.loaders.values():
         for path in {rows.path for rows in loader.dataset.shares}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from tuner.recipes.schema.objectives.group_rewards import DROPPED, GroupRewards
-from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts
+from tuner.recipes.schema.group_rewards import DROPPED, GroupRewards
+from tuner.recipes.schema.objective import ObjectiveFacts
 
 
 class Grpo(GroupRewards):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objectives.objective_block import Objective, Share
-from tuner.recipes.schema.rewards import Rewards
+from tuner.recipes.schema.objective import Objective, Share
+from tuner.recipes.schema.rewards import OwnReward, Rewards
 
 DROPPED = "a prompt longer than max_length"
 
@@ -37,6 +37,11 @@ class GroupRewards(Objective):
     epsilon_high: PositiveFloat | None = None
     # Completions that reach max_completion_length carry no loss.
     mask_truncated_completions: bool = False
+
+    @property
+    def own_functions(self) -> tuple[str, ...]:
+        """The rewards that are functions of the user's."""
+        return tuple(reward.type for reward in self.rewards if isinstance(reward, OwnReward))
 
     @property
     def samples_a_row(self) -> int:
