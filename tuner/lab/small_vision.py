@@ -43,18 +43,18 @@ def make(model: Model, facts: Architecture, folder: Path, seed: int) -> SmallMod
     Raises:
         ModelError: a local model has no processor, or transformers cannot build such a small model.
     """
-    path, is_own = source(model), True
+    is_own = model.vision is None  # else it is joined of two models, which are large
     try:
-        processor, config = _processor_and_config(model, path)
+        processor, config = _processor_and_config(model if is_own else _stand_in(model))
     except (MachineError, ModelError):
         if paths.local(str(model.path)):
             raise
-        stand_in = model.model_copy(update={"path": _TINY, "revision": None, "trust_remote_code": False})
-        path, is_own = source(stand_in), False
-        known = read_architecture(Path(path))
+        is_own = False
+        processor, config = _processor_and_config(_stand_in(model))
+    if not is_own:
+        known = read_architecture(Path(source(_stand_in(model))))
         assert known is not None, "the package's own model"
         facts = Architecture.model_validate(known)
-        processor, config = _processor_and_config(stand_in, path)
     try:
         _shrink(config, facts, processor)
         transformers.set_seed(seed)
@@ -71,7 +71,12 @@ def make(model: Model, facts: Architecture, folder: Path, seed: int) -> SmallMod
     return SmallModel(Architecture.model_validate(written), small.num_parameters(), processor, is_own)
 
 
-def _processor_and_config(model: Model, path: str) -> tuple[ProcessorMixin, PreTrainedConfig]:
+def _stand_in(model: Model) -> Model:
+    return model.model_copy(update={"path": _TINY, "revision": None, "trust_remote_code": False, "vision": None})
+
+
+def _processor_and_config(model: Model) -> tuple[ProcessorMixin, PreTrainedConfig]:
+    path = source(model)
     with explained(path):
         return load_processor(model, path), AutoConfig.from_pretrained(path, **pinned(model))
 

@@ -138,13 +138,13 @@ class _Smoke:
         model, folder = self.loaded.with_template_text().config.model, self.scratch / "model"
         if self.loaded.config.reads_images:
             small, num_parameters, self.processor, is_own = small_vision.make(model, facts, folder, seed)
-            stand_in = "a small LLaVA stands in for the model, which is not in the cache"
+            stand_in = "a small LLaVA stands in for the model"
         else:
             tokenizer, is_own = stand_ins.tokenizer_of(model)
             self.encoder = TextEncoder(tokenizer)
             small, num_parameters = stand_ins.make_model(facts, tokenizer, folder, seed)
             stand_in = "a stand-in for its tokenizer, which is not in the cache"
-        self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False}
+        self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
         self.values["architecture"] = small.model_dump()
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
