@@ -182,6 +182,8 @@ def _rows(keys: tuple[str, ...], block: type[Block], defaults: _ByKey, notes: _B
             yield from _rows((*keys, name), inner[0], defaults, notes)
         else:
             yield _row((*keys, name), key, defaults, {(*keys, name): own.get(name, "")} | notes)
+            if inner:  # None by default
+                yield from _rows((*keys, name), inner[0], defaults, notes)
 
 
 def _row(keys: tuple[str, ...], key: FieldInfo, defaults: _ByKey, notes: _ByKey) -> Sequence[str]:

@@ -52,6 +52,7 @@ def _inputs(run: ResolvedRun) -> Iterator[Finding]:
 _ELSEWHERE: tuple[Check, ...] = (
     model_files.architecture,
     model_files.images,
+    model_files.tower,
     model_files.weights,
     model_files.context,
     model_files.packed,

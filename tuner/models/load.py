@@ -25,7 +25,7 @@ from transformers.integrations import apply_liger_kernel
 from tuner import assets, paths
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
-from tuner.models import compat, integrity, vision
+from tuner.models import compat, integrity, llava, vision
 from tuner.models.adapters import with_adapter
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
@@ -56,13 +56,29 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The types of weights and arithmetic, by their names in recipes and flags."""
 
 
-def source(model: Model) -> str:
-    """Return the model's folder or its id on the hub, for `from_pretrained`; the package's tiny model is made first."""
+def source(model: Model, *, weights: bool = True) -> str:
+    """Return the model's folder or its id on the hub, for `from_pretrained`.
+
+    The package's tiny model is made first, and so is a LLaVA of an LLM and a tower.
+
+    Args:
+        model: The recipe's.
+        weights: False: the config and the tokenizer or processor are enough.
+
+    Raises:
+        ModelError: there is no such LLM or tower, or they do not fit.
+        MachineError: the hub cannot be reached.
+    """
     assert model.path is not None, "checked before the ranks start"
-    if model.path.startswith(assets.ASSET):
-        return str(materialize(Path(assets.asset(model.path)), CACHE))
-    folder = paths.local(model.path)
-    return str(folder) if folder else model.path
+    path = model.path
+    if path.startswith(assets.ASSET):
+        path = str(materialize(Path(assets.asset(path)), CACHE))
+    elif folder := paths.local(path):
+        path = str(folder)
+    if model.vision is None or llava.is_joined(path):
+        return path
+    with explained(path):
+        return str(llava.materialize(model, path, CACHE, weights=weights))
 
 
 def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:

@@ -224,6 +224,9 @@ def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
     config = recipe.config.model_dump()
     config["deepspeed"] = deepspeed
     _anchor(config["model"], "path")
+    if config["model"]["vision"]:
+        _anchor(config["model"]["vision"], "path")
+        _anchor(config["model"]["vision"], "projector")
     if config["adapter"]:
         _anchor(config["adapter"], "path")
     config["model"]["chat_template"] = lasting_template(config["model"]["chat_template"])

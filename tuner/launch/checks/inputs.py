@@ -141,7 +141,9 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
         cached = _cached(kind, name, revision)
         if cached is not None:
             answers.put(None)
-            yield from missing_weights(cached.parent) if kind == "model" else ()
+            # Only the tensors of a pickle are read when a tower and an LLM are joined.
+            pickled = run.recipe.config.model.vision is not None
+            yield from missing_weights(cached.parent, pickled=pickled) if kind == "model" else ()
         elif constants.is_offline_mode():
             answers.put(_offline(name) if kind == "model" else None)
         else:
@@ -183,6 +185,8 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
     model = run.recipe.config.model
     if model.path and paths.local(model.path) is None:
         yield "model", model.path, model.revision
+    if model.vision and paths.local(model.vision.path) is None:
+        yield "model", model.vision.path, model.vision.revision
     for loader in run.recipe.config.loaders.values():
         for path in {rows.path for rows in loader.dataset.shares}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:

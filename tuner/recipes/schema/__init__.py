@@ -40,6 +40,24 @@ VisionPart = Literal["vision", "projector", "language"]
 """The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
 
 
+class Vision(Block):
+    """A vision tower that is joined to the LLM in model.path: together they are a LLaVA."""
+
+    # The tower: a folder with a CLIP model, or an id on the hub.
+    path: str
+    # A branch, tag or commit of a hub id. None: the newest.
+    revision: str | None = None
+    # The run or folder of a LLaVA, in the layout of transformers, LLaVA or XTuner, that the projector is taken from.
+    # None: a new projector.
+    projector: str | None = None
+    # The layer of the tower that the projector reads: -2 is the last but one.
+    feature_layer: int = -2
+    # Pad an image to a square before it is resized. False: its middle is cut out.
+    pad_to_square: bool = False
+    # The seed of a new projector.
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
 class Model(Block):
     """The weights to start from."""
 
@@ -53,7 +71,15 @@ class Model(Block):
     resize_embeddings: bool
     router_aux_loss_coef: NonNegativeFloat | None
     images: bool | Literal["auto"]
+    vision: Vision | None
     freeze: Annotated[tuple[VisionPart, ...], Lax]
+
+    @field_validator("vision")
+    @classmethod
+    def _a_tower_reads_images(cls, vision: Vision | None, info: ValidationInfo) -> Vision | None:
+        if vision and info.data.get("images") is False:
+            raise ValueError("joins a vision tower to the LLM, which then reads images; use None, or images=True")
+        return vision
 
     @field_validator("freeze")
     @classmethod
