@@ -78,7 +78,7 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
     yield from lacking or (missing_layers(place, architecture.num_hidden_layers) if architecture else ())
 
 
-def missing_weights(place: Path) -> Iterator[ModelError]:
+def missing_weights(place: Path, where: str = _WHERE) -> Iterator[ModelError]:
     """Yield errors about missing, truncated or pickled weights in a model's folder."""
     files = _weight_files(place)
     if not files:
@@ -87,7 +87,7 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
             f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
         )
         yield ModelError(
-            message, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
+            message, where=where, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
     pickled = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickled:
@@ -96,11 +96,11 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
             "code; tuner loads only safetensors"
         )
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
-        yield ModelError(message, where=_WHERE, fix=fix)
+        yield ModelError(message, where=where, fix=fix)
     for file in files:
         problem = _cut_off(file)
         if problem:
-            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Download the model again.")
+            yield ModelError(f"{file} {problem}", where=where, fix="Download the model again.")
 
 
 def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:

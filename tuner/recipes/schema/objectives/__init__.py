@@ -12,6 +12,7 @@ from pydantic import Field
 from tuner.recipes.schema.objectives.objective_block import Objective as Objective
 from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts as ObjectiveFacts
 from tuner.recipes.schema.objectives.objective_block import RowKind as RowKind
+from tuner.recipes.schema.objectives.objective_block import Teacher as Teacher
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -59,10 +60,29 @@ class ObjectiveFacts:
         return 2 if self.rows == "pairs" else 1
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen model of its own that an objective learns from.
+
+    Args:
+        path: A folder or an id on the hub; None if the recipe names no teacher.
+        revision: The commit, branch or tag on the hub.
+        bits: Of a weight: 16, or 4 of bitsandbytes.
+        architecture: What config.json says; None if it is not known.
+    """
+
+    path: str | None
+    revision: str | None
+    bits: int
+    architecture: Architecture | None
+
+
 class Objective(Block):
     """The block `objective` of a recipe, in TRL's names for its settings."""
 
     facts: ClassVar[ObjectiveFacts]
+    own_keys: ClassVar[frozenset[str]] = frozenset({"type"})
+    """The keys that are no arguments of TRL."""
     type: str
 
     @property
@@ -84,3 +104,8 @@ class Objective(Block):
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
         return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)
+
+    @property
+    def taught_by(self) -> Teacher | None:
+        """Return the teacher; None if the objective has none."""
+        return None
