@@ -62,8 +62,7 @@ def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
     of_model = LlamaForSequenceClassification if facts.scores else LlamaForCausalLM
     torch.manual_seed(0)
     shape = LlamaConfig(vocab_size=512, pad_token_id=0, num_labels=1 if facts.scores else 2, **SHAPE)
-    has_other = facts.has_reference or config.objective.taught_by
-    models = of_model(shape), of_model(shape) if has_other else None
+    models = of_model(shape), of_model(shape) if facts.has_reference or facts.has_teacher else None
     rows = prepare(config.train_dataloader.dataset, encoder, objective=config.objective.type).dataset
     return evaluator(config, models, encoder, rows, batch_size, str(folder))
 

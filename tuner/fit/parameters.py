@@ -14,7 +14,6 @@ from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES, Experts, Family, Layer, Linear, layer
 from tuner.recipes.schema import Adapter, RecipeConfig, VisionPart
 from tuner.recipes.schema.architecture import Architecture, Tower
-from tuner.recipes.schema.objectives import Teacher
 
 
 class Built(NamedTuple):
@@ -126,16 +125,17 @@ def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    llm = _with_teacher(_of_llm(recipe, architecture), recipe.objective.taught_by)
+    llm = _with_teacher(_of_llm(recipe, architecture), recipe)
     trained, frozen = _tower_trained(recipe, architecture)
     return llm._replace(trainable=llm.trainable + trained, frozen=llm.frozen + frozen)
 
 
-def _with_teacher(own: Parameters, teacher: Teacher | None) -> Parameters:
+def _with_teacher(own: Parameters, recipe: RecipeConfig) -> Parameters:
     """Add the frozen weights of a teacher; one of unknown size is left out."""
-    if teacher is None or teacher.architecture is None or not has_formula(teacher.architecture):
+    teacher, architecture = recipe.objective.taught_by, recipe.teacher_architecture
+    if teacher is None or architecture is None or not has_formula(architecture):
         return own
-    model = built(teacher.architecture)
+    model = built(architecture)
     if teacher.bits == 16:
         return own._replace(frozen=own.frozen + model.parameters)
     quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)

@@ -22,7 +22,7 @@ def fitting(run: ResolvedRun) -> Iterator[Finding]:
     teacher = config.objective.taught_by
     if teacher is None or teacher.path is None:
         return
-    ours, theirs = config.architecture, teacher.architecture
+    ours, theirs = config.architecture, config.teacher_architecture
     if ours and theirs and ours.vocab_size != theirs.vocab_size:
         yield vocabulary.other_size(ours.vocab_size, theirs.vocab_size, teacher.path)
     if theirs is None or not has_formula(theirs):

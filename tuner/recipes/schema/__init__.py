@@ -435,6 +435,11 @@ class RecipeConfig(Block):
         return self.model.images is True
 
     @property
+    def teacher_architecture(self) -> Architecture | None:
+        """What config.json says of the objective's teacher; None if there is no teacher, or it is not known."""
+        return getattr(self.objective, "teacher_architecture", None)
+
+    @property
     def needs_bitsandbytes(self) -> bool:
         """Whether the run may need bitsandbytes; a model with its own code may."""
         by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS

@@ -187,6 +187,10 @@ class GeneratingTrainer(TunerTrainer):
             self._list_completions()
         return output
 
+    def complete(self: Any, inputs: Sequence[Mapping[str, Any]]) -> Any:
+        """Generate a completion of each prompt; TRL's metrics then say what they are like."""
+        return self._generate_and_score_completions(inputs)
+
     def _tokenize_prompts(self: Any, prompts: Sequence[Any]) -> Any:
         """Return the tokens of the prepared rows."""
         return [list(ids) for ids in self._ids], None, {}

@@ -51,6 +51,14 @@ class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type
             raise vocabulary.other_size(ours, theirs, ref_model.name_or_path)
         super().__init__(model=model, teacher_model=ref_model, **others)
 
+    def loss_of_objective(self: Any, *args: Any, **options: Any) -> Any:
+        """Return TRL's loss, as another tensor than the one that the engine's forward returned.
+
+        DeepSpeed 0.19.8 divides the gradient of that one by the accumulation steps, also with scale_wrt_gas=False: its
+        hook on the output runs before the hook that would tell it not to.
+        """
+        return super().loss_of_objective(*args, **options) * 1.0
+
     def num_items(self: Any, inputs: Mapping[str, Any], num_rows: int) -> int:
         """Return the tokens of the completions."""
         return int(self.num_tokens_measured)

@@ -43,7 +43,7 @@ class GreedyReward:
 
     def prediction_step(self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
-        self._generate_and_score_completions(inputs)
+        self.complete(inputs)
         reward = compat.eval_metrics(self)["reward"][-1]
         return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
 

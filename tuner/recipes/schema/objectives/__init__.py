@@ -26,9 +26,13 @@ def _blocks(base: type[Objective]) -> list[type[Objective]]:
     return [base, *below] if hasattr(base, "facts") else below
 
 
+def _order(block: type[Objective]) -> tuple[int, bool]:
+    """Return the kind of the rows, and whether a recipe needs more than them."""
+    return _ROWS.index(block.facts.rows), block.facts.has_teacher
+
+
 OBJECTIVES: dict[str, type[Objective]] = {
-    get_args(block.model_fields["type"].annotation)[0]: block
-    for block in sorted(_blocks(Objective), key=lambda block: _ROWS.index(block.facts.rows))
+    get_args(block.model_fields["type"].annotation)[0]: block for block in sorted(_blocks(Objective), key=_order)
 }
 """The block of each objective by the name in `objective.type`: those with the same kind of rows follow each other.
 

@@ -10,7 +10,9 @@ from tuner.recipes.schema.objectives.sampling import DROPPED, Sampling
 class Distill(Sampling):
     """On-policy distillation: the model learns the next-token probabilities of a teacher on its own completions."""
 
-    facts: ClassVar = ObjectiveFacts("distillation", rows="prompts", dropped=DROPPED, cuts=False, generates=True)
+    facts: ClassVar = ObjectiveFacts(
+        "distillation", rows="prompts", dropped=DROPPED, cuts=False, has_teacher=True, generates=True
+    )
     own_keys: ClassVar = frozenset({"type", "teacher", "teacher_revision", "teacher_bits", "teacher_architecture"})
     type: Literal["distill"]
     # The model to learn from: a folder, a run, or an id on the hub. It needs the vocabulary of the trained model.
@@ -27,4 +29,4 @@ class Distill(Sampling):
     @property
     def taught_by(self) -> Teacher:
         """Return the teacher."""
-        return Teacher(self.teacher, self.teacher_revision, self.teacher_bits, self.teacher_architecture)
+        return Teacher(self.teacher, self.teacher_revision, self.teacher_bits)

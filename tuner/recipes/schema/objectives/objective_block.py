@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -30,6 +29,7 @@ class ObjectiveFacts:
         cuts: A sample that is too long is cut at max_length; otherwise it is dropped.
         scores: The model gets a head that scores an answer, and no logits.
         has_reference: It compares the model with a frozen copy.
+        has_teacher: It compares the model with another one, which has to be named.
         chooses_loss: TRL can compute its loss from logits in chunks.
         keeps_logits: TRL keeps all logits in the compute type until the backward pass.
         offloads_activations: TRL can move its activations to the host.
@@ -44,6 +44,7 @@ class ObjectiveFacts:
     cuts: bool = True
     scores: bool = False
     has_reference: bool = False
+    has_teacher: bool = False
     chooses_loss: bool = False
     keeps_logits: bool = False
     offloads_activations: bool = True
@@ -68,13 +69,11 @@ class Teacher:
         path: A folder or an id on the hub; None if the recipe names no teacher.
         revision: The commit, branch or tag on the hub.
         bits: Of a weight: 16, or 4 of bitsandbytes.
-        architecture: What config.json says; None if it is not known.
     """
 
     path: str | None
     revision: str | None
     bits: int
-    architecture: Architecture | None
 
 
 class Objective(Block):
