@@ -37,6 +37,7 @@ from tuner.recipes import aliases, catalog
 from tuner.recipes.model_facts import KEEPS_APART
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS
 
@@ -177,7 +178,7 @@ def _rows(keys: tuple[str, ...], block: type[Block], defaults: _ByKey, notes: _B
     own = _comments_of(block)
     for name, key in block.model_fields.items():
         inner = blocks_of(key.annotation)
-        if inner and (*keys, name) not in defaults:
+        if inner and inner[0] is not Architecture and (*keys, name) not in defaults:
             yield from _rows((*keys, name), inner[0], defaults, notes)
         else:
             yield _row((*keys, name), key, defaults, {(*keys, name): own.get(name, "")} | notes)

@@ -294,10 +294,9 @@ def test_a_teacher_is_a_model_or_the_result_of_a_run(tmp_path: Path) -> None:
 
     assert "no teacher is given" in str(refusal_of_load(student))
     assert "tuner export" in str(refusal_of_load(student, f"teacher={adapter}"))
-    loaded = made(f"teacher={run}", model=str(student), **DISTILL).recipe.config.objective.taught_by
-    assert (
-        loaded and loaded.path == str(run / "final") and loaded.architecture and loaded.architecture.vocab_size == 256
-    )
+    config = made(f"teacher={run}", model=str(student), **DISTILL).recipe.config
+    assert config.objective.taught_by and config.teacher_architecture
+    assert (config.objective.taught_by.path, config.teacher_architecture.vocab_size) == (str(run / "final"), 256)
 
 
 def refusal_of_load(student: Path, *sets: str) -> TunerError:
