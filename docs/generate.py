@@ -30,7 +30,7 @@ from tests.worker.families import METHODS, examples
 from tuner import assets
 from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
 from tuner.data.formats import FORMATS
-from tuner.data.sample_kinds import KINDS
+from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import aliases, catalog
@@ -38,7 +38,8 @@ from tuner.recipes.model_facts import KEEPS_APART
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.block import Block, blocks_of
+from tuner.recipes.schema.block import Block
+from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS
 
 ROOT = Path(__file__).parents[1]
@@ -177,11 +178,13 @@ def _rows(keys: tuple[str, ...], block: type[Block], defaults: _ByKey, notes: _B
     """Yield a row for each key of a block, and of the blocks in it."""
     own = _comments_of(block)
     for name, key in block.model_fields.items():
-        inner = blocks_of(key.annotation)
-        if inner and inner[0] is not Architecture and (*keys, name) not in defaults:
+        inner = [one for one in blocks_of(key.annotation) if one is not Architecture]  # config.json's keys
+        if inner and (*keys, name) not in defaults:
             yield from _rows((*keys, name), inner[0], defaults, notes)
         else:
             yield _row((*keys, name), key, defaults, {(*keys, name): own.get(name, "")} | notes)
+            if inner:  # None by default
+                yield from _rows((*keys, name), inner[0], defaults, notes)
 
 
 def _row(keys: tuple[str, ...], key: FieldInfo, defaults: _ByKey, notes: _ByKey) -> Sequence[str]:
@@ -314,7 +317,7 @@ def _objectives() -> str:
 
 
 def _formats_for(objective: str) -> list[str]:
-    return [name for name, known in FORMATS.items() if known.kind in KINDS[objective]]
+    return [name for name, known in FORMATS.items() if known.kind in kinds_of(objective)]
 
 
 def _datasets() -> str:
@@ -323,7 +326,7 @@ def _datasets() -> str:
         blocks = [*parts.data_sets(name)]
         paths = dict.fromkeys(block["path"] for block in blocks if block.get("path"))
         formats = dict.fromkeys(block["format"] for block in blocks if block.get("format"))
-        suits = [objective for objective in KINDS if formats and parts.suits(objective, name)]
+        suits = [objective for objective in OBJECTIVES if formats and parts.suits(objective, name)]
         rows.append(
             (f"`{name}`", ", ".join(paths), _code(formats), ", ".join(suits), catalog.summary("datasets", name))
         )
@@ -340,7 +343,11 @@ def _recipes() -> str:
 
 def _formats() -> str:
     rows = (
-        (f"`{name}`", known.needs, ", ".join(objective for objective in KINDS if known.kind in KINDS[objective]))
+        (
+            f"`{name}`",
+            known.needs,
+            ", ".join(one for one in OBJECTIVES if known.kind in kinds_of(one)),
+        )
         for name, known in FORMATS.items()
     )
     return _table(("format", "a row has", "for"), rows)

@@ -74,3 +74,36 @@ def without_generation_marks(template: str) -> str:
     The result renders the same text: a comment replaces each mark, so that white space is stripped as before.
     """
     return re.sub(_GENERATION_MARK, r"{#\1 \2#}", template)
+
+
+def with_image_parts(template: str, token: str) -> str:
+    """Return the chat template of an LLM for conversations with content in parts: an image becomes `token`, on a line.
+
+    `without_image_parts` returns the LLM's own.
+    """
+    return _IMAGE_PARTS.replace(_TOKEN, token) + template
+
+
+def without_image_parts(template: str) -> str:
+    """Return the chat template of the LLM in a template of `with_image_parts`; any other template as it is."""
+    start, end = _IMAGE_PARTS.splitlines(keepends=True)[0], _IMAGE_PARTS.splitlines(keepends=True)[-1]
+    return template.partition(end)[2] if template.startswith(start) and end in template else template
+
+
+_TOKEN = "IMAGE"  # noqa: S105
+_IMAGE_PARTS = """\
+{#- Images of a LLaVA: each part of a content becomes text. -#}
+{%- set joined = namespace(turns=[]) -%}
+{%- for turn in messages -%}
+{%- if turn['content'] is iterable and turn['content'] is not string -%}
+{%- set content = namespace(text='') -%}
+{%- for part in turn['content'] -%}
+{%- set content.text = content.text + (part['text'] if part['type'] == 'text' else 'IMAGE\\n') -%}
+{%- endfor -%}
+{%- set joined.turns = joined.turns + [dict(turn, content=content.text)] -%}
+{%- else -%}
+{%- set joined.turns = joined.turns + [turn] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set messages = joined.turns -%}
+"""

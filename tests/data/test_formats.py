@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tuner.data import formats
 from tuner.data.sample import Chat, Feedback, Pair, Sample, lacks
-from tuner.data.sample_kinds import KINDS, for_objective
+from tuner.data.sample_kinds import for_objective, kinds_of
 from tuner.errors import DataError
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 BETTER, WORSE = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
@@ -219,14 +220,14 @@ SAMPLES: tuple[Sample, ...] = (TEXT, CHAT, PAIR, FEEDBACK)
 
 
 def test_each_objective_takes_its_kinds_and_names_the_objectives_of_the_others() -> None:
-    for objective, kinds in KINDS.items():
+    for objective, kinds in ((name, kinds_of(name)) for name in OBJECTIVES):
         for sample in SAMPLES:
             if isinstance(sample, kinds):
                 assert for_objective(sample, objective, "mine", "x")
                 continue
             with pytest.raises(DataError, match=r"format 'mine' holds .*Train it with objective") as caught:
                 for_objective(sample, objective, "mine", "my.jsonl:1")
-            others = [other for other, taken in KINDS.items() if isinstance(sample, taken)]
+            others = [other for other in OBJECTIVES if isinstance(sample, kinds_of(other))]
             assert "/".join(others) in str(caught.value)
             assert caught.value.where == "my.jsonl:1"
 

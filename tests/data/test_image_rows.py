@@ -13,9 +13,9 @@ import pytest
 
 from tuner.data import first_look, formats, limits, mixing
 from tuner.data.formats import ImagePaths
-from tuner.data.images import Image, load
+from tuner.data.images import load
 from tuner.data.pipeline import Pipeline
-from tuner.data.sample import Chat, Message, images_of
+from tuner.data.sample import Chat, Image, Message, images_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset

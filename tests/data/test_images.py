@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from tuner.data import images
-from tuner.data.images import Image
+from tuner.data.sample import Image
 from tuner.errors import DataError
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)

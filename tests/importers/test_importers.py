@@ -403,12 +403,85 @@ def test_a_model_is_known_by_its_older_name() -> None:
     assert (imported.base or "").startswith("llama3_1_8b_")
 
 
-def test_a_config_with_data_of_images_is_not_trained_as_it_is() -> None:
+def test_a_config_with_data_of_videos_is_not_trained_as_it_is() -> None:
     Path("data").mkdir()
-    info = {"seen": {"file_name": "seen.json", "columns": {"images": "images"}}, "read": {"file_name": "read.json"}}
+    info = {"seen": {"file_name": "seen.json", "columns": {"videos": "videos"}}, "read": {"file_name": "read.json"}}
     Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
 
     assert "'seen'" in (_imported(f"{_LF}dataset: seen,read\n").obstacle or "")
+
+
+def test_data_of_images_come_with_llamafactorys_defaults_for_images() -> None:
+    Path("data").mkdir()
+    shape = {"formatting": "sharegpt", "columns": {"messages": "messages", "images": "pictures"}}
+    info = {"seen": {"file_name": "seen.json", **shape}}
+    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    text = "model_name_or_path: x/seeing\nstage: sft\nfinetuning_type: full\ndataset: seen\n"
+
+    values = _loaded(_imported(text))
+
+    assert (values["model.images"], values["model.freeze"]) == (True, ("vision", "projector"))
+    assert (values[f"{ROWS}.image_max_pixels"], values[f"{ROWS}.image_min_pixels"]) == (768 * 768, 32 * 32)
+    assert values[f"{ROWS}.columns.images"] == "pictures"
+
+
+_AXOLOTL = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
+_XTUNER = """from xtuner.model import LLaVAModel
+model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/seeing'), """
+_SEEN = "model_name_or_path: x/seeing\nstage: sft\ndataset: a.jsonl\n"
+_SWIFT_LINE = "swift sft --model x/seeing --dataset a.jsonl"
+OF_IMAGES = [
+    # The config of a tool, its name, a key of the recipe and the value there.
+    (f"{_SEEN}finetuning_type: full\nfreeze_vision_tower: false\n", "a.yaml", "model.freeze", ("projector",)),
+    (
+        f"{_SEEN}finetuning_type: full\nfreeze_language_model: true\n",
+        "a.yaml",
+        "model.freeze",
+        ("vision", "projector", "language"),
+    ),
+    (f"{_SEEN}finetuning_type: lora\nfreeze_vision_tower: true\n", "a.yaml", "adapter.vision", False),
+    (f"{_SEEN}finetuning_type: lora\nfreeze_vision_tower: false\n", "a.yaml", "adapter.vision", True),
+    (f"{_SEEN}image_max_pixels: 1024\n", "a.yaml", f"{ROWS}.image_max_pixels", 1024),
+    (f"{_SEEN}image_min_pixels: 64\n", "a.yaml", f"{ROWS}.image_min_pixels", 64),
+    (f"{_SEEN}media_dir: photos\n", "a.yaml", f"{ROWS}.image_folder", "photos"),
+    (f"{_SWIFT_LINE} --tuner_type full --freeze_vit false\n", "a.sh", "model.freeze", ("projector",)),
+    (
+        f"{_SWIFT_LINE} --tuner_type full --freeze_llm true\n",
+        "a.sh",
+        "model.freeze",
+        ("vision", "projector", "language"),
+    ),
+    (f"{_SWIFT_LINE} --freeze_vit false --freeze_aligner false\n", "a.sh", "adapter.vision", True),
+    (f"{_SWIFT_LINE} --max_pixels 2048\n", "a.sh", f"{ROWS}.image_max_pixels", 2048),
+    (f"MAX_PIXELS=4096 {_SWIFT_LINE}\n", "a.sh", f"{ROWS}.image_max_pixels", 4096),
+    (f"MAX_PIXELS=4096 {_SWIFT_LINE} --max_pixels 2048\n", "a.sh", f"{ROWS}.image_max_pixels", 2048),
+    (
+        f"{_SWIFT_LINE} --tuner_type full --aligner_lr 1e-3 --freeze_aligner false\n",
+        "a.sh",
+        f"{OPTIMIZER}.projector_lr",
+        1e-3,
+    ),
+    (f"{_AXOLOTL}processor_type: AutoProcessor\n", "a.yaml", "model.images", True),
+    (f"{_AXOLOTL}freeze_mm_modules: true\n", "a.yaml", "model.freeze", ("vision", "projector")),
+    (f"{_AXOLOTL}image_size: 512\n", "a.yaml", f"{ROWS}.image_max_pixels", 512 * 512),
+    (f"{_AXOLOTL}image_size: [640, 480]\n", "a.yaml", f"{ROWS}.image_max_pixels", 640 * 480),
+    (f"{_XTUNER}freeze_llm=True, freeze_visual_encoder=True)\n", "a.py", "model.freeze", ("vision", "language")),
+    (f"{_XTUNER}freeze_llm=False, freeze_visual_encoder=True)\n", "a.py", "model.freeze", ("vision",)),
+]
+
+
+@each(OF_IMAGES)
+def test_settings_of_images_keep_their_meaning(text: str, name: str, key: str, value: object) -> None:
+    assert _loaded(_imported(text, name))[key] == value
+
+
+def test_a_model_of_text_has_no_settings_of_images() -> None:
+    imported = _imported(
+        f"{_LF}finetuning_type: full\n".replace("finetuning_type: lora\n", "") + "freeze_vision_tower: true\n"
+    )
+
+    assert _loaded(imported)["model.freeze"] == ()
+    assert "text alone" in next(one.why or "" for one in imported.entries if one.setting.key == "freeze_vision_tower")
 
 
 _LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"

@@ -11,7 +11,6 @@ import pytest
 
 from tests.launch.plans import PATH, checkpoint
 from tuner import assets
-from tuner.data.sample_kinds import KINDS
 from tuner.data.templates import answers_end
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
@@ -21,6 +20,7 @@ from tuner.launch.resolved_run import Request
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
+from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.runs.directory import RunDirectory
 
 TINY = "tiny_full_sample_e1"
@@ -95,7 +95,7 @@ def test_nothing_is_reported_and_only_first_rows_are_read() -> None:
     assert values["val_dataloader"]["dataset"]["max_rows"] == 16
 
 
-@pytest.mark.parametrize("objective", KINDS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_stand_in_for_rows_on_the_hub_is_what_the_objective_learns_from(objective: str) -> None:
     config = config_of(TINY)
     rows = Rows(path="nobody/nothing", format="alpaca")

@@ -20,7 +20,6 @@ from tuner import progress
 from tuner.errors import MachineError
 from tuner.launch import builds, execute, render
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import extensions
 from tuner.zero import config as deepspeed_config
 
 LOCKS = "import sys, time; from pathlib import Path; lock = Path(sys.argv[1]); held = lock.open('x')"
@@ -30,7 +29,7 @@ LOCKS = "import sys, time; from pathlib import Path; lock = Path(sys.argv[1]); h
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResolvedRun:
     """Return a run that needs DeepSpeed's CPU Adam, which is not compiled here."""
-    monkeypatch.setattr(extensions, "is_compiled", lambda op, environ: False)
+    monkeypatch.setattr(builds, "is_compiled", lambda op, environ: False)
     environ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
     found = made("dtype=fp32", deepspeed="zero2_offload", environ=environ, work_dir=tmp_path / "run")
     (tmp_path / "extensions" / "cpu_adam").mkdir(parents=True)
@@ -42,14 +41,14 @@ def compiler(run: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     """Return what sets the process that compiles: Python that has made the lock."""
 
     def compiles(code: str) -> None:
-        lock = extensions.lock("cpu_adam", run.environ)
+        lock = builds.lock_file("cpu_adam", run.environ)
         monkeypatch.setattr(builds, "_argv", lambda ops: [sys.executable, "-c", f"{LOCKS}\n{code}", str(lock)])
 
     return compiles
 
 
 def lock_of(run: ResolvedRun) -> Path:
-    return extensions.lock("cpu_adam", run.environ)
+    return builds.lock_file("cpu_adam", run.environ)
 
 
 def build(run: ResolvedRun) -> Path:
@@ -117,7 +116,7 @@ def test_a_lock_of_another_machine_is_waited_for_ten_minutes(
     lock = lock_of(run)
     lock.touch()
     os.utime(lock, (time.time() - age_s,) * 2)
-    monkeypatch.setattr(extensions, "may_be_held_unseen", lambda file: True)
+    monkeypatch.setattr(builds, "may_be_held_unseen", lambda file: True)
 
     assert builds.is_left(lock) is (age_s > 600)
 
@@ -222,21 +221,21 @@ def test_an_op_is_compiled_once_and_again_where_that_was_interrupted(tmp_path: P
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    lock = extensions.lock(op, environ)
+    lock = builds.lock_file(op, environ)
     while not lock.exists():
         time.sleep(0.1)
-    assert extensions.holder(lock) == killed.pid
+    assert builds.holder(lock) == killed.pid
     assert not builds.is_left(lock)
     killed.terminate()  # as the kernel does when the launcher dies
     killed.wait()
     assert builds.is_left(lock)
-    assert not extensions.is_compiled(op, environ)
+    assert not builds.is_compiled(op, environ)
     lock.unlink()
 
     subprocess.run([sys.executable, "-m", "tuner.worker.compile_ops", op], env=environ, check=True, capture_output=True)
 
-    assert extensions.is_compiled(op, environ)
+    assert builds.is_compiled(op, environ)
 
 
 def test_a_machine_without_torchs_folder_has_compiled_nothing() -> None:
-    assert not extensions.is_compiled("cpu_adam", {**PATH, "TORCH_EXTENSIONS_DIR": "/proc/no"})
+    assert not builds.is_compiled("cpu_adam", {**PATH, "TORCH_EXTENSIONS_DIR": "/proc/no"})

@@ -17,7 +17,8 @@ from pydantic import TypeAdapter
 from tests.each import each
 from tuner.errors import RewardError
 from tuner.recipes.schema.rewards import Rewards
-from tuner.rewards import RewardFunction, TrialRow, mistakes, reward_functions
+from tuner.rewards import RewardFunction, reward_functions
+from tuner.rewards.trial import TrialRow, mistakes
 
 OWN = """
 import os, time

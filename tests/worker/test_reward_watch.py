@@ -11,7 +11,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.each import each
 from tuner.runs.directory import RunDirectory
-from tuner.worker.reward_watch import STEPS, WatchRewards
+from tuner.worker.callbacks import REWARD_STEPS, WatchRewards
 
 GOOD = {"reward_std": 0.5, "frac_reward_zero_std": 0.2, "completions/clipped_ratio": 0.1, "kl": 0.01}
 
@@ -37,19 +37,21 @@ def test_each_sign_is_warned_of_once(tmp_path: Path) -> None:
     for number, (key, value, text) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
-        warnings = _warnings(folder, ((step, {**GOOD, key: value}) for step in range(1, 3 * STEPS)))
-        assert len(warnings) == 1 and text in warnings[0] and f"At step {STEPS}: " in warnings[0]
+        warnings = _warnings(folder, ((step, {**GOOD, key: value}) for step in range(1, 3 * REWARD_STEPS)))
+        assert len(warnings) == 1 and text in warnings[0] and f"At step {REWARD_STEPS}: " in warnings[0]
 
 
 @each((1, 5, 10))
 def test_steps_between_logged_lines_count(interval: int) -> None:
-    steps = range(interval, 2 * STEPS + 1, interval)
+    steps = range(interval, 2 * REWARD_STEPS + 1, interval)
     flat = {**GOOD, "frac_reward_zero_std": 1.0}
     assert len(_warnings(Path(tempfile.mkdtemp()), ((step, flat) for step in steps))) == 1
-    flat_but_one = ((step, GOOD if step == STEPS else flat) for step in range(interval, 2 * STEPS, interval))
+    flat_but_one = (
+        (step, GOOD if step == REWARD_STEPS else flat) for step in range(interval, 2 * REWARD_STEPS, interval)
+    )
     assert _warnings(Path(tempfile.mkdtemp()), flat_but_one) == []
 
 
 def test_lines_without_a_reward_are_left_out(tmp_path: Path) -> None:
-    lines = [(step, {"loss": 1.0} if step % 2 else GOOD | {"kl": 2.0}) for step in range(1, STEPS)]
+    lines = [(step, {"loss": 1.0} if step % 2 else GOOD | {"kl": 2.0}) for step in range(1, REWARD_STEPS)]
     assert _warnings(tmp_path, lines) == []

@@ -152,7 +152,7 @@ def _own(kind: str) -> dict[str, str]:
 def _details(kind: str, name: str) -> JsonObject:
     """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
     from tuner.cli import parts
-    from tuner.data.formats import KINDS
+    from tuner.recipes.schema.objectives import OBJECTIVES
 
     file = catalog.part_file(kind, name)
     facts: JsonObject = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
@@ -168,7 +168,7 @@ def _details(kind: str, name: str) -> JsonObject:
             paths = [rows["path"] for rows in parts.data_sets(name) if rows.get("path")]
         except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
             return {**facts, "error": error.to_json()}
-        return {**facts, "paths": paths, "objectives": [one for one in KINDS if parts.suits(one, name)]}
+        return {**facts, "paths": paths, "objectives": [one for one in OBJECTIVES if parts.suits(one, name)]}
     return facts
 
 

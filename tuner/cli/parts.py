@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from tuner.data.formats import FORMATS, KINDS
+from tuner.data.formats import FORMATS
+from tuner.data.sample_kinds import kinds_of
 from tuner.errors import ModelError, RecipeError, TunerError
 from tuner.files import JsonObject
 from tuner.recipes import catalog
@@ -80,4 +81,4 @@ def _suits(objective: str, dataset: str, file: PartFile) -> bool:
         formats = [FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset)]
     except RecipeError:
         return False
-    return all(known.kind in KINDS[objective] for known in formats if known)
+    return all(known.kind in kinds_of(objective) for known in formats if known)

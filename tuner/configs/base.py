@@ -22,6 +22,9 @@ model = dict(
     router_aux_loss_coef=None,
     # True: the model reads images too. 'auto': if its config.json has a vision tower. False: only its LLM is loaded.
     images="auto",
+    # Join a vision tower to an LLM (docs/vision.md): dict(path='openai/clip-vit-large-patch14-336', projector=None,
+    # feature_layer=-2, pad_to_square=False, seed=0). None: the model in `path` stays as it is.
+    vision=None,
     # Parts of a vision-language model that are not trained: 'vision' (the tower), 'projector', 'language' (the LLM).
     # With an adapter the tower and the projector are frozen, unless adapter.vision=True.
     freeze=(),

@@ -14,8 +14,9 @@ from tuner.data.images import size_of
 from tuner.data.pipeline import DETECT_ROWS
 from tuner.data.readers.text_files import Row
 from tuner.data.sample import images_of, turns_of
-from tuner.data.sample_kinds import KINDS
+from tuner.data.sample_kinds import kinds_of
 from tuner.errors import DataError
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 MAX_ROWS = 1_000
 
@@ -71,7 +72,7 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
         raise errors[0]
     there = tuple(dict.fromkeys(str(column) for row in first for column in row))
     kind = formats.named(name).kind
-    objectives = tuple(objective for objective, kinds in KINDS.items() if kind in kinds)
+    objectives = tuple(objective for objective in OBJECTIVES if kind in kinds_of(objective))
     return FirstLook(name, there, objectives, samples + len(errors), len(errors), is_all)
 
 

@@ -16,8 +16,8 @@ import torch
 
 from tuner.data import images
 from tuner.data.encoder import PixelMaker, Row
-from tuner.data.images import Image
 from tuner.data.layouts import IMAGES
+from tuner.data.sample import Image
 from tuner.errors import DataError
 
 Pixels = dict[str, torch.Tensor]

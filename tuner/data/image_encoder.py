@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import PIL.Image
 
+from tuner import assets
 from tuner.data import images, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
-from tuner.data.images import Image
 from tuner.data.rendering import Span, Template
-from tuner.data.sample import IGNORED, Chat, Thinking, images_of
+from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
@@ -187,7 +187,11 @@ class ImageEncoder(TextEncoder):
         return [*super().content(), self.processor.image_processor.to_json_string(), self.max_pixels, self.min_pixels]
 
     def save(self, folder: Path) -> None:
-        """Write the processor with its tokenizer and chat template."""
+        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
+        own = self.tokenizer.chat_template
+        if isinstance(own, str) and self.template.image:
+            llm = assets.without_image_parts(own)
+            self.tokenizer.chat_template = assets.with_image_parts(llm, self.image_token)
         super().save(folder)
         self.processor.chat_template = self.tokenizer.chat_template
         self.processor.save_pretrained(folder)

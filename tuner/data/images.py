@@ -1,4 +1,4 @@
-"""Images of rows: what a row keeps of one, its size, and its pixels as every model here reads them.
+"""Images of rows: their size, and their pixels as every model here reads them.
 
 It does not know where a row has its images, nor what a processor makes of the pixels.
 """
@@ -6,7 +6,6 @@ It does not know where a row has its images, nor what a processor makes of the p
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import PIL.Image
 from PIL.ExifTags import Base
 from PIL.Image import Transpose
 
+from tuner.data.sample import Image
 from tuner.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,17 +39,6 @@ _TURNS = {
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _TO_8_BITS = 1 / 257
 _MAX_16_BITS = 65_535
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image as its row stores it: an absolute path, or the bytes of a file."""
-
-    path: str | None = None
-    data: bytes | None = None
-
-    def __str__(self) -> str:
-        return f"the image {self.path}" if self.path is not None else f"an image of {len(self.data or b''):,} bytes"
 
 
 def size_of(image: Image, place: str | None = None) -> tuple[int, int]:

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from tuner.data.images import Image
+from typing import Any, Literal
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
 
 `weight` 0 on an assistant's turn means that it carries no loss.
 """
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as its row stores it: an absolute path, or the bytes of a file."""
+
+    path: str | None = None
+    data: bytes | None = None
+
+    def __str__(self) -> str:
+        return f"the image {self.path}" if self.path is not None else f"an image of {len(self.data or b''):,} bytes"
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ _SAMPLES: dict[RowKind, tuple[type, ...]] = {
     "prompts": (Prompt, Chat),
 }
 """What rows become. Where answers are judged one by one, a pair is one good answer and one bad one."""
-KINDS = {name: _SAMPLES[block.facts.rows] for name, block in OBJECTIVES.items()}
-"""What each objective learns from."""
 
 ANSWER = "answer"
 """The column with the answer that a conversation was cut before."""
@@ -40,6 +38,11 @@ class WrongKind(DataError):
     """Rows that are well formed, and not what the objective learns from."""
 
 
+def kinds_of(objective: str) -> tuple[type, ...]:
+    """Return the kinds of samples that an objective learns from."""
+    return _SAMPLES[facts_of(objective).rows]
+
+
 def for_objective(sample: Sample, objective: str, name: str, place: str) -> tuple[Sample, ...]:
     """Return what the objective learns from a sample of format `name`: itself, or the two answers of a pair.
 
@@ -50,8 +53,8 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
         WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
             a function of the user's are not.
     """
-    if not isinstance(sample, KINDS[objective]):
-        wanted = " or ".join(_WHAT[kind] for kind in KINDS[objective])
+    if not isinstance(sample, kinds_of(objective)):
+        wanted = " or ".join(_WHAT[kind] for kind in kinds_of(objective))
         problem = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
         raise WrongKind(problem, where=place, of_row=":" in name, fix=_way_out(sample, objective))
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
@@ -80,7 +83,7 @@ def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:
 
 
 def _way_out(sample: Sample, objective: str) -> str:
-    others = "/".join(other for other, kinds in KINDS.items() if isinstance(sample, kinds))
+    others = "/".join(other for other in OBJECTIVES if isinstance(sample, kinds_of(other)))
     if isinstance(sample, Pair) and facts_of(objective).packs:
         return f"Train it with objective {others}, or set format='chosen' to learn only from the chosen answers."
     return f"Train it with objective {others}, or choose other data."

@@ -86,14 +86,14 @@ def choose_template(tokenizer: Any) -> Template:
 def with_images(template: Template, token: str) -> Template:
     """Return the template for conversations with images; `token` stands for an image in the text.
 
-    A template of an LLM reads texts alone: then an image becomes its token, where it stands in the text.
+    A template of an LLM reads texts alone: then an image becomes its token and a line break, as in LLaVA.
 
     Raises:
         DataError: the template cannot render an image.
     """
     question = [{"type": "image"}, {"type": "text", "text": "Why?"}]
     chat = Chat([{"role": "user", "content": question}, _PROBE[-1]])
-    for variant in (template, replace(template, in_parts=True), replace(template, image=token)):
+    for variant in (template, replace(template, in_parts=True), replace(template, image=f"{token}\n")):
         try:
             text, _ = rendered(variant, chat)
         except Unrendered:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner import paths
-from tuner.importers import deepspeed, key_tables, shared_rules, training_arguments
+from tuner.importers import deepspeed, image_keys, key_tables, shared_rules, training_arguments
 from tuner.importers.document import Block, Document, Keys, Value
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
@@ -129,6 +129,16 @@ def tracker(t: Translation, setting: Setting) -> None:
 def wandb_project(t: Translation, setting: Setting) -> None:
     """Switch on Weights & Biases: a project name does so in Axolotl."""
     t.set(setting, "log.trackers", ["wandb"], "the project: WANDB_PROJECT=NAME before the command")
+
+
+def image_size(t: Translation, setting: Setting) -> None:
+    """Limit the pixels of an image to those of Axolotl's size: a side of a square, or width and height."""
+    sides = [replace(setting, value=side).whole() for side in setting.words()]
+    if not 1 <= len(sides) <= 2:
+        raise setting.wrong("neither a side nor width and height")
+    why = "Axolotl pads images to this size; tuner only makes larger ones smaller, and keeps their shape"
+    t.set(setting, "train_dataloader.dataset.image_max_pixels", sides[0] * sides[-1], why, changed=True)
+    t.has_images = True
 
 
 _FORMATS = {
@@ -288,6 +298,10 @@ TABLE: Mapping[str, Rule] = {
             "gradient_checkpointing": checkpointing,
             "activation_offloading": shared_rules.switched("train_cfg.activation_offloading"),
             "deepcompile": deepcompile,
+            "processor_type": image_keys.marks_images,
+            "freeze_mm_modules": image_keys.frozen("vision", "projector"),
+            "image_size": image_size,
+            "image_base_dir": image_keys.folder,
             "attn_implementation": any_attention,
             " ".join((*_FLAGGED, "xformers_attention", "sage_attention")): flagged_attention,
             "wandb_project": wandb_project,

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from tuner import paths
+from tuner.importers import image_keys
 from tuner.importers.document import Block, Keys, Value
 from tuner.importers.translation import Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
@@ -57,6 +58,7 @@ def finished(t: Translation) -> Imported:
     _settle_warmup(t)
     _settle_kto(t)
     part, architecture = _settle_model(t)
+    image_keys.settle(t, part)
     dataset = _settle_datasets(t)
     t.check_all_recorded()
     epochs = t.values.get(_EPOCHS) or 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
-from tuner.importers import key_tables, llamafactory_v1, shared_rules, training_arguments
+from tuner.importers import image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.shared_rules import renamed, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
@@ -115,7 +115,7 @@ _COLUMNS = {
 }
 """Formatting -> LLaMA-Factory's name of a column -> the row format's name."""
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
-_MEDIA = ("images", "videos", "audios")
+_MEDIA = ("videos", "audios")
 _PARENTS = 4
 """How many folders above the config are searched for its `data` folder, as for examples/train_lora."""
 
@@ -173,10 +173,22 @@ def _one(t: Translation, setting: Setting, name: str, registry: Document | None)
         problem = f"{name!r} is not registered in {registry.name}"
         raise RecipeError(problem, where=setting.where, fix=did_you_mean(name, registry.values) or "Register it there.")
     if any((info.get("columns") or {}).get(key) for key in _MEDIA):
-        t.obstacle = f"its data {name!r} has images, sound or video, which are not translated (docs/vision.md)"
+        t.obstacle = f"its data {name!r} has video or sound, which tuner does not train on (docs/vision.md)"
         t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
         return None
+    if images := (info.get("columns") or {}).get("images"):
+        t.has_images = True
+        return _with_images(t, _registered(name, info, registry), images, registry)
     return _registered(name, info, registry)
+
+
+def _with_images(t: Translation, one: Block, column: str, registry: Document) -> Block:
+    """Return a data set with the column of its images, and with LLaMA-Factory's folder of images if it is another."""
+    if column != "images":
+        one["columns"] = {**(one["columns"] or {}), "images": column}
+    if not t.value("media_dir") and paths.local(one["path"]) and Path(one["path"]).parent != registry.folder:
+        one["image_folder"] = str(registry.folder)
+    return one
 
 
 def _registered(name: str, info: Block, registry: Document) -> Block:
@@ -240,6 +252,15 @@ def _feedback(columns: Block, formatting: str) -> Block:
     return {"format": "feedback", "columns": renamed(theirs)}
 
 
+_IMAGE_DEFAULTS = {
+    "freeze_vision_tower": True,
+    "freeze_multi_modal_projector": True,
+    "image_max_pixels": 768 * 768,
+    "image_min_pixels": 32 * 32,
+}
+"""LLaMA-Factory's defaults for a model that reads images (hparams/finetuning_args.py, model_args.py)."""
+
+
 def _defaults(document: Document) -> Mapping[str, Value]:
     """Return LLaMA-Factory's defaults; gradient checkpointing is on."""
     values = document.values
@@ -262,6 +283,7 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         "packing": values.get("stage") == "pt",
         "disable_gradient_checkpointing": False,
         **({"freeze_trainable_layers": 2} if method == "freeze" else {}),
+        **_IMAGE_DEFAULTS,
     }
 
 
@@ -296,6 +318,12 @@ TABLE: Mapping[str, Rule] = {
             "packing neat_packing": packing,
             "default_system": shared_rules.system,
             "flash_attn": shared_rules.attention,
+            "freeze_vision_tower": image_keys.frozen("vision"),
+            "freeze_multi_modal_projector": image_keys.frozen("projector"),
+            "freeze_language_model": image_keys.frozen("language"),
+            "image_max_pixels": image_keys.of_images("train_dataloader.dataset.image_max_pixels"),
+            "image_min_pixels": image_keys.of_images("train_dataloader.dataset.image_min_pixels"),
+            "media_dir": image_keys.folder,
             "pure_bf16": shared_rules.compute_type,
             "torch_dtype": shared_rules.weights_type,
         }

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tuner import paths
-from tuner.importers import key_tables, shared_rules, training_arguments
+from tuner.importers import image_keys, key_tables, shared_rules, training_arguments
 from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
@@ -68,6 +69,12 @@ def accumulation(t: Translation, setting: Setting) -> None:
     t.set(setting, "optim_wrapper.accumulative_counts", setting.value, why, changed=setting.is_default)
 
 
+def _begin(document: Document) -> Document:
+    """Add Qwen-VL's limits of pixels, which a script sets in front of the command."""
+    limits = {key.lower(): document.environ[key] for key in ("MAX_PIXELS", "MIN_PIXELS") if key in document.environ}
+    return replace(document, values={**limits, **document.values})
+
+
 def _defaults(document: Document) -> Mapping[str, Value]:
     values = document.values
     is_full = str(values.get("tuner_type") or values.get("train_type") or "lora") == "full"
@@ -89,6 +96,8 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         "gradient_checkpointing": True,
         "max_length": 2048,
         "packing": False,
+        "freeze_vit": True,
+        "freeze_aligner": True,
     }
 
 
@@ -111,9 +120,15 @@ TABLE: Mapping[str, Rule] = {
             "template": shared_rules.own_template,
             "max_length": max_length,
             "gradient_accumulation_steps": accumulation,
+            "freeze_vit": image_keys.frozen("vision"),
+            "freeze_aligner": image_keys.frozen("projector"),
+            "freeze_llm": image_keys.frozen("language"),
+            "aligner_lr": image_keys.of_images("optim_wrapper.optimizer.projector_lr"),
+            "max_pixels": image_keys.of_images("train_dataloader.dataset.image_max_pixels"),
+            "min_pixels": image_keys.of_images("train_dataloader.dataset.image_min_pixels"),
             "max_epochs": shared_rules.epochs,
         }
     ),
 }
 
-TOOL = Tool("ms-swift", TABLE, _defaults, prepare=_prepare, others=_WORDS.others)
+TOOL = Tool("ms-swift", TABLE, _defaults, prepare=_prepare, begin=_begin, others=_WORDS.others)

@@ -154,6 +154,10 @@ class Translation:
     system: str | None = None
     """System prompt for conversations without one."""
     warmup_steps: Setting | None = None
+    has_images: bool = False
+    """Whether the rows have images."""
+    of_images: dict[str, Setting] = field(default_factory=dict)
+    """Settings that count if the model reads images (`image_keys`): part of a model or key of a recipe -> setting."""
     obstacle: str | None = None
     """Why the recipe would train something else than its source, if it does."""
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.importers import key_tables, shared_rules
+from tuner.importers import image_keys, key_tables, shared_rules
 from tuner.importers.document import Block, Document, Keys, Name, Value
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
@@ -41,7 +41,6 @@ _LEFT_OF_DATASET = (
     "image_processor pad_image_to_square model_path template dataset_cfg tokenize_ftdp_dir mode concat_to_max_length"
 )
 _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_files"}
-_VISION = "tuner does not translate settings of images (docs/vision.md)"
 
 
 def _last(value: object) -> str:
@@ -57,7 +56,7 @@ def _prepare(t: Translation) -> None:
     kind = _last(model.get("type", "SupervisedFinetune"))
     t.objective = _OBJECTIVES.get(kind, "sft")
     if kind not in _OBJECTIVES:
-        t.obstacle = f"{kind} does not train a text model: {_VISION}"
+        t.obstacle = f"{kind} joins an LLM and a vision tower in the config, which is not translated (docs/vision.md)"
     quantized = lookup(model, ("llm", "quantization_config"))
     t.method = ("qlora" if quantized else "lora") if model.get("lora") else "full"
 
@@ -209,6 +208,8 @@ TABLE: Mapping[str, Rule] = {
     **by_word(
         {
             "model.type": shared_rules.learned,
+            "model.freeze_llm": image_keys.frozen("language"),
+            "model.freeze_visual_encoder": image_keys.frozen("vision"),
             "model.llm.pretrained_model_name_or_path": shared_rules.model,
             "model.llm.quantization_config.load_in_4bit model.llm.quantization_config.load_in_8bit": shared_rules.bits,
             "train_dataloader.dataset": dataset,

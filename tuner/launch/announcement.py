@@ -53,7 +53,8 @@ def _model(recipe: Recipe) -> str:
     has_no_recipe = request and (request.name is None or starting_weights.is_model(request.name))
     if request and has_no_recipe and request.overrides.method is None:
         method += "; --method chooses another"
-    text = f"{config.model.path} ({method})"
+    joined = f" and {config.model.vision.path}" if config.model.vision else ""
+    text = f"{config.model.path}{joined} ({method})"
     if architecture is None or not has_formula(architecture):
         return text
     trained, total = count(config, architecture).trainable, num_parameters(architecture)

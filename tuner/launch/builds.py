@@ -7,7 +7,10 @@ Without this, the ranks would print nothing for minutes, and would wait without 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,8 +19,10 @@ from typing import TYPE_CHECKING
 
 from tuner.errors import MachineError
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import extensions
+from tuner.machine import disks
+from tuner.machine.hardware import tool_path
 from tuner.machine.kernel import die_with_parent
+from tuner.machine.libraries import torch_cuda_version
 from tuner.progress import Work, shown
 from tuner.zero import config
 
@@ -40,9 +45,7 @@ _ERROR = re.compile(r"^.*\b(?:error|undefined reference|cannot find|not found)\b
 def missing(run: ResolvedRun) -> tuple[str, ...]:
     """Return the ops that this run needs and that are not compiled here, or are locked."""
     wanted = config.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
-    return tuple(
-        op for op in wanted if extensions.lock(op, run.environ).exists() or not extensions.is_compiled(op, run.environ)
-    )
+    return tuple(op for op in wanted if lock_file(op, run.environ).exists() or not is_compiled(op, run.environ))
 
 
 def foretold(ops: Sequence[str]) -> str:
@@ -66,9 +69,9 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
         MachineError: an op does not compile.
     """
     ops = missing(run)
-    locks = [extensions.lock(op, run.environ) for op in ops]
+    locks = [lock_file(op, run.environ) for op in ops]
     for lock in filter(Path.exists, locks):
-        if pid := extensions.holder(lock):
+        if pid := holder(lock):
             _say(f"waiting for process {pid}, which is compiling {lock.parent.name}.")
     _free(locks, waits_s=_LOOK_S / 2)
     ops = missing(run)
@@ -155,11 +158,11 @@ def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
 def is_left(lock: Path) -> bool:
     """Return whether a lock is there and no process holds it any more."""
     try:
-        unseen = extensions.may_be_held_unseen(lock)
+        unseen = may_be_held_unseen(lock)
         age_s = time.time() - lock.stat().st_mtime
     except FileNotFoundError:
         return False
-    return extensions.holder(lock) is None and not (unseen and age_s < _UNSEEN_S)
+    return holder(lock) is None and not (unseen and age_s < _UNSEEN_S)
 
 
 def _failure(ops: Sequence[str], log: Path) -> MachineError:
@@ -176,3 +179,62 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(text, file=sys.stderr, flush=True)
+
+
+def folder(op: str, environ: Mapping[str, str]) -> Path:
+    """Return where torch compiles an op. Source: torch/utils/cpp_extension.py, _get_build_directory."""
+    if named := environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(named) / op
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
+    built_for = f"cu{cuda.replace('.', '')}" if (cuda := torch_cuda_version()) else "cpu"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    return cache / "torch_extensions" / f"{python}_{built_for}" / op
+
+
+def lock_file(op: str, environ: Mapping[str, str]) -> Path:
+    """Return the file that whoever compiles an op makes, keeps open and removes at the end."""
+    return folder(op, environ) / "lock"
+
+
+def is_compiled(op: str, environ: Mapping[str, str]) -> bool:
+    """Return whether an op came compiled with DeepSpeed, or was compiled here and nothing of it has changed since."""
+    if came_compiled(op):
+        return True
+    place, ninja = folder(op, environ), shutil.which("ninja", path=tool_path(environ))
+    plan, torch = place / "build.ninja", importlib.util.find_spec("torch")
+    if not (place / f"{op}.so").is_file() or not plan.is_file() or ninja is None or torch is None:
+        return False
+    if str(Path(str(torch.origin)).parent) not in plan.read_text(encoding="utf-8"):  # another environment's
+        return False
+    import subprocess  # most runs compile nothing
+
+    dry_run = subprocess.run([ninja, "-C", str(place), "-n"], capture_output=True, text=True, check=False)
+    return dry_run.returncode == 0 and "no work to do" in dry_run.stdout
+
+
+def came_compiled(op: str) -> bool:
+    """Return whether DeepSpeed was installed with an op compiled (DS_BUILD_OPS)."""
+    spec = importlib.util.find_spec("deepspeed")
+    if spec is None or spec.origin is None:
+        return False
+    ops = Path(spec.origin).parent / "ops"
+    return bool([*ops.glob(f"*/{op}_op*.so"), *ops.glob(f"{op}_op*.so")])
+
+
+def holder(file: Path) -> int | None:
+    """Return the process that has a file open, or None; of other users' processes nothing is seen."""
+    import psutil  # what only plans asks of no process
+
+    wanted = str(file.resolve())
+    for process in psutil.process_iter():
+        try:
+            if wanted in (opened.path for opened in process.open_files()):
+                return int(process.pid)
+        except (psutil.Error, OSError):  # it has ended, or is another user's
+            continue
+    return None
+
+
+def may_be_held_unseen(file: Path) -> bool:
+    """Return whether a process that cannot be seen from here may have a file open: another's, on another machine."""
+    return disks.is_network(file) or (os.getuid() != 0 and file.stat().st_uid != os.getuid())

@@ -12,7 +12,6 @@ from tuner.launch import fitting
 from tuner.launch.checks import Finding, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import too_few
-from tuner.recipes.schema.rewards import rewards_of
 from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
@@ -47,14 +46,7 @@ def _deepspeed(name: str) -> Check:
 def _inputs(run: ResolvedRun) -> Iterator[Finding]:
     from tuner.launch.checks import inputs  # a dry run reads no rows and asks no hub
 
-    yield from _findings(run, inputs.first_rows, inputs.reachable, inputs.pushes)
-
-
-def _rewards(run: ResolvedRun) -> Iterator[Finding]:
-    if rewards_of(run.recipe.config.objective):
-        from tuner.launch.checks import reward_trial  # few objectives have rewards
-
-        yield from reward_trial.tried(run)
+    yield from _findings(run, inputs.first_rows, inputs.rewards, inputs.reachable, inputs.pushes)
 
 
 def _teacher(run: ResolvedRun) -> Iterator[Finding]:
@@ -67,6 +59,7 @@ def _teacher(run: ResolvedRun) -> Iterator[Finding]:
 _ELSEWHERE: tuple[Check, ...] = (
     model_files.architecture,
     model_files.images,
+    model_files.tower,
     model_files.weights,
     model_files.context,
     model_files.packed,
@@ -96,7 +89,6 @@ _QUICK: tuple[Check, ...] = (
 _SLOW: tuple[Check, ...] = (
     model_files.tokens,
     _inputs,
-    _rewards,
     host.download,
     gpus.driver,
     gpus.busy,

@@ -61,7 +61,7 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
         whole = every and not loader.dataset.streaming
         limit = rows if whole else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
-    encoder = encoder_of(recipe.config, source(recipe.config.model))
+    encoder = encoder_of(recipe.config, source(recipe.config.model, weights=False))
     return Opened(encoder, recipe.config.objective.type, splits)
 
 

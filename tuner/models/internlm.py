@@ -222,6 +222,24 @@ def _weight_map() -> list[WeightRenaming | WeightConverter]:
     ]
 
 
+def as_llama(config: LlamaConfig) -> LlamaConfig:
+    """Return the config of an InternLM as that of a Llama, which transformers knows by itself."""
+    return LlamaConfig(**{key: value for key, value in LlamaConfig.to_dict(config).items() if key != "model_type"})
+
+
+def llama_weights(name: str, weight: Tensor, config: PretrainedConfig) -> dict[str, Tensor]:
+    """Return a published weight of an InternLM under Llama's names; that of queries, keys and values becomes three."""
+    if config.model_type != InternLM2Config.model_type:
+        return {name: weight}
+    for entry in _weight_map():
+        name, pattern = entry.rename_source_key(name)
+        if pattern and isinstance(entry, WeightConverter):
+            names = [name.replace(_QKV[0], target) for target in _QKV]
+            parts: dict[str, Tensor] = SplitGroups().convert({pattern: weight}, [pattern], names, config=config)
+            return parts
+    return {name: weight}
+
+
 @strict
 class InternLMConfig(PublishedConfig):
     """InternLM 1's config.json: `bias` belongs to q, k, v and o; `rotary` describes the rotary embedding."""

@@ -26,7 +26,7 @@ from tuner import assets, paths
 from tuner import vocabulary as vocabularies
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
-from tuner.models import compat, integrity, vision
+from tuner.models import compat, integrity, llava, vision
 from tuner.models.adapters import with_adapter
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
@@ -58,13 +58,29 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The types of weights and arithmetic, by their names in recipes and flags."""
 
 
-def source(model: Model) -> str:
-    """Return the model's folder or its id on the hub, for `from_pretrained`; the package's tiny model is made first."""
+def source(model: Model, *, weights: bool = True) -> str:
+    """Return the model's folder or its id on the hub, for `from_pretrained`.
+
+    The package's tiny model is made first, and so is a LLaVA of an LLM and a tower.
+
+    Args:
+        model: The recipe's.
+        weights: False: the config and the tokenizer or processor are enough.
+
+    Raises:
+        ModelError: there is no such LLM or tower, or they do not fit.
+        MachineError: the hub cannot be reached.
+    """
     assert model.path is not None, "checked before the ranks start"
-    if model.path.startswith(assets.ASSET):
-        return str(materialize(Path(assets.asset(model.path)), CACHE))
-    folder = paths.local(model.path)
-    return str(folder) if folder else model.path
+    path = model.path
+    if path.startswith(assets.ASSET):
+        path = str(materialize(Path(assets.asset(path)), CACHE))
+    elif folder := paths.local(path):
+        path = str(folder)
+    if model.vision is None or llava.is_joined(path):
+        return path
+    with explained(path):
+        return str(llava.materialize(model, path, CACHE, weights=weights))
 
 
 def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
@@ -180,10 +196,10 @@ def _load_teacher(
         ModelError: its vocabulary is not that of the trained model, or the errors of `load_model`.
         MachineError: as `load_model`.
     """
-    own = {"path": teacher.path, "revision": teacher.revision, "resize_embeddings": False, "freeze": ()}
-    untrusted = {"trust_remote_code": False, "remote_code": False, "chat_template": None}
+    own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
+    of_text = {"images": False, "vision": None, "freeze": (), "chat_template": None, "resize_embeddings": False}
     bits = Quantization() if teacher.bits == 4 else None
-    model = config.model.model_copy(update={**own, **untrusted})
+    model = config.model.model_copy(update={**own, **of_text})
     path = source(model)
     if vocabulary is not None:
         vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)

@@ -55,7 +55,8 @@ def load_processor(model: Model, path: str) -> ProcessorMixin:
         raise ModelError(message, where="model.path", fix=fix)
     tokenizer = processor.tokenizer
     named = assets.chat_template(model.chat_template) if model.chat_template else None
-    tokenizer.chat_template = processor.chat_template = named or processor.chat_template or tokenizer.chat_template
+    own = assets.without_image_parts(processor.chat_template or tokenizer.chat_template or "") or None
+    tokenizer.chat_template = processor.chat_template = named or own
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return processor

@@ -30,7 +30,6 @@ from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, rea
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
 from tuner.recipes.schema.objectives import objectives_with
-from tuner.recipes.schema.rewards import OwnReward, rewards_of
 
 _CALLBACKS, _REWARDS = "train_cfg.callbacks", "objective.rewards"
 _USES = {_CALLBACKS: ("callbacks", "training"), _REWARDS: ("rewards", "rewards")}
@@ -184,7 +183,7 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
             yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
-    yield from ((_REWARDS, reward.type) for reward in rewards_of(config.objective) if isinstance(reward, OwnReward))
+    yield from ((_REWARDS, name) for name in config.objective.own_functions)
 
 
 def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
@@ -226,6 +225,9 @@ def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
     config = recipe.config.model_dump()
     config["deepspeed"] = deepspeed
     _anchor(config["model"], "path")
+    if config["model"]["vision"]:
+        _anchor(config["model"]["vision"], "path")
+        _anchor(config["model"]["vision"], "projector")
     if config["adapter"]:
         _anchor(config["adapter"], "path")
     config["model"]["chat_template"] = lasting_template(config["model"]["chat_template"])
@@ -451,8 +453,6 @@ def validate(merged: Merged) -> RecipeConfig:
 def _keys(detail: ErrorDetails, merged: Merged) -> Keys:
     """Return the recipe's key of an error."""
     keys = tuple(str(key) for key in detail["loc"])
-    if keys[:1] == ("objective",) and len(keys) > 1:
-        keys = (keys[0], *keys[2:])  # the second key is the branch of the union: ('objective', NAME, 'beta')
     if detail["type"] == "extra_forbidden" and _of_another_objective(keys):
         return ("objective", "type")  # one wrong type, however many settings do not fit it
     if detail["type"] in ("missing", "extra_forbidden"):

@@ -18,9 +18,9 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, Architecture
-from tuner.recipes.schema.objectives import READ_IMAGES, scores
+from tuner.recipes.schema.objectives import scores, takes_images
 
-_MODEL, _IMAGES = ("model", "path"), ("model", "images")
+_MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
 _DECODERS = 2
 """Workers of a rank that decode images: one alone would let a fast model wait."""
 _NAMES = {
@@ -88,6 +88,11 @@ _TOWERS: dict[str, JsonObject] = {
     },
 }
 """Values that published configs leave out because they are the class's defaults."""
+_PUBLISHED_TOWERS: dict[str, JsonObject] = {
+    "openai/clip-vit-large-patch14": {**_CLIP_L, "patch_size": 14, "image_size": 224},
+    "openai/clip-vit-large-patch14-336": {**_CLIP_L, "patch_size": 14, "image_size": 336},
+}
+"""config.json of the towers of LLaVA 1 and 1.5."""
 _READS_ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _NUMBERS_OF_TOKENS = ("mm_tokens_per_image", "image_seq_length")
 _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
@@ -180,9 +185,17 @@ def _known(folder: Path) -> JsonObject:
     return known
 
 
+def reads_images(folder: Path) -> bool:
+    """Return whether the config.json of a model folder has a vision tower."""
+    return _vision(folder) is not None
+
+
 def _vision(folder: Path) -> JsonObject | None:
     """Return the keys of `Tower` for a model that reads images, from its config.json; None for another model."""
-    config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
+    return _tower(read_json_object(folder if paths.is_file(folder) else folder / "config.json"))
+
+
+def _tower(config: JsonObject) -> JsonObject | None:
     tower = config.get("vision_config")
     if not isinstance(tower, dict):
         return None
@@ -266,23 +279,54 @@ def settle_constraints(merged: Merged, kind: str | None) -> None:
     Raises:
         RecipeError: the user chose such a value.
     """
+    _settle_tower(merged)
     _settle_images(merged)
     for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind), *_router(merged)):
         _replace_value(merged, keys, value, why)
+
+
+def _settle_tower(merged: Merged) -> None:
+    """Add the facts of a joined vision tower to those of the LLM, unless that has a tower of its own already."""
+    tower, path = merged.get((*_VISION, "path")), merged.get(_MODEL)
+    if not isinstance(tower, str) or not isinstance(path, str):
+        return
+    if merged.get(("architecture", "vision_config")) or _vision(paths.expanded(assets.asset(path))):
+        note = f"model.vision: {path} has a vision tower already, so {tower} is not joined to it."
+        merged.lay(Layer.at(merged.place_of(_MODEL), nested(_VISION, None), note=note))
+        return
+    if isinstance(merged.get(("architecture",)), dict):
+        facts = read_tower(tower, merged.get((*_VISION, "revision")))
+        place = Place(Kind.DERIVED, f"{tower}/config.json" if facts else "unknown tower")
+        merged.lay(Layer.at(place, nested(("architecture", "vision_config"), facts or {"model_type": "llava"})))
+
+
+def read_tower(path: str, revision: str | None = None) -> JsonObject | None:
+    """Return the keys of `Tower` for a LLaVA with this CLIP: a folder, or an id on the hub; None if it is not known."""
+    folder = paths.local(path)
+    if folder is None:
+        from huggingface_hub import try_to_load_from_cache  # 0.01 s, only for towers on the hub
+
+        cached = try_to_load_from_cache(path, "config.json", revision=revision)
+        folder = Path(cached).parent if isinstance(cached, str) else None
+    config = read_json_object(folder / "config.json") if folder else _PUBLISHED_TOWERS.get(path)
+    if not config:
+        return None
+    half = config.get("vision_config")
+    return _tower({"model_type": "llava", "vision_config": half if isinstance(half, dict) else config})
 
 
 def _settle_images(merged: Merged) -> None:
     """Decide whether the model reads images, and give a run with images workers that decode them."""
     vision, path = merged.get(("architecture", "vision_config")), merged.get(_MODEL)
     if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
-        vision = _vision(paths.expanded(assets.asset(path)))
+        vision = merged.get(_VISION) or _vision(paths.expanded(assets.asset(path)))
     if merged.get(_IMAGES) == "auto":
-        has_conversations = merged.get(("objective", "type")) in READ_IMAGES
+        has_conversations = takes_images(merged.get(("objective", "type")))
         why = "its config.json has a vision tower" if vision else "the model has no vision tower"
         if not has_conversations:
             why = "only conversations may hold images"
-        reads_images = vision is not None and has_conversations
-        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads_images)))
+        reads = vision is not None and has_conversations
+        merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads)))
     if merged.get(_IMAGES) is not True:
         return
     place = Place(Kind.DERIVED, "derived: the workers decode and resize the images")
@@ -307,8 +351,10 @@ def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
 
 def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
     if merged.get(_IMAGES) is True:
-        kind = merged.get(("architecture", "vision_config", "model_type"))
-        if kind in KEEPS_IMAGES_APART:
+        whole = merged.get(("architecture", "vision_config", "model_type"))
+        if not merged.get(_VISION):
+            kind = whole
+        if whole in KEEPS_IMAGES_APART and (kind == whole or kind in KEEPS_APART):
             return
     if kind is None or kind in KEEPS_APART:
         return

@@ -9,7 +9,7 @@ from tuner import paths
 from tuner.errors import DataError, ModelError
 from tuner.recipes import catalog
 from tuner.recipes.model_facts import num_layers
-from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.recipes.schema.architecture import MAX_LAYERS
 from tuner.runs.directory import resume_command
 from tuner.vocabulary import TEACHER
@@ -46,9 +46,26 @@ def check_model(config: RecipeConfig) -> None:
         check_folder(path, folder, "model.path")
         if not paths.exists(folder / "config.json"):
             raise _no_model(path, folder)
+    if config.model.vision:
+        _check_vision(config.model.vision)
     check_adapter(config)
     if config.model.chat_template:
         catalog.chat_template(config.model.chat_template)
+
+
+def _check_vision(vision: Vision) -> None:
+    for key, path in (("path", vision.path), ("projector", vision.projector)):
+        place = paths.local(path) if path else None
+        if place is None:
+            continue
+        where = f"model.vision.{key}"
+        if paths.is_file(place) and key == "projector":
+            paths.refuse_forbidden(place, ModelError, where)
+            continue
+        check_folder(str(path), place, where)
+        if key == "path" and not paths.exists(place / "config.json"):
+            fix = "Give a folder with a CLIP model, as save_pretrained writes it."
+            raise ModelError(f"the tower {path!r} has no config.json", where=where, fix=fix)
 
 
 def _hub_id(path: str) -> str | None:

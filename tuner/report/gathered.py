@@ -22,6 +22,7 @@ from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import Listed
 from tuner.runs.metrics import Curve
+from tuner.runs.verdict import REWARD
 
 _NOT_COMPARED = "architecture"
 MAX_SAMPLES = 50
@@ -54,7 +55,7 @@ QUANTITIES = (
     Quantity("loss", "Loss", "eval_loss", is_noisy=True),
     Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins", is_noisy=True),
     Quantity("margin", "Margin of chosen over rejected answers", "eval_margin", is_noisy=True),
-    Quantity("reward", "Reward", "eval_reward", is_noisy=True),
+    Quantity(REWARD, "Reward", f"eval_{REWARD}", is_noisy=True),
     Quantity("reward_std", "Spread of the rewards in a group", note="standard deviation", is_noisy=True),
     Quantity("frac_reward_zero_std", "Groups without a signal", note="share of groups with equal rewards"),
     Quantity("completion_length", "Length of a completion", note="tokens, mean", is_noisy=True),

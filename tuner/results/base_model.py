@@ -35,6 +35,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False, *, i
         resize_embeddings=False,
         router_aux_loss_coef=None,
         images=images,
+        vision=None,
         freeze=(),
     )
 
@@ -102,6 +103,8 @@ def check_facts(base: str, config: PreTrainedConfig, recipe: RecipeConfig | None
     """
     trained, base_facts = recipe.architecture if recipe else None, config.get_text_config()
     for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        if name == "vocab_size" and recipe and recipe.model.vision:
+            continue  # a row for the token of an image was added to those of the LLM
         if trained and getattr(base_facts, name) != getattr(trained, name):
             sizes = f"{name} {getattr(base_facts, name)}, and the trained model has {getattr(trained, name)}"
             raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Give a copy of its base.")

@@ -13,7 +13,7 @@ import torch
 from tuner import paths
 from tuner.data import images
 from tuner.data.encoder import Encoder
-from tuner.data.images import Image
+from tuner.data.sample import Image
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, encoder_of, load, spec_of

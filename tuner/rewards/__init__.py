@@ -1,8 +1,7 @@
 """Scores completions: the rewards of the package, and functions of the user's.
 
 built_in        the functions of the package's rewards
-own_function    imports a function of the user's, and names the line of a mistake in it
-reward_process  the process that runs one reward, so that a loop without end or a crash ends that process alone
+reward_process  the process that imports and runs one reward: a loop without end or a crash ends that process alone
 isolation       starts that process, and ends it at a deadline
 reward_function what the trainer calls: a completion on which a reward fails has no reward
 scoring_model   the score of a reward model
@@ -13,5 +12,3 @@ from __future__ import annotations
 
 from tuner.rewards.reward_function import RewardFunction as RewardFunction
 from tuner.rewards.reward_function import reward_functions as reward_functions
-from tuner.rewards.trial import TrialRow as TrialRow
-from tuner.rewards.trial import mistakes as mistakes

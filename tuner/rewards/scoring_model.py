@@ -25,7 +25,7 @@ def scoring_model(block: ModelReward) -> Reward:
         model = _model(block.path)
     except (OSError, ValueError, RuntimeError) as error:
         problem = f"the reward model {block.path!r} cannot be loaded: {str(error).splitlines()[0]}"
-        fix = "Give the folder of a model that scores answers; objective.type='reward' trains one."
+        fix = "Give the folder of a model that scores answers, such as one that --set objective.type=reward trained."
         raise RewardError(problem, where="objective.rewards", fix=fix) from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id

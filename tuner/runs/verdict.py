@@ -26,6 +26,9 @@ _SHORT_RUN = 200
 _DEVIATIONS = 2.0
 """Means of training losses differ if they are this many standard errors apart."""
 
+REWARD = "reward"
+"""The key of the mean reward in metrics.jsonl; a validation adds `eval_` before it."""
+
 Point = tuple[int, float]
 
 
@@ -70,7 +73,7 @@ class Verdict(NamedTuple):
         after: Of the result's weights; of a training loss the mean over the last steps.
         steps: After which `after` was measured.
         advice: What the numbers say beyond before and after, with the option that helps; may be empty.
-        quantity: "loss" or "reward".
+        quantity: The loss, or `REWARD`.
     """
 
     outcome: Outcome
@@ -112,7 +115,7 @@ def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
         None if there are no two losses or rewards to compare.
     """
     lines = list(lines)
-    for measure, key in (("validation", "eval_reward"), ("training", "reward")):
+    for measure, key in (("validation", f"eval_{REWARD}"), ("training", REWARD)):
         if len(rewards := _points(lines, key)) > 1:
             return _by_rewards(rewards, measure, trained)
     training, validation = _points(lines, "loss"), _points(lines, "eval_loss")
@@ -186,7 +189,7 @@ def _by_rewards(points: Sequence[Point], measure: str, trained: Trained) -> Verd
         has_moved = abs(after - before) > _CHANGED * abs(before)
 
     def verdict(outcome: Outcome, advice: str = "") -> Verdict:
-        return Verdict(outcome, measure, before, after, last, advice, "reward")
+        return Verdict(outcome, measure, before, after, last, advice, REWARD)
 
     if not has_moved:
         return verdict(Outcome.FLAT, f"{_flat(trained, last)}; see docs/grpo.md, When the reward stays flat")

@@ -1,10 +1,11 @@
-"""Callbacks of a run: signs of life, decisions after a validation, and checks of the head and the weights."""
+"""Callbacks of a run: signs of life, decisions after a validation, checks of the head, the weights and the rewards."""
 
 from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -185,3 +186,77 @@ class ValidationCallback(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
         if self.patience and len(steps) - 1 - steps.index(best) >= self.patience:
             control.should_training_stop = True
+
+
+REWARD_STEPS = 20
+"""A warning about rewards needs a value that stays wrong for so many steps."""
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """A warning about rewards: a logged value was at least `least` in all of the last steps."""
+
+    key: str
+    least: float
+    text: str
+
+
+_SIGNS = (
+    _Sign(
+        "frac_reward_zero_std",
+        1.0,
+        "no group of completions had different rewards for {steps} steps, so nothing is learned: use prompts of which "
+        "the model solves some, a reward with more than two values, or a higher objective.temperature (docs/grpo.md)",
+    ),
+    _Sign(
+        "completions/clipped_ratio",
+        0.5,
+        "half or more of the completions reached objective.max_completion_length for {steps} steps and end without an "
+        "answer: raise it, or reward shorter completions (docs/grpo.md)",
+    ),
+    _Sign(
+        "kl",
+        1.0,
+        "the KL divergence from the reference model is above 1 nat per token for {steps} steps, so the model may have "
+        "lost its language: read completions.jsonl, lower the learning rate or raise objective.beta (docs/grpo.md)",
+    ),
+)
+
+
+class WatchRewards(TrainerCallback):  # type: ignore[misc]
+    """Warns once of each sign, on rank 0: no signal, completions that are cut, a model far from its reference.
+
+    It reads the values that TRL logs and changes nothing.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.since: dict[str, int] = {}
+        self.warned: set[str] = set()
+        self.last = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self.last = state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **_: object,
+    ) -> None:
+        # A step that reuses completions logs no reward.
+        if not logs or "reward_std" not in logs or (dist.is_initialized() and dist.get_rank() != 0):
+            return
+        for sign in _SIGNS:
+            if logs.get(sign.key, 0.0) < sign.least:
+                self.since.pop(sign.key, None)
+                continue
+            steps = state.global_step - self.since.setdefault(sign.key, self.last)
+            if steps >= REWARD_STEPS and sign.key not in self.warned:
+                self.warned.add(sign.key)
+                warn(self.run, f"At step {state.global_step}: {sign.text.format(steps=steps)}.")
+        self.last = state.global_step

@@ -48,6 +48,7 @@ from tuner.worker.callbacks import (
     HeartbeatCallback,
     ValidateFirst,
     ValidationCallback,
+    WatchRewards,
     own_callback,
 )
 from tuner.worker.checkpointing import (
@@ -63,7 +64,6 @@ from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
 from tuner.worker.process import bind_cores, serve_store, warn
 from tuner.worker.rank_data import NodeStream, prepare_rows
-from tuner.worker.reward_watch import WatchRewards
 from tuner.worker.samples import show_samples
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, trackers
 

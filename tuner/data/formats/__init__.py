@@ -14,13 +14,13 @@ from tuner.data.formats.columns import Columns, check_names, refuse_media, renam
 from tuner.data.formats.image_places import ImagePaths, with_images
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
 from tuner.data.sample import Chat, Sample
-from tuner.data.sample_kinds import KINDS
+from tuner.data.sample_kinds import kinds_of
 from tuner.errors import DataError, did_you_mean, nearest
 
 _NO_FORMAT = "no known format"
 _HERE = ImagePaths()
 
-__all__ = ["FORMATS", "KINDS", "Chat", "Format", "ImagePaths", "Sample", "detect", "read", "user_function"]
+__all__ = ["FORMATS", "Chat", "Format", "ImagePaths", "Sample", "detect", "read", "user_function"]
 
 
 class MixedShapes(DataError):
@@ -87,7 +87,7 @@ def _closest(row: Row) -> str:
 
 def _fitting(rows: Sequence[Row], objective: str | None) -> list[str]:
     fit = [name for name, known in FORMATS.items() if all(known.matches(row) for row in rows)]
-    wanted = KINDS[objective] if objective else ()
+    wanted = kinds_of(objective) if objective else ()
     fit = [name for name in fit if FORMATS[name].kind in wanted] or fit
     beaten = {other for name in fit for other in FORMATS[name].before} | ({"text"} if len(fit) > 1 else set())
     return [name for name in fit if name not in beaten]

@@ -17,8 +17,7 @@ import PIL.Image
 
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
-from tuner.data.images import Image
-from tuner.data.sample import Chat, Message, Sample, turns_of
+from tuner.data.sample import Chat, Image, Message, Sample, turns_of
 from tuner.errors import DataError
 
 COLUMNS = ("images", "image")

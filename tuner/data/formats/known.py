@@ -221,7 +221,7 @@ FORMATS: dict[str, Format] = {
     "prompt": Format(
         Prompt,
         "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
-        ("prompt", "system", "tools"),
+        ("prompt", "answer", "system", "tools"),
         _is_prompt,
         read_prompt,
     ),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner import paths
 from tuner.errors import DataError, MachineError, ModelError, UsageError
@@ -20,9 +22,15 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.schema import Dataset, Rows
 from tuner.vocabulary import TEACHER
 
+if TYPE_CHECKING:
+    from tuner.data.pipeline import PlacedSample
+    from tuner.rewards.trial import TrialRow
+
 _NUM_ROWS = 8
 _REVISIONS = {"model.path": "model.revision", TEACHER: "objective.teacher_revision"}
 """The key of a model on the hub -> the key of its revision."""
+_NUM_TRIAL_ROWS = 4
+"""Rows of each data set on which rewards are tried."""
 
 
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
@@ -54,25 +62,61 @@ def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -
         DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
             an image and the model reads text alone.
     """
+    from tuner.data import images  # a plan does not need it
+    from tuner.data.sample import Chat, images_of
+
+    for place, sample in _samples(rows, dataset, objective, _NUM_ROWS):
+        if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
+            raise images.for_text_alone("the row", place)
+
+
+def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Iterator[PlacedSample]:
+    """Yield the samples of the first rows of one data set; none if they are not in local files.
+
+    Raises:
+        DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
+    """
     # Only ranks run a user's row function: it may do anything, also import torch.
     if ":" in (rows.format or ""):
         return
-    from tuner.data import formats, images  # a plan does not need it
+    from tuner.data import formats  # a plan does not need it
     from tuner.data.pipeline import Pipeline
     from tuner.data.readers.text_files import OnError, fail
-    from tuner.data.sample import Chat, images_of
 
     if rows.format:
         formats.named(rows.format)
     if not _are_files(rows):
         return
     of_rows = {name: getattr(rows, name) for name in Rows.model_fields}
-    block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": _NUM_ROWS, "val_split": None})
+    block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
     on_error: OnError = (lambda _: None) if dataset.bad_rows else fail
     pipeline = Pipeline(block, objective)
-    for place, sample in pipeline.samples(pipeline.tally(), on_error):
-        if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
-            raise images.for_text_alone("the row", place)
+    yield from pipeline.samples(pipeline.tally(), on_error)
+
+
+def rewards(run: ResolvedRun) -> Iterator[Finding]:
+    """Call every reward on the first rows: one that fails, takes too long or is always the same is a mistake."""
+    config = run.recipe.config
+    if config.objective.facts.generates:
+        from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
+        from tuner.rewards.trial import mistakes
+
+        rows = trial_rows(config.train_dataloader.dataset, config.objective.type)
+        yield from mistakes(rewards_of(config.objective), rows)
+
+
+def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
+    """Return the first rows of each data set that is in local files; a row that cannot be read ends its data set."""
+    from tuner.data.sample import Prompt  # few objectives have rewards
+    from tuner.rewards.trial import TrialRow
+
+    tried = []
+    for rows in dataset.shares:
+        with suppress(DataError):  # `first_rows` reports it
+            for _, sample in _samples(rows, dataset, objective, _NUM_TRIAL_ROWS):
+                assert isinstance(sample, Prompt), "rewards score answers to prompts"
+                tried.append(TrialRow(sample.prompt if sample.text is None else sample.text, sample.columns))
+    return tried
 
 
 def _are_files(rows: Rows) -> bool:
@@ -100,7 +144,9 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
         cached = _cached(kind, name, revision)
         if cached is not None:
             answers.put(None)
-            yield from missing_weights(cached.parent) if kind == "model" else ()
+            # Only the tensors of a pickle are read when a tower and an LLM are joined.
+            pickled = run.recipe.config.model.vision is not None
+            yield from missing_weights(cached.parent, pickled=pickled) if kind == "model" else ()
         elif constants.is_offline_mode():
             answers.put(_offline(name, where) if kind == "model" else None)
         else:
@@ -143,6 +189,8 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None, str]]:
     model = run.recipe.config.model
     if model.path and paths.local(model.path) is None:
         yield "model", model.path, model.revision, "model.path"
+    if model.vision and paths.local(model.vision.path) is None:
+        yield "model", model.vision.path, model.vision.revision, "model.path"
     teacher = run.recipe.config.objective.taught_by
     if teacher and teacher.path and paths.local(teacher.path) is None:
         yield "model", teacher.path, teacher.revision, TEACHER

@@ -28,6 +28,7 @@ from tuner.recipes.schema.objectives import facts_of
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
 _WHERE = "model.path"
+_CLIPS = ("clip", "clip_vision_model")
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -55,7 +56,8 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         return
     kind = config.get("model_type")
     recipe = run.recipe.config
-    known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images)
+    # A LLaVA made of two folders has the LLM's type here.
+    known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images and not recipe.model.vision)
     if kind in known or not known:
         return
     trusted = recipe.model.trust_remote_code
@@ -73,13 +75,35 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
     place = folder(run)
     if place is None:
         return
-    lacking = list(missing_weights(place))
+    lacking = list(missing_weights(place, pickled=run.recipe.config.model.vision is not None))
     architecture = run.recipe.config.architecture
     yield from lacking or (missing_layers(place, architecture.num_hidden_layers) if architecture else ())
 
 
-def missing_weights(place: Path, where: str = _WHERE) -> Iterator[ModelError]:
-    """Yield errors about missing, truncated or pickled weights in a model's folder."""
+def tower(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a vision tower, to be joined to the LLM, that is no CLIP, or lacks its weights or its processor."""
+    vision = run.recipe.config.model.vision
+    place = paths.local(vision.path) if vision else None
+    if place is None:
+        return
+    where, kind = "model.vision.path", read_json_object(place / "config.json").get("model_type")
+    if kind not in _CLIPS:
+        message = f"{str(place)!r} is of model_type {kind!r}, and a LLaVA reads images with a CLIP"
+        yield ModelError(message, where=where, fix="Use a CLIP model, such as openai/clip-vit-large-patch14-336.")
+        return
+    files = _weight_files(place)
+    if not files:
+        yield ModelError(f"{str(place)!r} holds no weights", where=where, fix="Copy it again with all its files.")
+    for file in files:
+        if problem := _cut_off(file):
+            yield ModelError(f"{file} {problem}", where=where, fix="Copy it again.")
+    if not any((place / name).is_file() for name in _PROCESSORS):
+        message = f"{str(place)!r} has no preprocessor_config.json, which says how images become pixels"
+        yield ModelError(message, where=where, fix="Copy it again with all its files.")
+
+
+def missing_weights(place: Path, where: str = _WHERE, *, pickled: bool = False) -> Iterator[ModelError]:
+    """Yield errors about missing or truncated weights in a model's folder, and unless they may be, pickled ones."""
     files = _weight_files(place)
     if not files:
         adapter = (place / "adapter_config.json").exists()
@@ -89,10 +113,10 @@ def missing_weights(place: Path, where: str = _WHERE) -> Iterator[ModelError]:
         yield ModelError(
             message, where=where, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
-    pickled = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
-    if pickled:
+    pickle = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
+    if pickle and not pickled:
         message = (
-            f"{str(place)!r} holds its weights as pickles ({pickled.name}), which can run "
+            f"{str(place)!r} holds its weights as pickles ({pickle.name}), which can run "
             "code; tuner loads only safetensors"
         )
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
@@ -198,7 +222,7 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
 def images(run: ResolvedRun) -> Iterator[Finding]:
     """Find a model that is to read images without a vision tower, or without the settings of its processor."""
     place, config = folder(run), run.recipe.config
-    if not config.reads_images:
+    if not config.reads_images or config.model.vision:
         return
     has_tower = config.architecture is None or config.architecture.vision_config is not None
     if place is not None:

@@ -26,8 +26,8 @@ from pydantic import (
 from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
-from tuner.recipes.schema.objectives import READ_IMAGES, AnyObjective, Objective
+from tuner.recipes.schema.block import Block, Fraction, Lax, wrong_key
+from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective, blocks_of, takes_images
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -38,6 +38,24 @@ SCHEMA_VERSION = 1
 
 VisionPart = Literal["vision", "projector", "language"]
 """The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
+
+
+class Vision(Block):
+    """A vision tower that is joined to the LLM in model.path: together they are a LLaVA."""
+
+    # The tower: a folder with a CLIP model, or an id on the hub.
+    path: str
+    # A branch, tag or commit of a hub id. None: the newest.
+    revision: str | None = None
+    # The run or folder of a LLaVA, in the layout of transformers, LLaVA or XTuner, that the projector is taken from.
+    # None: a new projector.
+    projector: str | None = None
+    # The layer of the tower that the projector reads: -2 is the last but one.
+    feature_layer: int = -2
+    # Pad an image to a square before it is resized. False: its middle is cut out.
+    pad_to_square: bool = False
+    # The seed of a new projector.
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class Model(Block):
@@ -53,7 +71,15 @@ class Model(Block):
     resize_embeddings: bool
     router_aux_loss_coef: NonNegativeFloat | None
     images: bool | Literal["auto"]
+    vision: Vision | None
     freeze: Annotated[tuple[VisionPart, ...], Lax]
+
+    @field_validator("vision")
+    @classmethod
+    def _a_tower_reads_images(cls, vision: Vision | None, info: ValidationInfo) -> Vision | None:
+        if vision and info.data.get("images") is False:
+            raise ValueError("joins a vision tower to the LLM, which then reads images; use None, or images=True")
+        return vision
 
     @field_validator("freeze")
     @classmethod
@@ -494,8 +520,9 @@ class RecipeConfig(Block):
     @classmethod
     def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
         model = info.data.get("model")
-        if model and model.images is True and objective.type not in READ_IMAGES:
-            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use 'sft', or model.images=False")
+        if model and model.images is True and not takes_images(objective.type):
+            others = " or ".join(filter(takes_images, OBJECTIVES))
+            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use {others}, or model.images=False")
         return objective
 
     @field_validator("optim_wrapper")

@@ -5,7 +5,7 @@ compile each of its annotations anew when a command starts.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Self, get_args
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -31,12 +31,6 @@ class Block(BaseModel):
             new = getattr(changed, key).with_values({inner: value}) if inner else value
             changed = changed.model_copy(update={key: new})
         return changed
-
-
-def blocks_of(annotation: object) -> list[type[Block]]:
-    """Return the blocks that a value with this annotation may be."""
-    options = (annotation, *get_args(annotation))
-    return [option for option in options if isinstance(option, type) and issubclass(option, Block)]
 
 
 def wrong_key(key: str, why: str) -> PydanticCustomError:

@@ -129,7 +129,7 @@ class LengthReward(RewardBlock):
 
 
 class ModelReward(RewardBlock):
-    """The score of a reward model, such as one that `objective.type = 'reward'` trained."""
+    """The score of a reward model, such as one that the objective for reward models trained."""
 
     type: Literal["model"]
     # Its folder, or its id on the hub. Each rank loads it once.

@@ -1,6 +1,6 @@
 """How each objective is trained: one module each, `NAME_training.py`, found by the objective's name.
 
-    training = training_of("dpo")       # the module dpo_training is imported; other objectives' libraries are not
+    training = training_of(NAME)       # the module dpo_training is imported; other objectives' libraries are not
 
 What an objective is (the keys of its block and its facts) is in `recipes.schema.objectives`.
 """

@@ -13,6 +13,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.rewards import reward_functions
+from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
 
@@ -44,7 +45,7 @@ class GreedyReward:
     def prediction_step(self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
         self.complete(inputs)
-        reward = compat.eval_metrics(self)["reward"][-1]
+        reward = compat.eval_metrics(self)[REWARD][-1]
         return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
 
 

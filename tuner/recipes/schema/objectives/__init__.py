@@ -1,49 +1,89 @@
 """The objectives: one module each, with the keys of its block and its facts. The trainers are in `worker.objectives`.
 
-A new objective is a module here, a module there, and a part in `configs/objectives`. Nothing else knows its name.
+A new objective is a module here, a module there, and a part in `configs/objectives`. Nothing else knows its name. The
+module has the name in `objective.type`, and is imported when a recipe has this objective.
 """
 
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Annotated, Union, get_args
+from typing import Annotated, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, SerializeAsAny
+from pydantic_core import PydanticKnownError
 
-from tuner.recipes.schema.objectives.objective_block import Objective as Objective
-from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts as ObjectiveFacts
-from tuner.recipes.schema.objectives.objective_block import RowKind as RowKind
-from tuner.recipes.schema.objectives.objective_block import Teacher as Teacher
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
-_ROWS = get_args(RowKind)
+from tuner.recipes.schema.block import Block
+from tuner.recipes.schema.objective import Objective as Objective
+from tuner.recipes.schema.objective import ObjectiveFacts as ObjectiveFacts
+from tuner.recipes.schema.objective import RowKind as RowKind
+from tuner.recipes.schema.objective import Teacher as Teacher
 
 
-def _blocks(base: type[Objective]) -> list[type[Objective]]:
-    """Return the blocks of objectives; a class without facts is the base of several."""
-    below = [block for one in base.__subclasses__() for block in _blocks(one)]
-    return [base, *below] if hasattr(base, "facts") else below
+class _Objectives(Mapping[str, type[Objective]]):
+    def __init__(self) -> None:
+        self._names = frozenset(module.name for module in iter_modules(__path__))
+
+    def __getitem__(self, name: str) -> type[Objective]:
+        if name not in self._names:
+            raise KeyError(name)
+        return _block(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        kinds = get_args(RowKind)
+
+        def order(name: str) -> tuple[int, bool, str]:
+            return kinds.index(self[name].facts.rows), self[name].facts.has_teacher, name
+
+        return iter(sorted(self._names, key=order))
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-def _order(block: type[Objective]) -> tuple[int, bool]:
-    """Return the kind of the rows, and whether a recipe needs more than them."""
-    return _ROWS.index(block.facts.rows), block.facts.has_teacher
-
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    get_args(block.model_fields["type"].annotation)[0]: block for block in sorted(_blocks(Objective), key=_order)
-}
+OBJECTIVES = _Objectives()
 """The block of each objective by the name in `objective.type`: those with the same kind of rows follow each other.
 
 Lists of objectives have this order everywhere; `tuner new dataset` suggests the first that suits the rows.
 """
-READ_IMAGES = frozenset(name for name, block in OBJECTIVES.items() if block.facts.rows == "conversations")
-"""The objectives that train on rows with images."""
-if TYPE_CHECKING:
-    AnyObjective = Objective
-else:
-    AnyObjective = Annotated[Union[tuple(OBJECTIVES.values())], Field(discriminator="type")]  # noqa: UP007
+
+
+@cache
+def _block(name: str) -> type[Objective]:
+    module = import_module(f"{__name__}.{name}")
+    classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Objective))
+    return next(one for one in classes if one.__module__ == module.__name__)
+
+
+def _of_its_type(value: object) -> object:
+    """Return the block of an objective by its type.
+
+    Raises:
+        PydanticKnownError: it has no type, or there is no such objective.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    if "type" not in value:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'type'"})
+    if (name := value["type"]) not in OBJECTIVES:
+        expected = ", ".join(map(repr, OBJECTIVES))
+        tags = {"discriminator": "'type'", "tag": str(name), "expected_tags": expected}
+        raise PydanticKnownError("union_tag_invalid", tags)
+    return OBJECTIVES[name].model_validate(value)
+
+
+AnyObjective = Annotated[SerializeAsAny[Objective], BeforeValidator(_of_its_type)]
+
+
+def blocks_of(annotation: object) -> list[type[Block]]:
+    """Return the blocks that a value with this annotation may be."""
+    if annotation is Objective:
+        return [*OBJECTIVES.values()]
+    options = (annotation, *get_args(annotation))
+    return [option for option in options if isinstance(option, type) and issubclass(option, Block)]
 
 
 def facts_of(name: str) -> ObjectiveFacts:
@@ -53,6 +93,11 @@ def facts_of(name: str) -> ObjectiveFacts:
         KeyError: there is no such objective.
     """
     return OBJECTIVES[name].facts
+
+
+def takes_images(name: object) -> bool:
+    """Return whether an objective trains on rows with images; an unknown name does not."""
+    return name in OBJECTIVES and facts_of(str(name)).rows == "conversations"
 
 
 def scores(name: object) -> bool:

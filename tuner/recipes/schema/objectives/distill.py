@@ -3,8 +3,8 @@
 from typing import ClassVar, Literal
 
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts, Share, Teacher
-from tuner.recipes.schema.objectives.sampling import DROPPED, Sampling
+from tuner.recipes.schema.objective import ObjectiveFacts, Share, Teacher
+from tuner.recipes.schema.sampling import DROPPED, Sampling
 
 
 class Distill(Sampling):

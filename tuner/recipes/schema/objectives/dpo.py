@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from tuner.recipes.schema.block import Lax
-from tuner.recipes.schema.objectives.objective_block import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, Share
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, Share
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 DpoLoss = Literal[

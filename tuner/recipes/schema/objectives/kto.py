@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objectives.objective_block import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
 
 
 class Kto(Objective):

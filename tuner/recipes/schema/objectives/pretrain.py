@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+from tuner.recipes.schema.objective import Objective, ObjectiveFacts
 
 
 class Pretrain(Objective):

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+from tuner.recipes.schema.objective import Objective, ObjectiveFacts
 
 
 class Reward(Objective):

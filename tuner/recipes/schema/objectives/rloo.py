@@ -4,9 +4,9 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from tuner.recipes.schema.objectives.group_rewards import GroupRewards
-from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts
-from tuner.recipes.schema.objectives.sampling import DROPPED
+from tuner.recipes.schema.group_rewards import GroupRewards
+from tuner.recipes.schema.objective import ObjectiveFacts
+from tuner.recipes.schema.sampling import DROPPED
 
 
 class Rloo(GroupRewards):

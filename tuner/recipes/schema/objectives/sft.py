@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from tuner.recipes.schema.objectives.objective_block import NO_LOSS, Objective, ObjectiveFacts
+from tuner.recipes.schema.objective import NO_LOSS, Objective, ObjectiveFacts
 
 
 class Sft(Objective):

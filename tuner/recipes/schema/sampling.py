@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objectives.objective_block import Objective, Share
+from tuner.recipes.schema.objective import Objective, Share
 
 DROPPED = "a prompt longer than max_length"
 

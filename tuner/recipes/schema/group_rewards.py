@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from tuner.recipes.schema.objectives.sampling import Sampling
-from tuner.recipes.schema.rewards import Rewards
+from tuner.recipes.schema.rewards import OwnReward, Rewards
+from tuner.recipes.schema.sampling import Sampling
 
 
 class GroupRewards(Sampling):
@@ -24,6 +24,11 @@ class GroupRewards(Sampling):
     epsilon_high: PositiveFloat | None = None
     # Completions that reach max_completion_length carry no loss.
     mask_truncated_completions: bool = False
+
+    @property
+    def own_functions(self) -> tuple[str, ...]:
+        """The rewards that are functions of the user's."""
+        return tuple(reward.type for reward in self.rewards if isinstance(reward, OwnReward))
 
     @property
     def samples_a_row(self) -> int:

@@ -90,6 +90,11 @@ class Objective(Block):
         return 1
 
     @property
+    def own_functions(self) -> tuple[str, ...]:
+        """The functions of the user's that it calls, 'file.py:function' or 'package.module:function'."""
+        return ()
+
+    @property
     def samples_a_row(self) -> int:
         """The samples that a row becomes: 1, or the completions that are generated of a prompt."""
         return 1

@@ -1,0 +1,113 @@
+"""Translates what other tools set for images: which parts of a model are frozen, how large images are, where they are.
+
+Such settings count if the model reads images. A model of text alone ignores them, as the tools do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tuner import paths
+from tuner.importers.translation import Outcome, Rule, Setting, Translation
+from tuner.recipes import model_facts
+from tuner.recipes.recipe_file import read_part
+
+_PARTS = ("vision", "projector", "language")
+_DATASET = "train_dataloader.dataset"
+_TEXT_ALONE = "the model reads text alone"
+
+
+def frozen(*parts: str) -> Rule:
+    """Return the rule for a key that freezes these parts of the model if it is true."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        for part in parts:
+            t.of_images[part] = setting
+
+    return rule
+
+
+def of_images(ours: str) -> Rule:
+    """Return the rule for a key whose value is the recipe's key `ours`, which belongs to models that read images."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        t.of_images[ours] = setting
+
+    return rule
+
+
+def folder(t: Translation, setting: Setting) -> None:
+    """Set the folder in which the paths of images begin, for each data set."""
+    t.of_images["image_folder"] = setting
+
+
+def marks_images(t: Translation, setting: Setting) -> None:
+    """Record that the model reads images."""
+    t.of_images.setdefault("model.images", setting)
+
+
+def settle(t: Translation, part: str | None) -> None:
+    """Write the settings of images into the translation if the model reads images, and record why if it does not.
+
+    Args:
+        t: The translation, after all keys.
+        part: The catalog's part of the model, or None.
+    """
+    known = _reads_images(t, part)
+    is_written = any(not setting.is_default for setting in t.of_images.values())
+    if known is False or not (known or t.has_images or is_written):
+        for setting in _each_once(t.of_images):
+            t.leave(setting, _TEXT_ALONE)
+        return
+    if known is None:
+        marking = t.of_images.get("model.images") or Setting("images", None, t.document.name)
+        t.set(marking, "model.images", True, "the model reads images")
+    elif "model.images" in t.of_images:
+        t.leave(t.of_images["model.images"], "config.json says that the model reads images")
+    _freeze(t)
+    for ours, setting in t.of_images.items():
+        if ours == "image_folder":
+            for one in (*t.datasets, *t.validation):
+                one.setdefault("image_folder", str(setting.value))
+            t.note(setting, Outcome.TRANSLATED, f"{_DATASET}.image_folder = {str(setting.value)!r}")
+        elif ours not in (*_PARTS, "model.images"):
+            t.set(setting, ours, setting.value)
+
+
+def _each_once(settings: Mapping[str, Setting]) -> Iterable[Setting]:
+    return {setting.key: setting for setting in settings.values()}.values()
+
+
+def _freeze(t: Translation) -> None:
+    settings = {part: t.of_images[part] for part in _PARTS if part in t.of_images}
+    parts = [part for part, setting in settings.items() if setting.truth()]
+    if t.method in ("lora", "qlora", "dora", "rslora"):
+        _adapt(t, settings, parts)
+        return
+    for setting in _each_once(settings):
+        t.set(setting, "model.freeze", tuple(parts), None if parts else "every part is trained")
+
+
+def _adapt(t: Translation, settings: dict[str, Setting], parts: list[str]) -> None:
+    """Adapt the tower and the projector if they are not frozen: an adapter freezes every weight below it."""
+    seen = [part for part in ("vision", "projector") if part in settings and part not in parts]
+    for part, setting in settings.items():
+        if part == "language" and part in parts:
+            why = "tuner's adapter always adapts the LLM"
+            t.note(setting, Outcome.CHANGED, why=why)
+        elif part == "language":
+            t.leave(setting, "the LLM gets the adapter")
+        elif len(seen) == 1 and part in seen:
+            why = "tuner adapts the tower and the projector together, or neither"
+            t.set(setting, "adapter.vision", True, why, changed=True)
+        else:
+            t.set(setting, "adapter.vision", bool(seen))
+
+
+def _reads_images(t: Translation, part: str | None) -> bool | None:
+    """Return whether the model reads images by the catalog or its config.json; None if neither says so."""
+    if part:
+        facts = read_part("models", part).values.get("architecture") or {}
+        return "vision_config" in facts
+    local = paths.local(str(t.model.value)) if t.model else None
+    return model_facts.reads_images(local) if local is not None and paths.exists(local) else None

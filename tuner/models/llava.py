@@ -1,0 +1,330 @@
+"""A LLaVA made of an LLM and a vision tower: a folder that transformers loads like a published model.
+
+The weights are copied tensor by tensor, once on each node, so no rank holds a whole model and ZeRO-3 shards it as it
+loads. `projectors` knows the layouts of projectors. Shapes: V rows of embeddings, H hidden_size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AddedToken, LlavaConfig, LlavaForConditionalGeneration, TokenizersBackend
+
+from tuner import paths
+from tuner.errors import ModelError
+from tuner.files import JsonObject, disk_errors, make_folder, read_json_object, write_json
+from tuner.models import internlm, projectors
+from tuner.progress import shown, tqdm_class
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from tuner.recipes.schema import Model, Vision
+
+FORMAT_VERSION = 1
+IMAGE_TOKEN = "<image>"  # noqa: S105
+PROJECTOR = "model.multi_modal_projector."
+_FIX = "Set TUNER_CACHE to a writable folder with free space for a copy of the model."
+_TOWER_KEY = "model.vision.path"
+_SMALL = ("*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOWER, _LLM = "model.vision_tower.", "model.language_model."
+_SHARD_BYTES = 4 * 2**30
+_ROWS = 64
+"""Added rows of embeddings make their number a multiple of this, which matrix units of GPUs are fast with."""
+
+
+def is_joined(path: str) -> bool:
+    """Return whether the model in a folder reads images already."""
+    folder = paths.local(path)
+    return folder is not None and isinstance(read_json_object(folder / "config.json").get("vision_config"), dict)
+
+
+def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
+    """Return the folder of the LLaVA below `cache`, made unless it is there already.
+
+    Args:
+        model: With `vision`.
+        path: The LLM: a folder, or an id on the hub.
+        cache: Where the folder is kept. Its name holds a hash of what it is made of.
+        weights: Make the weights too; False: only the config and the processor.
+
+    Raises:
+        ModelError: the LLM, the tower or the projector does not fit, or is incomplete.
+        DiskError: `cache` cannot be written.
+    """
+    assert model.vision is not None
+    vision = model.vision
+    llm = _fetched(path, model.revision, weights=weights)
+    tower = _fetched(vision.path, vision.revision, weights=weights)
+    projector = projectors.file_of(vision.projector) if vision.projector else None
+    kind = "llava" if weights else "llava-processor"
+    folder = cache / f"{kind}-v{FORMAT_VERSION}-{_hash(vision, [llm, tower, *([projector] if projector else [])])}"
+    with disk_errors(folder, _FIX):
+        if folder.is_dir():
+            return folder
+        make_folder(cache)
+        # The other ranks of this node wait: the folder may hold hundreds of gigabytes.
+        with WeakFileLock(cache / f".{folder.name}.lock"):
+            if folder.is_dir():
+                return folder
+            with tempfile.TemporaryDirectory(dir=cache, prefix=f".{folder.name}.") as temporary:
+                draft = Path(temporary) / folder.name
+                draft.mkdir()
+                with shown(f"joining {path} and {vision.path}"):
+                    _write(draft, model, llm, tower, projector, weights=weights)
+                draft.rename(folder)
+    return folder
+
+
+def _fetched(path: str, revision: str | None, *, weights: bool) -> Path:
+    """Return the local folder of a model, downloaded if it is on the hub; of two formats of weights, safetensors."""
+    local = paths.local(path)
+    if local is not None:
+        return local
+    for pattern in _WEIGHTS if weights else ("",):
+        folder = Path(
+            snapshot_download(
+                path,
+                revision=revision,
+                allow_patterns=[*_SMALL, *filter(None, [pattern])],
+                ignore_patterns=["*/*"],  # copies of the weights in other formats
+                tqdm_class=tqdm_class(),
+            )
+        )
+        if any(folder.glob(pattern or "*")):
+            break
+    return folder
+
+
+def _hash(vision: Vision, sources: Sequence[Path]) -> str:
+    digest = hashlib.sha256(vision.model_dump_json(exclude={"path", "revision", "projector"}).encode())
+    for source in sources:
+        for file in sorted(source.iterdir()) if source.is_dir() else [source]:
+            if file.is_file():
+                status = file.stat()
+                digest.update(f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | None, *, weights: bool) -> None:
+    assert model.vision is not None
+    published = transformers.AutoConfig.from_pretrained(llm)
+    text = _text_config(published)
+    seen = _tower_config(tower)
+    tokenizer = _tokenizer(llm)
+    num_rows = text.vocab_size
+    image_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    if image_id >= num_rows:
+        text.vocab_size = -(-(image_id + 1) // _ROWS) * _ROWS
+    config = LlavaConfig(
+        text_config=text,
+        vision_config=seen,
+        image_token_id=image_id,
+        image_seq_length=(seen.image_size // seen.patch_size) ** 2,
+        vision_feature_layer=model.vision.feature_layer,
+        tie_word_embeddings=text.tie_word_embeddings,
+    )
+    config.architectures = [LlavaForConditionalGeneration.__name__]
+    config.dtype = published.dtype
+    config.save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    write_json(draft / "processor_config.json", _processor(config, tower, pads=model.vision.pad_to_square))
+    if (llm / "generation_config.json").is_file():
+        shutil.copyfile(llm / "generation_config.json", draft / "generation_config.json")
+    if weights:
+        _Weights(draft, config).write(_pieces(config, published, llm, tower, projector, model.vision.seed))
+
+
+def _text_config(published: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config of the LLM, in a class that transformers has.
+
+    Raises:
+        ModelError: transformers has no such class.
+    """
+    if type(published).__module__ == internlm.__name__:
+        return internlm.as_llama(published)
+    if not type(published).__module__.startswith("transformers."):
+        message = f"transformers has no class for model_type {published.model_type!r}, so no tower can be joined to it"
+        raise ModelError(message, where="model.path", fix="Use another LLM.")
+    return type(published).from_dict(published.to_dict())
+
+
+def _tower_config(tower: Path) -> PreTrainedConfig:
+    """Return the config of the vision half of a CLIP model.
+
+    Raises:
+        ModelError: the folder holds no CLIP model.
+    """
+    config = transformers.AutoConfig.from_pretrained(tower)
+    seen = getattr(config, "vision_config", config)
+    if seen.model_type != "clip_vision_model":
+        message = (
+            f"the tower in {str(tower)!r} is of model_type {config.model_type!r}; a LLaVA reads images with a CLIP"
+        )
+        raise ModelError(message, where=_TOWER_KEY, fix="Use a CLIP model, such as openai/clip-vit-large-patch14-336.")
+    return seen
+
+
+def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the LLM with the token of an image, in a class that transformers has."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llm)
+    if type(tokenizer).__module__ == internlm.__name__:
+        tokenizer = TokenizersBackend(
+            tokenizer_object=tokenizer.backend_tokenizer,
+            chat_template=tokenizer.chat_template,
+            model_max_length=tokenizer.model_max_length,
+            **tokenizer.special_tokens_map,
+        )
+    tokenizer.add_tokens([AddedToken(IMAGE_TOKEN, special=True, normalized=False)], special_tokens=True)
+    return tokenizer
+
+
+def _processor(config: LlavaConfig, tower: Path, *, pads: bool) -> JsonObject:
+    """Return the contents of processor_config.json."""
+    images = transformers.AutoImageProcessor.from_pretrained(tower).to_dict()
+    return {
+        "processor_class": "LlavaProcessor",
+        "image_token": IMAGE_TOKEN,
+        "num_additional_image_tokens": 1,
+        "patch_size": config.vision_config.patch_size,
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        "image_processor": {**images, "image_processor_type": "LlavaImageProcessor", "do_pad": pads},
+    }
+
+
+# Weights
+
+
+def _pieces(
+    config: LlavaConfig, published: PreTrainedConfig, llm: Path, tower: Path, projector: Path | None, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name in the LLaVA and the value of each weight."""
+    for name, weight in _stored(llm, "model.path"):
+        for own, value in internlm.llama_weights(name, weight, published).items():
+            yield own if own.startswith("lm_head.") else f"{_LLM}{own.removeprefix('model.')}", value
+    is_whole = None
+    for name, weight in _stored(tower, _TOWER_KEY):
+        # Beside its vision half, a CLIP has one that reads texts, and what joins both.
+        is_whole = name.startswith(("vision_model.", "text_model.", "logit_scale")) or is_whole
+        if not is_whole or name.startswith("vision_model."):
+            yield f"{_TOWER}{name.removeprefix('vision_model.')}", weight
+    yield from ((f"{PROJECTOR}{name}", weight) for name, weight in _projector(config, projector, seed).items())
+
+
+def _projector(config: LlavaConfig, file: Path | None, seed: int) -> dict[str, Tensor]:
+    if file is not None:
+        return projectors.read(file)
+    sizes = (config.vision_config.hidden_size, config.text_config.hidden_size, config.text_config.hidden_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        first, second = (torch.nn.Linear(*pair) for pair in pairwise(sizes))
+    layers = {"linear_1": first, "linear_2": second}
+    return {f"{name}.{key}": weight for name, layer in layers.items() for key, weight in layer.state_dict().items()}
+
+
+def _stored(folder: Path, where: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights in a folder, one at a time.
+
+    Raises:
+        ModelError: there are no weights.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 (not a dict)
+                yield name, stored.get_tensor(name)
+    if files:
+        return
+    files = sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        message = f"{str(folder)!r} holds no weights"
+        raise ModelError(message, where=where, fix="Copy the model again with all its files.")
+    for file in files:  # tensors alone: pickles can hold code
+        yield from torch.load(file, map_location="cpu", mmap=True, weights_only=True).items()
+
+
+class _Weights:
+    """Writes weights to shards, and checks that they are those of the model.
+
+    Args:
+        folder: Where the shards go.
+        config: Of the model.
+    """
+
+    def __init__(self, folder: Path, config: LlavaConfig) -> None:
+        self.folder = folder
+        with torch.device("meta"):
+            model = LlavaForConditionalGeneration(config)
+        self.lacking = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+        if config.tie_word_embeddings:
+            del self.lacking["lm_head.weight"]
+        self.others: list[str] = []
+        self.shard: dict[str, Tensor] = {}
+        self.files: dict[str, str] = {}
+        self.num_bytes = 0
+
+    def write(self, pieces: Iterator[tuple[str, Tensor]]) -> None:
+        """Write all weights and their index.
+
+        Raises:
+            ModelError: a weight is missing, has no place in the model, or has another shape.
+        """
+        for name, weight in pieces:
+            if name not in self.lacking:
+                self.others.append(name)
+                continue
+            weight = _fitted(name, weight, self.lacking.pop(name))
+            size = weight.nbytes
+            if self.shard and sum(one.nbytes for one in self.shard.values()) + size > _SHARD_BYTES:
+                self._flush()
+            self.shard[name] = weight
+            self.num_bytes += size
+        self._flush()
+        lost = [name for name in self.others if name.endswith((".weight", ".bias")) and name != "lm_head.weight"]
+        if self.lacking or lost:
+            first = f"lacks {min(self.lacking)}" if self.lacking else f"has no place for {lost[0]}"
+            message = f"the LLM, the tower and the projector do not make a LLaVA, which {first}"
+            raise ModelError(message, where="model.vision", fix="Copy both models again, or use another LLM.")
+        index = {"metadata": {"total_size": self.num_bytes}, "weight_map": self.files}
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+    def _flush(self) -> None:
+        file = f"model-{len(set(self.files.values())) + 1:05d}.safetensors"
+        self.files |= dict.fromkeys(self.shard, file)
+        save_file({name: one.contiguous() for name, one in self.shard.items()}, self.folder / file, {"format": "pt"})
+        self.shard = {}
+
+
+def _fitted(name: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the weight with added rows of embeddings, which are the mean of the others.
+
+    Raises:
+        ModelError: it has another shape.
+    """
+    own = tuple(weight.shape)
+    if own != shape and own[1:] == shape[1:] and own[0] < shape[0] and name.endswith(_OF_TOKENS):
+        mean_1H = weight.float().mean(dim=0, keepdim=True).to(weight.dtype)
+        return torch.cat([weight, mean_1H.expand(shape[0] - own[0], -1)])
+    if own != shape:
+        where = "model.vision.projector" if name.startswith(PROJECTOR) else "model.vision"
+        message = f"{name} has the shape {list(own)}, and the model of these two needs {list(shape)}"
+        raise ModelError(message, where=where, fix="Use a projector that was trained with this LLM and this tower.")
+    return weight
+
+
+_OF_TOKENS = ("embed_tokens.weight", "lm_head.weight")
