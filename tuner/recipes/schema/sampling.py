@@ -24,3 +24,8 @@ class Sampling(Objective):
     min_p: Share | None = None
     # Above 1: tokens that occur already are less likely.
     repetition_penalty: PositiveFloat = 1.0
+
+    @property
+    def completion_tokens(self) -> int:
+        """The most tokens of a completion."""
+        return self.max_completion_length
