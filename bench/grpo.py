@@ -3,7 +3,7 @@
     python -m bench.grpo                        # SmolLM2-135M, the model of `make real`
     python -m bench.grpo --steps 10 --lr 2e-5
 
-A prompt shows two sums and asks for a third. The reward is 1 if the first word of the completion is the sum. The
+A prompt shows one sum and asks for another. The reward is 1 if the first word of the completion is the sum. The
 measurement is that of the run's own validation: greedy completions of 200 sums that training never shows.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.real import model
 
-SHOWN = "34 + 21 = 55\n17 + 45 = 62\n"
+SHOWN = "34 + 21 = 55\n"
 REWARD = """
 def first_word(completions, answer, **columns):
     return [float(text.split()[:1] == [right]) for text, right in zip(completions, answer)]
@@ -41,25 +41,19 @@ def write_sums(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--lr", default="1e-5")
+    parser.add_argument("--lr", default="2e-5")
+    parser.add_argument("--completions", type=int, default=32, help="Completions a step, 8 of each prompt.")
     parser.add_argument("--every", type=int, default=10)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_sums(folder)
-        argv = [
-            sys.executable,
-            "-m",
-            "tuner",
-            "train",
-            "--model",
-            str(model.prepare(model.folder())),
-            "--method",
-            "grpo_full",
-        ]
+        trained = str(model.prepare(model.folder()))
+        argv = [sys.executable, "-m", "tuner", "train", "--model", trained, "--method", "grpo_full"]
         argv += ["--data", "train.jsonl", "--val", "held.jsonl", "--reward", "sums.py:first_word", "--work-dir", "run"]
         argv += ["--max-steps", str(arguments.steps), "--lr", arguments.lr, "--eval-every", str(arguments.every)]
         argv += ["--set", "max_completion_length=4", "--set", "num_generations=8"]
+        argv += ["--batch-size", str(arguments.completions)]
         began = time.monotonic()
         done = subprocess.run(argv, cwd=folder, stdout=sys.stderr)
         if done.returncode:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.models.llama import modeling_llama
 
 from bench.live import Live
@@ -16,10 +16,12 @@ from tests.fit.built import on_meta
 from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of
 from tuner.fit import activations
-from tuner.fit.activations import WITHOUT_SDPA, default_attention, layer_bytes, of_recipe, of_validation
+from tuner.fit.activations import WITHOUT_SDPA, default_attention, layer_bytes, of_generation, of_recipe, of_validation
 from tuner.fit.parameters import built
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objectives import OBJECTIVES
+from tuner.worker.objectives.generated_groups import Sampled
 
 TOKENS = 256
 FACTS = {
@@ -304,3 +306,35 @@ def test_ranks_that_share_samples_validate_on_a_part_of_the_tokens_each() -> Non
 
     assert shared < alone / 3
     assert of_validation(full().model_copy(update={"val_dataloader": None}), facts) == 0
+
+
+def generating(prompt: int, completion: int, completions: int) -> RecipeConfig:
+    loader = full().train_dataloader
+    dataset = loader.dataset.model_copy(update={"max_length": prompt, "packing": False})
+    loader = loader.model_copy(update={"batch_size": completions, "dataset": dataset})
+    objective = OBJECTIVES["grpo"].model_validate(
+        {"type": "grpo", "rewards": "length", "max_completion_length": completion}
+    )
+    return full().model_copy(update={"train_dataloader": loader, "objective": objective})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+@pytest.mark.parametrize(("prompt", "completion", "vocabulary"), [(256, 8, 64), (16, 128, 64), (16, 8, 20_000)])
+def test_generation_holds_no_more_than_planned_and_not_much_less(
+    model_type: str, prompt: int, completion: int, vocabulary: int
+) -> None:
+    facts = {**FACTS, "vocab_size": vocabulary}
+    config = AutoConfig.for_model(model_type, **{**facts, "pad_token_id": 0, "eos_token_id": None})
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.9), Sampled(range(8), torch.device("cpu"))])
+    prompts = torch.randint(1, 60, (8, prompt))
+
+    live = Live()
+    with torch.no_grad(), live:
+        before = live.now
+        model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=completion, logits_processor=processors
+        )
+    planned = of_generation(generating(prompt, completion, 8), Architecture(model_type=model_type, **facts))
+
+    assert 0.99 * (live.peak - before) <= planned <= 1.5 * (live.peak - before)

@@ -12,6 +12,7 @@ from tuner.fit.parameters import Parameters, count, num_parameters
 from tuner.recipes import catalog
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 GB = 10**9
 FULL, QLORA = (lightest(f"internlm2_chat_7b_{method}_oasst1_e3") for method in ("full", "qlora"))
@@ -226,3 +227,19 @@ def test_states_on_disks_leave_the_host_their_buffers() -> None:
     assert host["optimizer_states"] == 4 * (4 * 4 * 1_000_000), "four tensors of a sub-group in fp32, on each rank"
     assert host["weights"] == 4 * (2 * (2 * 3_000_000 + 1_000_000))
     assert host["gradients"] == num_parameters(facts()) / 8 * 4 * 2
+
+
+def test_generation_at_stage_3_gathers_all_weights_and_keeps_the_keys_and_values_of_a_step() -> None:
+    sampled = {"type": "grpo", "rewards": "length", "max_completion_length": 32_768}
+    objective = OBJECTIVES["grpo"].model_validate(sampled)
+    dataset = FULL.train_dataloader.dataset.model_copy(update={"max_length": 512, "packing": False})
+    loader = FULL.train_dataloader.model_copy(update={"dataset": dataset, "batch_size": 1})
+    recipe = FULL.model_copy(update={"objective": objective, "train_dataloader": loader, "val_dataloader": None})
+    recipe = recipe.with_values({"train_cfg.accumulative_counts": 64, "train_cfg.gradient_checkpointing": True})
+
+    lines = peak(recipe, facts(), preset("deepspeed_zero3"), 8, 8).gpu
+
+    assert lines["gathered_weights"] == 2 * num_parameters(facts())
+    of_token = 2 * facts().num_hidden_layers * facts().num_key_value_heads * facts().head_dim * 2
+    assert lines["activations"] > recipe.split.accumulation * 33_280 * of_token
+    assert peak(recipe, facts(), preset("deepspeed_zero2"), 8, 8).gpu["activations"] == lines["activations"]

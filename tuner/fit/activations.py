@@ -43,6 +43,10 @@ _FORWARD_STEPS, _LOSS_STEPS = 10, 6
 """Copies of the hidden states in a forward pass that keeps nothing: in attention, and in the last norm and the head."""
 
 
+_CHOICE_BYTES = 26
+"""Bytes of a logit while the next token is chosen: the model's own, and six tensors in fp32, the noise among them."""
+
+
 class Work(NamedTuple):
     """Bytes of one micro-batch. Backward frees `kept` layer by layer; the others come on top, one after another.
 
@@ -146,9 +150,44 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     if loader is None:
         return 0.0
     tokens, hidden = tokens_of_rank(recipe, "val_dataloader"), architecture.hidden_size
-    in_mlp = -(-tokens // num_tiles(recipe, hidden)) if recipe.train_cfg.tiled_mlp else tokens
+    at_layer = _forward(recipe, architecture, loader, tokens, weight_bytes)
+    at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
+    if recipe.objective.facts.keeps_logits:
+        at_loss = _ORPO_LOGITS * architecture.vocab_size * tokens
     layers = built(architecture).layers
-    inner = max((_inner(architecture, layer) for layer in layers), default=0)
+    return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
+
+
+def of_generation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:
+    """Return the bytes at the peak of generation; 0 without generation.
+
+    All completions of a step of this rank are generated together. The peak is while the model reads the prompts, or at
+    the end, when keys and values of all tokens are kept and the next token is chosen. Layers with a window count as
+    others; those without softmax attention count nothing, because transformers keeps little for them.
+    """
+    loader, completion = recipe.train_dataloader, recipe.objective.completion_tokens
+    if not completion:
+        return 0.0
+    completions, prompt = loader.micro_batch * recipe.split.accumulation, loader.dataset.max_length
+    of_values = architecture.v_head_dim or architecture.head_dim
+    width = architecture.num_key_value_heads * (architecture.head_dim + of_values)
+    attending = sum(map(architecture.attends_to_all, range(architecture.num_hidden_layers)))
+    attending += sum(kind == "sliding_attention" for kind in architecture.layer_types)
+    reading = _forward(recipe, architecture, loader, completions * prompt, weight_bytes)
+    reading += attending * width * completions * prompt
+    # One layer's keys and values are there twice: they are copied as they get longer.
+    choosing: float = (attending + 1) * width * completions * (prompt + completion)
+    choosing += completions * architecture.vocab_size * _CHOICE_BYTES / weight_bytes
+    return float(weight_bytes * max(reading, choosing))
+
+
+def _forward(
+    recipe: RecipeConfig, architecture: Architecture, loader: Dataloader, tokens: int, weight_bytes: int
+) -> float:
+    """Return the numbers that the widest layer holds in a forward pass that keeps nothing."""
+    hidden = architecture.hidden_size
+    in_mlp = -(-tokens // num_tiles(recipe, hidden)) if recipe.train_cfg.tiled_mlp else tokens
+    inner = max((_inner(architecture, layer) for layer in built(architecture).layers), default=0)
     at_layer: float = max(
         4 * tokens * hidden + _halves(architecture) * in_mlp * inner, _FORWARD_STEPS * tokens * hidden
     )
@@ -156,10 +195,7 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     at_layer += sum(_mask(recipe, architecture, loader, tokens, weight_bytes)) / weight_bytes
     if attention_of(recipe, architecture) == "eager":
         at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, architecture, loader)
-    at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
-    if recipe.objective.facts.keeps_logits:
-        at_loss = _ORPO_LOGITS * architecture.vocab_size * tokens
-    return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
+    return at_layer
 
 
 def _halves(architecture: Architecture) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
-from tuner.fit.parameters import Parameters, count
+from tuner.fit.parameters import Parameters, count, num_parameters
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
@@ -74,6 +74,10 @@ def peak(
     buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
     validates = activations.of_validation(recipe, architecture, weight_bytes)
     moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
+    if generates := activations.of_generation(recipe, architecture, weight_bytes):
+        moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **buffers})
+        if level.stage == 3:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
+            moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)
     lines = max((*moments, {**states, "step": update, **buffers, "buckets": buckets}), key=_total)
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
@@ -186,6 +190,12 @@ def _gathered(parameters: Parameters, level: Level, largest_layer: int, weight_b
     if parameters.quantized:
         at_layer = weight_bytes * largest_layer + max(0.0, live - largest_layer)
     return _Gathered(min(at_loss, total) + secondary, min(at_layer, total) + secondary)
+
+
+def _whole_model(architecture: Architecture, parameters: Parameters, weight_bytes: int) -> float:
+    """Return the bytes of the trained model, without a reference model and an adapter."""
+    weights = num_parameters(architecture)
+    return weight_bytes * (weights - parameters.quantized) + parameters.quantized * parameters.quantized_bits / 8
 
 
 def _gathered_at_step(parameters: Parameters, level: Level, weight_bytes: int) -> float:

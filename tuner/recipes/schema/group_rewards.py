@@ -49,6 +49,11 @@ class GroupRewards(Objective):
         return self.num_generations
 
     @property
+    def completion_tokens(self) -> int:
+        """The most tokens of a completion."""
+        return self.max_completion_length
+
+    @property
     def depends_on_micro_batch(self) -> bool:
         """TRL normalizes some losses by the tokens of a micro-batch."""
         return False

@@ -40,8 +40,9 @@ def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
 
 
 def tokens_per_sample(recipe: RecipeConfig, key: str = "train_dataloader") -> int:
-    """Return the largest number of tokens of one sample; a pair is two answers."""
-    return recipe.objective.facts.sequences_per_sample * recipe.loaders[key].dataset.max_length
+    """Return the largest number of tokens of one sample: a pair is two answers, a prompt gets a completion."""
+    sequences = recipe.objective.facts.sequences_per_sample
+    return sequences * (recipe.loaders[key].dataset.max_length + recipe.objective.completion_tokens)
 
 
 def forgets_window(config: RecipeConfig, model: JsonObject, attention: str | None) -> ModelError | None:

@@ -81,6 +81,11 @@ class Objective(Block):
         return 1
 
     @property
+    def completion_tokens(self) -> int:
+        """The most tokens that the model generates after a prompt of training; 0 without generation."""
+        return 0
+
+    @property
     def depends_on_micro_batch(self) -> bool:
         """Whether the loss of a sample depends on the others of its micro-batch, so that its size changes training."""
         return False
