@@ -120,14 +120,28 @@ class Parameters(NamedTuple):
 
 
 def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
-    """Return how many parameters a recipe trains, freezes and quantizes: with a frozen reference model, and a tower.
+    """Return how many parameters a recipe trains, freezes and quantizes: with a reference or a teacher, and a tower.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    llm = _of_llm(recipe, architecture)
+    llm = _with_teacher(_of_llm(recipe, architecture), recipe)
     trained, frozen = _tower_trained(recipe, architecture)
     return llm._replace(trainable=llm.trainable + trained, frozen=llm.frozen + frozen)
+
+
+def _with_teacher(own: Parameters, recipe: RecipeConfig) -> Parameters:
+    """Add the frozen weights of a teacher; one of unknown size is left out."""
+    teacher, architecture = recipe.objective.taught_by, recipe.teacher_architecture
+    if teacher is None or architecture is None or not has_formula(architecture):
+        return own
+    model = built(architecture)
+    if teacher.bits == 16:
+        return own._replace(frozen=own.frozen + model.parameters)
+    quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)
+    kept = own.frozen + model.parameters - quantized
+    # As many weights in the bits of the trained model's own quantized weights take the same bytes.
+    return own._replace(frozen=kept, quantized=own.quantized + quantized * teacher.bits // own.quantized_bits)
 
 
 def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
@@ -222,9 +236,16 @@ def _patches_of_a_side(tower: Tower) -> int:
 def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[int, int]:
     """Return how many parameters of the tower and the projector are trained, and how many are frozen."""
     sizes = of_tower(architecture) if recipe.reads_images else {}
-    frozen = {"vision", "projector"} if recipe.adapter else set(recipe.model.freeze)
-    num_frozen = sum(count for part, count in sizes.items() if part in frozen)
+    if recipe.adapter:
+        # PEFT keeps a projector that it trains whole as it was, beside the copy.
+        is_copied = PROJECTOR in (recipe.adapter.modules_to_save or ())
+        return sizes.get("projector", 0) * is_copied, sum(sizes.values())
+    num_frozen = sum(count for part, count in sizes.items() if part in recipe.model.freeze)
     return sum(sizes.values()) - num_frozen, num_frozen
+
+
+PROJECTOR = "multi_modal_projector"
+"""The projector of a LLaVA, as `adapter.modules_to_save` names it."""
 
 
 def tokens_of_image(tower: Tower, size: tuple[int, int] | None = None) -> int:

@@ -40,6 +40,8 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
         target_modules=_targets(model, config),
+        rank_pattern=_outside_llm(model, config, adapter.vision_r),
+        alpha_pattern=_outside_llm(model, config, adapter.vision_lora_alpha),
         use_dora=adapter.use_dora,
         use_rslora=adapter.use_rslora,
         modules_to_save=adapter.modules_to_save,
@@ -57,7 +59,8 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
             adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
-    if config.objective.facts.has_reference and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+    facts = config.objective.facts
+    if (facts.has_reference or facts.has_teacher) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         message = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
         raise ModelError(message, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
     if adapter.changes_base:
@@ -71,6 +74,11 @@ def _targets(model: PreTrainedModel, config: RecipeConfig) -> str | list[str]:
         return vision.lora_targets(model, config.adapter)
     targets = config.adapter.target_modules
     return list(targets) if isinstance(targets, tuple) else targets
+
+
+def _outside_llm(model: PreTrainedModel, config: RecipeConfig, value: int | None) -> dict[str, int]:
+    """Return PEFT's pattern that gives a value to the layers of the tower and the projector; {} without a value."""
+    return {vision.outside_llm(model): value} if config.reads_images and value else {}
 
 
 def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:

@@ -81,8 +81,13 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def tower(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a vision tower, to be joined to the LLM, that is no CLIP, or lacks its weights or its processor."""
-    vision = run.recipe.config.model.vision
+    """Find a vision tower, to be joined to the LLM, that is no CLIP or lacks files; and a projector that is new."""
+    model = run.recipe.config.model
+    vision = model.vision
+    if vision and vision.projector is None and "language" not in model.freeze:
+        first = "LLaVA first trains the projector alone (docs/vision.md)"
+        then = "take the projector of such a run: --set model.vision.projector=RUN"
+        yield f"the projector is new, and the LLM learns with it from the first step. {first}; {then}."
     place = paths.local(vision.path) if vision else None
     if place is None:
         return
@@ -102,7 +107,7 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(message, where=where, fix="Copy it again with all its files.")
 
 
-def missing_weights(place: Path, *, pickled: bool = False) -> Iterator[ModelError]:
+def missing_weights(place: Path, where: str = _WHERE, *, pickled: bool = False) -> Iterator[ModelError]:
     """Yield errors about missing or truncated weights in a model's folder, and unless they may be, pickled ones."""
     files = _weight_files(place)
     if not files:
@@ -111,7 +116,7 @@ def missing_weights(place: Path, *, pickled: bool = False) -> Iterator[ModelErro
             f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
         )
         yield ModelError(
-            message, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
+            message, where=where, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
     pickle = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickle and not pickled:
@@ -120,11 +125,11 @@ def missing_weights(place: Path, *, pickled: bool = False) -> Iterator[ModelErro
             "code; tuner loads only safetensors"
         )
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
-        yield ModelError(message, where=_WHERE, fix=fix)
+        yield ModelError(message, where=where, fix=fix)
     for file in files:
         problem = _cut_off(file)
         if problem:
-            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Download the model again.")
+            yield ModelError(f"{file} {problem}", where=where, fix="Download the model again.")
 
 
 def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
