@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from tests.each import each
 from tests.worker.test_every_objective import cache as cache
 from tests.worker.test_every_objective import recipe_of, trainer_of
-from tuner.worker.objectives.generated_groups import Numbered, PromptBatches, Sampled, seed_of
+from tuner.worker.objectives.completions import Numbered, PromptBatches, Sampled, seed_of
 
 
 def batches(num_rows: int, prompts: int, generations: int, ranks: int, epoch: int = 0) -> list[list[list[Numbered]]]:

@@ -15,7 +15,7 @@ from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
 from tuner.fit.parameters import Parameters, count, num_parameters
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
 CONTEXT_BYTES = 1_200_000_000
@@ -151,9 +151,10 @@ def _scales(recipe: RecipeConfig, parameters: Parameters) -> float:
 
     Source: Dettmers et al., QLoRA, 2023 (arXiv:2305.14314), section 3.
     """
-    if not recipe.quantization or recipe.quantization.bits == 8:
+    block = recipe.quantization or Quantization()  # of a teacher alone
+    if block.bits == 8:
         return 0.0
-    return parameters.quantized * (1 / 64 + 4 / (64 * 256) if recipe.quantization.double_quant else 4 / 64)
+    return parameters.quantized * (1 / 64 + 4 / (64 * 256) if block.double_quant else 4 / 64)
 
 
 def _buffers(

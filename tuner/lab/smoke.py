@@ -141,6 +141,10 @@ class _Smoke:
         small, num_parameters = stand_ins.make_model(facts, self.tokenizer, folder, seed)
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False}
         self.values["architecture"] = small.model_dump()
+        if self.loaded.config.objective.taught_by:  # of other random weights
+            folder = self.scratch / "teacher"
+            stand_ins.make_model(self.loaded.config.teacher_architecture or facts, self.tokenizer, folder, seed + 1)
+            self.values["objective"] |= {"teacher": str(folder), "teacher_revision": None}
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
         origin = "its own tokenizer" if is_own else "a stand-in for its tokenizer, which is not in the cache"

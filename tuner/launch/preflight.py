@@ -49,6 +49,13 @@ def _inputs(run: ResolvedRun) -> Iterator[Finding]:
     yield from _findings(run, inputs.first_rows, inputs.rewards, inputs.reachable, inputs.pushes)
 
 
+def _teacher(run: ResolvedRun) -> Iterator[Finding]:
+    if run.recipe.config.objective.taught_by:
+        from tuner.launch.checks import teacher_files  # few objectives have a teacher
+
+        yield from _findings(run, teacher_files.fitting, teacher_files.same_tokens)
+
+
 _ELSEWHERE: tuple[Check, ...] = (
     model_files.architecture,
     model_files.images,
@@ -56,6 +63,7 @@ _ELSEWHERE: tuple[Check, ...] = (
     model_files.weights,
     model_files.context,
     model_files.packed,
+    _teacher,
 )
 """What this machine can check for a run on others; all other checks are about the machine that trains."""
 _QUICK: tuple[Check, ...] = (

@@ -29,6 +29,7 @@ class ObjectiveFacts:
         cuts: A sample that is too long is cut at max_length; otherwise it is dropped.
         scores: The model gets a head that scores an answer, and no logits.
         has_reference: It compares the model with a frozen copy.
+        has_teacher: It compares the model with another one, which has to be named.
         chooses_loss: TRL can compute its loss from logits in chunks.
         keeps_logits: TRL keeps all logits in the compute type until the backward pass.
         offloads_activations: TRL can move its activations to the host.
@@ -43,6 +44,7 @@ class ObjectiveFacts:
     cuts: bool = True
     scores: bool = False
     has_reference: bool = False
+    has_teacher: bool = False
     chooses_loss: bool = False
     keeps_logits: bool = False
     offloads_activations: bool = True
@@ -59,10 +61,27 @@ class ObjectiveFacts:
         return 2 if self.rows == "pairs" else 1
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen model of its own that an objective learns from.
+
+    Args:
+        path: A folder or an id on the hub; None if the recipe names no teacher.
+        revision: The commit, branch or tag on the hub.
+        bits: Of a weight: 16, or 4 of bitsandbytes.
+    """
+
+    path: str | None
+    revision: str | None
+    bits: int
+
+
 class Objective(Block):
     """The block `objective` of a recipe, in TRL's names for its settings."""
 
     facts: ClassVar[ObjectiveFacts]
+    own_keys: ClassVar[frozenset[str]] = frozenset({"type"})
+    """The keys that are no arguments of TRL."""
     type: str
 
     @property
@@ -94,3 +113,8 @@ class Objective(Block):
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
         return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)
+
+    @property
+    def taught_by(self) -> Teacher | None:
+        """Return the teacher; None if the objective has none."""
+        return None
