@@ -11,7 +11,7 @@ from tuner.recipes.schema.sampling import Sampling
 class GroupRewards(Sampling):
     """An objective that learns which of several completions of a prompt are better."""
 
-    own_keys: ClassVar = frozenset({"type", "rewards"})  # functions score completions, see `rewards`
+    own_keys: ClassVar = Sampling.own_keys | {"rewards"}  # functions score completions, see `rewards`
     # What scores a completion; the numbers are added up.
     rewards: Rewards
     # Completions of each prompt. They are compared with each other.
@@ -34,11 +34,6 @@ class GroupRewards(Sampling):
     def samples_a_row(self) -> int:
         """Return the completions of a prompt."""
         return self.num_generations
-
-    @property
-    def completion_tokens(self) -> int:
-        """The most tokens of a completion."""
-        return self.max_completion_length
 
     @property
     def depends_on_micro_batch(self) -> bool:

@@ -13,7 +13,7 @@ class Distill(Sampling):
     facts: ClassVar = ObjectiveFacts(
         "distillation", rows="prompts", dropped=DROPPED, cuts=False, has_teacher=True, generates=True
     )
-    own_keys: ClassVar = frozenset({"type", "teacher", "teacher_revision", "teacher_bits", "teacher_architecture"})
+    own_keys: ClassVar = Sampling.own_keys | {"teacher", "teacher_revision", "teacher_bits", "teacher_architecture"}
     type: Literal["distill"]
     # The model to learn from: a folder, a run, or an id on the hub. It needs the vocabulary of the trained model.
     teacher: str | None = None
