@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import PATH, checkpoint
+from tests.models import vision
 from tuner import assets
+from tuner.data.image_encoder import ImageEncoder
 from tuner.data.templates import answers_end
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
-from tuner.lab import stand_ins
+from tuner.lab import small_vision, stand_ins
 from tuner.lab.smoke import Stage, Verdict, smaller, smoke
 from tuner.launch.resolved_run import Request
 from tuner.recipes import catalog, loading
+from tuner.recipes.model_facts import read_architecture
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import RecipeConfig, Rows
+from tuner.recipes.schema import Model, RecipeConfig, Rows
+from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.runs.directory import RunDirectory
 
@@ -35,6 +39,11 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the only place that a smoke test may use."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
+
+
+def model_block(path: str) -> Model:
+    block = config_of("tiny_vision_full_sample_images_e1").model
+    return block.model_copy(update={"path": path})
 
 
 def tried(name: str, **overrides: str) -> tuple[Verdict, list[Stage]]:
@@ -142,6 +151,34 @@ def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) ->
 
     assert dataset.max_length == 2048
     assert "0 dropped" in told
+
+
+@pytest.mark.parametrize("kind", vision.KINDS)
+def test_a_small_model_that_reads_images_is_of_the_same_kind(kind: str, tmp_path: Path) -> None:
+    large = vision.make(kind, tmp_path / "large")
+    facts = Architecture.model_validate(read_architecture(large))
+
+    for seed in (1, 2):
+        small = small_vision.make(model_block(str(large)), facts, tmp_path / str(seed), seed)
+
+    assert small.is_own
+    assert small.facts.vision_config and facts.vision_config
+    assert small.facts.vision_config.model_type == facts.vision_config.model_type == kind
+    encoder = ImageEncoder.of(small.processor, None)
+    assert stand_ins.difference(tmp_path / "1", tmp_path / "1", encoder=encoder) == 0
+    assert stand_ins.difference(tmp_path / "1", tmp_path / "2", encoder=encoder) > 0.1
+
+
+def test_a_small_llava_stands_in_for_a_model_with_images_that_is_not_here(tmp_path: Path) -> None:
+    facts = config_of("tiny_vision_full_sample_images_e1").architecture
+    assert facts is not None
+
+    small = small_vision.make(model_block("nobody/not-in-the-cache"), facts, tmp_path, 0)
+
+    assert not small.is_own
+    assert small.facts.vision_config and small.facts.vision_config.model_type == "llava"
+    rows = stand_ins.stand_in(Rows(path="nobody/not-there"), "sft", has_images=True)
+    assert rows and "images" in rows["path"]
 
 
 def test_results_that_differ_are_told_apart(tmp_path: Path) -> None:

@@ -230,11 +230,14 @@ def test_validation_samples_are_no_longer_than_those_of_training(given: Override
     assert lengths(own) == (512, 128) or given.val_split
 
 
-def test_validation_gives_way_to_the_model_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("validation", ["val.jsonl", None])
+def test_validation_gives_way_to_the_model_as_training_does(
+    validation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = a_model()
     monkeypatch.setattr(model_facts, "kind_of", lambda merged: "mamba")
 
-    found = loading.load(model, Overrides(data="my.jsonl", val="val.jsonl")).config
+    found = loading.load(model, Overrides(data="my.jsonl", val=validation)).config
 
     assert found.val_dataloader
     assert (found.train_dataloader.dataset.packing, found.val_dataloader.dataset.packing) == (False, False)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
 from tests.report import made
+from tuner.data import images
+from tuner.data.sample import Image
 from tuner.report import end, page
 from tuner.report.curves import Drawn
 from tuner.report.gathered import gather, recipe_differences
@@ -117,6 +122,19 @@ def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path
     assert "img" not in [tag for tag, _ in told.tags]
     assert not [attributes for _, attributes in told.tags if any(key.startswith("on") for key in attributes)]
     assert HOSTILE in told.sections["samples"] and HOSTILE in told.sections["summary"], "it is shown, as text"
+
+
+def test_a_samples_picture_is_shown_and_anything_else_in_its_place_is_not(tmp_path: Path) -> None:
+    PIL.Image.radial_gradient("L").resize((300, 200)).save(tmp_path / "a.png")
+    run, picture = made.trained(tmp_path / "run"), images.thumbnail(Image(path=str(tmp_path / "a.png")))
+    pictures = [picture, HOSTILE, "http://example.com/a.png", f'{picture}" onerror="x', f"{picture}{'A' * 40_000}", 7]
+    (run.path / "samples.jsonl").write_text(json.dumps({"prompt": "<image>What?", "images": pictures}) + "\n")
+
+    told = read(run)
+
+    assert [attributes["src"] for tag, attributes in told.tags if tag == "img"] == [picture]
+    small = PIL.Image.open(BytesIO(b64decode(picture.partition(",")[2])))
+    assert (small.size, len(picture) < 8_000) == ((96, 64), True)
 
 
 def test_a_report_names_nothing_to_load(tmp_path: Path) -> None:

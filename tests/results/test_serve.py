@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 import socket
 import subprocess
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 from click.testing import CliRunner
 
 from tests.e2e.runs import environment
 from tests.machine.gpus import CPU
+from tests.models import vision
 from tests.models.published import write_checkpoint
 from tests.results.made import make_result
 from tests.results.models import LLAMA, write_adapter, write_base
@@ -94,6 +97,43 @@ def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: i
     assert 400 <= refused.value.status_code < 500
     assert "Stopped." in (scratch / "log").read_text()
     assert [entry.name for entry in scratch.iterdir()] == ["log"]
+
+
+@pytest.mark.long
+def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(tmp_path: Path) -> None:
+    for package in ("uvicorn", "fastapi"):
+        pytest.importorskip(package)
+    openai = pytest.importorskip("openai")
+    model = vision.make("qwen2_5_vl", tmp_path / "seeing")
+    picture = tmp_path / "red.png"
+    PIL.Image.new("RGB", (90, 60), (200, 30, 30)).save(picture)
+    uri = f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    with served(scratch / "log", model) as (_, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
+
+        def ask(url: str) -> str:
+            parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
+            messages: Any = [{"role": "user", "content": parts}]
+            reply = client.chat.completions.create(model="seeing", messages=messages, max_tokens=8, temperature=0)
+            return str(reply.choices[0].message.content)
+
+        answer = ask(uri)
+        for refused, reason in (
+            ("http://localhost/red.png", "data URI"),
+            (str(picture), "data URI"),
+            (f"file://{picture}", "data URI"),
+            ("data:image/png;base64,AAAA", "known format"),
+        ):
+            with pytest.raises(openai.BadRequestError) as error:
+                ask(refused)
+            assert reason in error.value.response.json()["detail"]
+
+    chat = Chat(load(spec_of(str(model), None), CPU), Settings(max_new_tokens=8, temperature=0))
+    chat.show(str(picture))
+    assert answer == chat.ask(QUESTION).text
 
 
 def test_the_packages_that_are_missing_are_told_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

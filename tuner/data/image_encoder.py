@@ -154,13 +154,19 @@ class ImageEncoder(TextEncoder):
         Raises:
             DataError: an image cannot be read.
         """
-        opened = [images.load(image) for image in shown]
-        return self.pixels_of([image.resize(self.resized(image.size)) for image in opened])
+        return self.pixels_of([images.load(image) for image in shown])
+
+    def fitted(self, opened: PIL.Image.Image) -> PIL.Image.Image:
+        """Return an image within the limits of pixels."""
+        size = self.resized(opened.size)
+        return opened if size == opened.size else opened.resize(size)
 
     def pixels_of(self, opened: Sequence[PIL.Image.Image]) -> dict[str, Any]:
         """Return what the model takes for images that are read already."""
         text = [self.image_token] * len(opened)
-        made = self.processor(images=[[one] for one in opened], text=text, return_tensors="pt", padding=True)
+        made = self.processor(
+            images=[[self.fitted(one)] for one in opened], text=text, return_tensors="pt", padding=True
+        )
         return {name: values for name, values in made.items() if name not in _OF_TEXT}
 
     def blank(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ It does not know where a row has its images, nor what a processor makes of the p
 
 from __future__ import annotations
 
+from base64 import b64encode
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485
 """Pillow's own first limit (PIL.Image.MAX_IMAGE_PIXELS): 256 MiB as RGB."""
+THUMBNAIL_SIDE = 96
 MIN_SIDE = 2
 """Pixels. Pictures of one pixel stand in web pages to count visits; they show nothing."""
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -67,6 +69,15 @@ def load(image: Image, place: str | None = None) -> PIL.Image.Image:
         turn = _TURNS.get(_orientation(opened))
         pixels = _rgb(opened)
         return pixels.transpose(turn) if turn is not None else pixels
+
+
+def thumbnail(image: Image) -> str:
+    """Return a small JPEG of the image as a data URI, at most `THUMBNAIL_SIDE` pixels a side. Errors as `load`."""
+    small = load(image)
+    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    file = BytesIO()
+    small.save(file, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def for_text_alone(holder: str, place: str) -> DataError:

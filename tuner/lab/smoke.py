@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import ModelError, TunerError, UsageError
+from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors, write_text
-from tuner.lab import stand_ins
+from tuner.lab import small_vision, stand_ins
 from tuner.launch import preflight, render, supervise
 from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
@@ -32,7 +33,7 @@ from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import ProcessorMixin
 
 UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the real weights."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
@@ -126,20 +127,24 @@ class _Smoke:
         self.request, self.loaded, self.scratch = request, loaded, scratch
         self.environ = without_variables(environ)  # they are for the real run
         self.values, self.notes = smaller(lightest(loaded, _RANKS).config)
-        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.processor: ProcessorMixin | None = None
+        self.encoder: TextEncoder | None = None
         self.first: ResolvedRun | None = None
 
     def model(self) -> str:
         """Make the small model and its tokenizer."""
         facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
         assert facts is not None, "refused before"
+        model, folder = self.loaded.with_template_text().config.model, self.scratch / "model"
         if self.loaded.config.reads_images:
-            fix = "Train two steps instead: tuner train ... --max-steps 2."
-            raise UsageError("tuner smoke makes small models of text alone, and this one reads images", fix=fix)
-        self.tokenizer, is_own = stand_ins.tokenizer_of(self.loaded.with_template_text().config.model)
-        folder = self.scratch / "model"
-        small, num_parameters = stand_ins.make_model(facts, self.tokenizer, folder, seed)
-        self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False}
+            small, num_parameters, self.processor, is_own = small_vision.make(model, facts, folder, seed)
+            stand_in = "a small LLaVA stands in for the model"
+        else:
+            tokenizer, is_own = stand_ins.tokenizer_of(model)
+            self.encoder = TextEncoder(tokenizer)
+            small, num_parameters = stand_ins.make_model(facts, tokenizer, folder, seed)
+            stand_in = "a stand-in for its tokenizer, which is not in the cache"
+        self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
         self.values["architecture"] = small.model_dump()
         if self.loaded.config.objective.taught_by:  # of other random weights
             folder = self.scratch / "teacher"
@@ -147,7 +152,8 @@ class _Smoke:
             self.values["objective"] |= {"teacher": str(folder), "teacher_revision": None}
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
-        origin = "its own tokenizer" if is_own else "a stand-in for its tokenizer, which is not in the cache"
+        own = "its own tokenizer" if self.processor is None else "its own processor of images"
+        origin = own if is_own else stand_in
         summary = (
             f"{small.model_type} of {small.num_hidden_layers} layers, {num_parameters / 1e6:.1f}M parameters; {origin}"
         )
@@ -159,10 +165,15 @@ class _Smoke:
         for key in LOADERS:
             if self.values[key]:
                 block = self.values[key]["dataset"]
-                absent = [name for rows in (block["mixture"] or [block]) for name in _stood_in(rows, objective)]
-                dataset, summary = stand_ins.prepared(
-                    Dataset.model_validate(block), TextEncoder(self.tokenizer), objective
-                )
+                has_images = self.processor is not None
+                absent = [
+                    name for rows in (block["mixture"] or [block]) for name in _stood_in(rows, objective, has_images)
+                ]
+                described = Dataset.model_validate(block)
+                if self.processor is not None:
+                    self.encoder = ImageEncoder.of(self.processor, described)
+                assert self.encoder is not None, "the stage of the model made it"
+                dataset, summary = stand_ins.prepared(described, self.encoder, objective)
                 self.values[key]["dataset"] = dataset.model_dump()
                 summaries += [f"{summary} (stand-ins for {', '.join(absent)}, not in the cache)" if absent else summary]
         return summaries[0]
@@ -196,7 +207,8 @@ class _Smoke:
             others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"
         worst = 0.0
         for name, folder in others.items():
-            apart = stand_ins.difference(run.final, folder, scores=scores)
+            encoder = self.encoder if self.processor else None
+            apart = stand_ins.difference(run.final, folder, scores=scores, encoder=encoder)
             self._same(apart, f"the reloaded result differs from {name} by {apart:.1%}")
             worst = max(worst, apart)
         readers = "transformers and peft" if self.values["adapter"] else "transformers"
@@ -268,10 +280,10 @@ def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
     return values, notes
 
 
-def _stood_in(rows: JsonObject, objective: str) -> list[str]:
+def _stood_in(rows: JsonObject, objective: str, has_images: bool) -> list[str]:
     """Replace rows that are not on this machine by stand-ins; return the name of the replaced rows."""
     known = {key: value for key, value in rows.items() if key in Rows.model_fields}
-    other = stand_ins.stand_in(Rows.model_validate(known), objective)
+    other = stand_ins.stand_in(Rows.model_validate(known), objective, has_images=has_images)
     if other is None:
         return []
     name = str(rows["path"])

@@ -6,9 +6,12 @@ It starts no ranks; `lab.smoke` does.
 from __future__ import annotations
 
 import re
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import peft
+import PIL.Image
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tuner import assets, paths
 from tuner.data.encoder import Encoder
 from tuner.data.prepare import describe, prepare
+from tuner.data.sample import Image
 from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.files import JsonObject
@@ -35,6 +39,7 @@ _STAND_INS: dict[RowKind, JsonObject] = {
     "prompts": {"path": _SAMPLE, "format": "messages"},
     "judged": {"path": _PAIRS, "format": "preference"},
 }
+_IMAGES: JsonObject = {"path": f"{assets.ASSET}sample_images/train.jsonl", "format": "messages"}
 _CONTROL = re.compile(r"<[^<>\s{}'\"]+>")
 _SHORT = 256
 """Tokens per sample, unless samples only fit at the recipe's own length."""
@@ -84,7 +89,7 @@ def make_model(
     return small, model.num_parameters()
 
 
-def stand_in(rows: Rows, objective: str) -> JsonObject | None:
+def stand_in(rows: Rows, objective: str, *, has_images: bool = False) -> JsonObject | None:
     """Return what to train on instead of rows that are on the hub and not in the cache; None where they are here.
 
     Raises:
@@ -95,7 +100,8 @@ def stand_in(rows: Rows, objective: str) -> JsonObject | None:
         try:
             find(rows.path, rows.name, rows.split)
         except MachineError:
-            return {"name": None, "split": "train", "columns": None, **_STAND_INS[facts_of(objective).rows]}
+            other = _IMAGES if has_images else _STAND_INS[facts_of(objective).rows]
+            return {"name": None, "split": "train", "columns": None, "image_folder": None, **other}
     return None
 
 
@@ -114,25 +120,49 @@ def prepared(dataset: Dataset, encoder: Encoder, objective: str) -> tuple[Datase
     return short, describe(prepared_rows)
 
 
-def difference(left: Path, right: Path, *, scores: bool) -> float:
+def difference(left: Path, right: Path, *, scores: bool = False, encoder: Encoder | None = None) -> float:
     """Return how far two saved results are apart: the largest difference of their outputs over the largest output.
 
-    Both are loaded with plain transformers and peft, in fp32 on a base that is not quantized.
+    Both are loaded with plain transformers and peft, in fp32 on a base that is not quantized. `encoder`: that of models
+    that read images, which are shown one.
 
     Raises:
         TunerError: an output is not finite.
     """
-    first, second = _outputs(left, scores), _outputs(right, scores)
+    first, second = _outputs(left, encoder, scores), _outputs(right, encoder, scores)
     return float((first - second).abs().max() / first.abs().max().clamp(min=1e-30))
 
 
-def _outputs(folder: Path, scores: bool) -> torch.Tensor:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+def _outputs(folder: Path, encoder: Encoder | None, scores: bool) -> torch.Tensor:
+    inputs = _with_a_picture(encoder) if encoder else _tokens(folder)
+    model = _load_vision(folder) if encoder else _load(folder, scores)
     with torch.no_grad():
-        logits: torch.Tensor = _load(folder, scores).eval()(**tokenizer(_TEXT, return_tensors="pt")).logits
+        logits: torch.Tensor = model.eval()(**inputs).logits
     if not logits.isfinite().all():
         raise TunerError(f"{folder.name} reloads with non-finite outputs")
     return logits
+
+
+def _tokens(folder: Path) -> dict[str, torch.Tensor]:
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(_TEXT, return_tensors="pt")
+    return {str(name): values for name, values in tokens.items()}
+
+
+def _with_a_picture(encoder: Encoder) -> dict[str, torch.Tensor]:
+    file = BytesIO()
+    PIL.Image.radial_gradient("L").convert("RGB").save(file, "PNG")
+    parts = [{"type": "image", "image": Image(data=file.getvalue())}, {"type": "text", "text": _TEXT}]
+    question = [{"role": "user", "content": parts}]
+    ids = encoder.prompt(question)
+    return {"input_ids": ids, **encoder.pixels_in(question, ids)}
+
+
+def _load_vision(folder: Path) -> PreTrainedModel | peft.PeftModel:
+    auto = transformers.AutoModelForImageTextToText
+    if not (folder / "adapter_config.json").is_file():
+        return _checked(folder, auto)
+    base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
+    return peft.PeftModel.from_pretrained(auto.from_pretrained(base, dtype=torch.float32), folder)
 
 
 def _load(folder: Path, scores: bool) -> PreTrainedModel | peft.PeftModel:
@@ -143,6 +173,16 @@ def _load(folder: Path, scores: bool) -> PreTrainedModel | peft.PeftModel:
             )
         return peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    return _checked(folder, auto)
+
+
+def _checked(folder: Path, auto: Any) -> PreTrainedModel:
+    """Load a whole model in fp32.
+
+    Raises:
+        TunerError: its weights are not exactly those of its class.
+    """
+    model: PreTrainedModel
     model, report = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:

@@ -6,6 +6,7 @@ run any script but its own two. `live` serves the same page.
 
 from __future__ import annotations
 
+import re
 import shlex
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ _UPLOT, _PAGE = "uplot.min.js", "page.js"
 """The drawing library, uPlot 1.6.32 (MIT; uplot.LICENSE), as npm has it, and the page's own script."""
 _LIVE = "; connect-src 'self'"
 _GIB = 1024**3
+_PICTURE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/=]{1,30000}")
 _MAX_REASONS = 20
 _LINES = {
     "weights": "weights",
@@ -157,11 +159,17 @@ def _environment() -> Environment:
         loader=PackageLoader("tuner.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"size": _size, "number": _number, "value": _value, "duration": _duration}
+    environment.filters["pictures"] = _pictures
     return environment
 
 
 def _template(name: str) -> Template:
     return _environment().get_template(name)
+
+
+def _pictures(sample: JsonObject) -> list[str]:
+    """Return the small pictures of a sample; anything else that stands in their place is left out."""
+    return [one for one in listed(sample, "images") if isinstance(one, str) and _PICTURE.fullmatch(one)]
 
 
 def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:

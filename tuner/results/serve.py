@@ -23,11 +23,13 @@ import transformers
 from transformers.utils.import_utils import is_serve_available
 
 from tuner import paths
+from tuner.data.image_encoder import ImageEncoder
 from tuner.errors import MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import pinned
+from tuner.results import compat, served_images
 from tuner.results.base_model import folder_of
-from tuner.results.loaded_model import ModelSpec, dtype_of, quantization_of
+from tuner.results.loaded_model import ModelSpec, dtype_of, encoder_of, quantization_of
 from tuner.results.peft_adapter import STEM, read_config
 from tuner.results.tensors import Stored
 from tuner.runs.follow import tail
@@ -79,6 +81,10 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
             problem, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge)."
         )
     block = quantization_of(spec, bits)
+    encoder = encoder_of(spec)
+    served_images.read_images(encoder)
+    if isinstance(encoder, ImageEncoder):
+        compat.use_processor(ModelManager, encoder.processor)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: removes the folder of links first
     try:
         with _folder(spec, name) as model:

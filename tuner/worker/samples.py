@@ -20,9 +20,10 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from tuner.data import images
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
-from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, images_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import visible
 from tuner.files import write_text
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
+_MAX_PICTURES = 8
+"""Of a sample in samples.jsonl."""
 _WIDTH = 120
 _DEFAULT = 5
 """The number of prompts if the recipe leaves it open."""
@@ -126,9 +129,10 @@ def _show(
             for text in (prompt, right, *(textwrap.shorten(one, _MAX_SHOWN) for one in (first or "", answer)))
         )
         table.add_row(*map(escape, cells), "✓" if is_right else "✗")
-        lines.append(
-            json.dumps({"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right})
-        )
+        line = {"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right}
+        if pictures := images_of(messages)[:_MAX_PICTURES]:
+            line["images"] = [images.thumbnail(picture) for picture in pictures]
+        lines.append(json.dumps(line))
     write_text(run.samples, "\n".join(lines) + "\n")
     Console(width=_width(guard.terminal)).print(table)
     print(f"{num_right} of {len(answers)} right to the letter.", flush=True)

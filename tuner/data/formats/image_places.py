@@ -161,16 +161,28 @@ def _image(value: object, paths: ImagePaths, place: str) -> Image:
         return _image(value.get("bytes") or value.get("path") or value.get("url"), paths, place)
     if not isinstance(value, str) or not value.strip():
         raise Misfit(f"an image is {cells.kind(value)}, not a path, a data URI or the bytes of a file")
-    if header := _DATA_URI.match(value):
-        try:
-            return Image(data=base64.b64decode(value[header.end() :], validate=True))
-        except binascii.Error as error:
-            raise Misfit(f"an image is a data URI with wrong base64: {error}") from error
+    if (image := of_data_uri(value)) is not None:
+        return image
     path = value.removeprefix("file://")
     if _URL.match(path) or path.startswith("data:"):
         fix = "Download the image, and write its path in the row."
         raise DataError(f"the image {value[:100]} is not a file here", where=place, fix=fix, of_row=True)
     return Image(path=paths.absolute(path, place))
+
+
+def of_data_uri(text: str) -> Image | None:
+    """Return the image in a data URI; None if the text is none.
+
+    Raises:
+        Misfit: its base64 is wrong.
+    """
+    header = _DATA_URI.match(text)
+    if header is None:
+        return None
+    try:
+        return Image(data=base64.b64decode(text[header.end() :], validate=True))
+    except binascii.Error as error:
+        raise Misfit(f"an image is a data URI with wrong base64: {error}") from error
 
 
 def _file_of(picture: PIL.Image.Image) -> bytes:
