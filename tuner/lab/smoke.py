@@ -144,12 +144,12 @@ class _Smoke:
             self.encoder = TextEncoder(tokenizer)
             small, num_parameters = stand_ins.make_model(facts, tokenizer, folder, seed)
             stand_in = "a stand-in for its tokenizer, which is not in the cache"
+            if self.loaded.config.objective.taught_by:  # of other random weights
+                taught_by = self.scratch / "teacher"
+                stand_ins.make_model(self.loaded.config.teacher_architecture or facts, tokenizer, taught_by, seed + 1)
+                self.values["objective"] |= {"teacher": str(taught_by), "teacher_revision": None}
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
         self.values["architecture"] = small.model_dump()
-        if self.loaded.config.objective.taught_by:  # of other random weights
-            folder = self.scratch / "teacher"
-            stand_ins.make_model(self.loaded.config.teacher_architecture or facts, self.tokenizer, folder, seed + 1)
-            self.values["objective"] |= {"teacher": str(folder), "teacher_revision": None}
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
         own = "its own tokenizer" if self.processor is None else "its own processor of images"

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from tuner.recipes.schema.architecture import Architecture
+from tuner.files import JsonObject
 from tuner.recipes.schema.objective import ObjectiveFacts, Share, Teacher
 from tuner.recipes.schema.sampling import DROPPED, Sampling
 
@@ -22,7 +22,7 @@ class Distill(Sampling):
     # Bits of its weights: 16 is the compute type of the run, 4 is nf4 of bitsandbytes.
     teacher_bits: Literal[4, 16] = 16
     # What its config.json says; tuner reads it.
-    teacher_architecture: Architecture | None = None
+    teacher_architecture: JsonObject | None = None
     # Which divergence the loss is: 0 is the forward KL divergence, 1 the reverse one, 0.5 that of Jensen and Shannon.
     beta: Share = 1.0
 
