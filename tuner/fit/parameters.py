@@ -236,9 +236,16 @@ def _patches_of_a_side(tower: Tower) -> int:
 def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[int, int]:
     """Return how many parameters of the tower and the projector are trained, and how many are frozen."""
     sizes = of_tower(architecture) if recipe.reads_images else {}
-    frozen = {"vision", "projector"} if recipe.adapter else set(recipe.model.freeze)
-    num_frozen = sum(count for part, count in sizes.items() if part in frozen)
+    if recipe.adapter:
+        # PEFT keeps a projector that it trains whole as it was, beside the copy.
+        is_copied = PROJECTOR in (recipe.adapter.modules_to_save or ())
+        return sizes.get("projector", 0) * is_copied, sum(sizes.values())
+    num_frozen = sum(count for part, count in sizes.items() if part in recipe.model.freeze)
     return sum(sizes.values()) - num_frozen, num_frozen
+
+
+PROJECTOR = "multi_modal_projector"
+"""The projector of a LLaVA, as `adapter.modules_to_save` names it."""
 
 
 def tokens_of_image(tower: Tower, size: tuple[int, int] | None = None) -> int:

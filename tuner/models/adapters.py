@@ -40,6 +40,8 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
         target_modules=_targets(model, config),
+        rank_pattern=_outside_llm(model, config, adapter.vision_r),
+        alpha_pattern=_outside_llm(model, config, adapter.vision_lora_alpha),
         use_dora=adapter.use_dora,
         use_rslora=adapter.use_rslora,
         modules_to_save=adapter.modules_to_save,
@@ -72,6 +74,11 @@ def _targets(model: PreTrainedModel, config: RecipeConfig) -> str | list[str]:
         return vision.lora_targets(model, config.adapter)
     targets = config.adapter.target_modules
     return list(targets) if isinstance(targets, tuple) else targets
+
+
+def _outside_llm(model: PreTrainedModel, config: RecipeConfig, value: int | None) -> dict[str, int]:
+    """Return PEFT's pattern that gives a value to the layers of the tower and the projector; {} without a value."""
+    return {vision.outside_llm(model): value} if config.reads_images and value else {}
 
 
 def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:

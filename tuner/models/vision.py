@@ -128,6 +128,13 @@ def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
     return rf"{re.escape(_prefix(model, llm))}\..*\b({'|'.join(map(re.escape, sorted(names)))})"
 
 
+def outside_llm(model: PreTrainedModel) -> str:
+    """Return a regular expression for the full names of the layers that are not the LLM's."""
+    parent, _, llm = _prefix(model, model.get_decoder()).rpartition(".")
+    others = [re.escape(name) for name, _ in model.get_submodule(parent).named_children() if name != llm]
+    return rf"{re.escape(parent)}\.(?:{'|'.join(others)})\..*"
+
+
 class TowerOnEveryRank:
     """Lets a model run its tower on a blank image, at weight 0, in a pass without images.
 

@@ -294,7 +294,8 @@ def _named_layers(
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
-        yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
+        place = f"name {name}" if word.text == name else f"{word.text} in name {name}"
+        yield Layer.at(Place(Kind.NAME, place), word.values, word.loses)
 
 
 def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:

@@ -21,6 +21,7 @@ from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, L
 from tuner.recipes.schema.objectives import scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
+_TOWER_FACTS = ("architecture", "vision_config")
 _DECODERS = 2
 """Workers of a rank that decode images: one alone would let a fast model wait."""
 _NAMES = {
@@ -290,14 +291,18 @@ def _settle_tower(merged: Merged) -> None:
     tower, path = merged.get((*_VISION, "path")), merged.get(_MODEL)
     if not isinstance(tower, str) or not isinstance(path, str):
         return
-    if merged.get(("architecture", "vision_config")) or _vision(paths.expanded(assets.asset(path))):
+    known, keys = merged.get(_TOWER_FACTS), (*_VISION, "path")
+    is_newer = merged.order_of(_MODEL) > merged.order_of(keys)
+    if _vision(paths.expanded(assets.asset(path))) or (known and is_newer):
         note = f"model.vision: {path} has a vision tower already, so {tower} is not joined to it."
         merged.lay(Layer.at(merged.place_of(_MODEL), nested(_VISION, None), note=note))
         return
-    if isinstance(merged.get(("architecture",)), dict):
+    is_read = known and merged.order_of(keys) <= merged.order_of((*_TOWER_FACTS, "model_type"))
+    if isinstance(merged.get(("architecture",)), dict) and not is_read:
         facts = read_tower(tower, merged.get((*_VISION, "revision")))
         place = Place(Kind.DERIVED, f"{tower}/config.json" if facts else "unknown tower")
-        merged.lay(Layer.at(place, nested(("architecture", "vision_config"), facts or {"model_type": "llava"})))
+        block = {"_delete_": True, **(facts or {"model_type": "llava"})}
+        merged.lay(Layer.at(place, nested(_TOWER_FACTS, block)))
 
 
 def read_tower(path: str, revision: str | None = None) -> JsonObject | None:

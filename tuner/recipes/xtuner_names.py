@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tuner.files import JsonObject
+from tuner.recipes import llava_names
 
 
 class Spelling(NamedTuple):
@@ -112,6 +113,71 @@ SPELLINGS = (
         rf"(?<=_e\d){_LENGTH}$",
         values=lambda match: _train(max_length=_tokens(match)),
     ),
+    # LLaVA: an LLM, a tower, and one of two stages.
+    Spelling(
+        "llava_internlm2_chat_7b_clip_..._pretrain, llava_LLM_quant_clip_..._pretrain",
+        "LLaVA's first stage, on an LLM that XTuner keeps in 4 bits: the projector alone learns.",
+        llava_names.PRETRAIN_4_BITS,
+        r"\g<llm>_full_llava_pretrain_e\g<epochs>",
+        llava_names.pretrain,
+        "XTuner keeps the frozen LLM of this recipe in 4 bits; tuner keeps it in 16 bits.",
+    ),
+    Spelling(
+        "llava_LLM_clip_vit_large_p14_336_e1_gpu8_pretrain",
+        "LLaVA's first stage: the projector alone learns from 558 thousand captions.",
+        llava_names.PRETRAIN,
+        r"\g<llm>_full_llava_pretrain_e\g<epochs>",
+        llava_names.pretrain,
+    ),
+    Spelling(
+        "llava_LLM_clip_vit_large_p14_336_e1_gpu8_sharegpt4v_pretrain",
+        "The same on the captions of ShareGPT4V.",
+        llava_names.SHAREGPT4V,
+        r"\g<llm>_full_sharegpt4v_pretrain_e\g<epochs>",
+        llava_names.pretrain,
+    ),
+    Spelling(
+        "llava_LLM_full_clip_vit_large_p14_336_e1_gpu8_finetune",
+        "LLaVA's second stage: the projector and the LLM learn from 665 thousand conversations.",
+        llava_names.FULL,
+        r"\g<llm>_full_llava_instruct_e\g<epochs>",
+        llava_names.full,
+    ),
+    Spelling(
+        "llava_LLM_full_clip_vit_large_p14_336_full_e2_gpu8_internvl_finetune",
+        "The same on InternVL's data; with `_full` behind the tower, the tower learns too.",
+        llava_names.INTERNVL,
+        r"\g<llm>_full_internvl_sft_e\g<epochs>",
+        llava_names.full,
+    ),
+    Spelling(
+        "llava_LLM_qlora_clip_vit_large_p14_336_lora_e1_gpu8_finetune",
+        "The second stage with adapters on the LLM in 4 bits, with `_lora` also on the tower; the projector is whole.",
+        llava_names.QLORA,
+        r"\g<llm>_qlora_llava_instruct_e\g<epochs>",
+        llava_names.adapted,
+    ),
+    Spelling(
+        "llava_v15_7b_pretrain",
+        "The first stage of LLaVA 1.5, on Vicuna.",
+        llava_names.OFFICIAL_PRETRAIN,
+        r"vicuna_\g<size>_v15_full_llava_pretrain_e1",
+        llava_names.pretrain,
+    ),
+    Spelling(
+        "llava_v15_7b_finetune",
+        "The second stage of LLaVA 1.5.",
+        llava_names.OFFICIAL,
+        r"vicuna_\g<size>_v15_full_llava_instruct_e1",
+        llava_names.full,
+    ),
+    Spelling(
+        "llava_v15_7b_finetune_lora",
+        "The same with adapters on the LLM; the projector is whole.",
+        llava_names.OFFICIAL_LORA,
+        r"vicuna_\g<size>_v15_lora_llava_instruct_e1",
+        llava_names.adapted,
+    ),
     # The middle of a name.
     Spelling(
         "internlm2_chat_1_8b_dpo, internlm2_chat_7b_orpo",
@@ -172,10 +238,7 @@ SPELLINGS = (
 )  # fmt: skip
 
 REFUSED = (
-    (
-        r"llava_|internvl_",
-        "is a vision recipe of XTuner; tuner trains whole models, and joins no LLM and tower",
-    ),
+    *llava_names.REFUSED,
     (r"POLAR_", "is XTuner's reward model against reference answers; tuner's reward models learn from pairs"),
 )
 """Beginnings of XTuner's names that tuner refuses, each with the reason."""

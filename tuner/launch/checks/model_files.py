@@ -81,8 +81,13 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def tower(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a vision tower, to be joined to the LLM, that is no CLIP, or lacks its weights or its processor."""
-    vision = run.recipe.config.model.vision
+    """Find a vision tower, to be joined to the LLM, that is no CLIP or lacks files; and a projector that is new."""
+    model = run.recipe.config.model
+    vision = model.vision
+    if vision and vision.projector is None and "language" not in model.freeze:
+        first = "LLaVA first trains the projector alone (docs/vision.md)"
+        then = "take the projector of such a run: --set model.vision.projector=RUN"
+        yield f"the projector is new, and the LLM learns with it from the first step. {first}; {then}."
     place = paths.local(vision.path) if vision else None
     if place is None:
         return

@@ -135,6 +135,10 @@ class Adapter(Block):
     target_modules: str | list[str] | tuple[str, ...] = "all-linear"
     # A vision-language model's vision tower and projector get adapters too.
     vision: bool = False
+    # The rank of those adapters. None: r.
+    vision_r: PositiveInt | None = None
+    # Their update is scaled by vision_lora_alpha / vision_r. None: lora_alpha.
+    vision_lora_alpha: PositiveInt | None = None
     # DoRA: train the length of each weight vector besides its direction.
     use_dora: bool = False
     # rsLoRA: scale the update by lora_alpha / sqrt(r).
@@ -148,6 +152,13 @@ class Adapter(Block):
     def changes_base(self) -> bool:
         """Whether the adapter starts as a part of the base weights, which PEFT subtracts from them."""
         return self.path is None and str(self.init_lora_weights).startswith(("pissa", "olora"))
+
+    @field_validator("vision_r", "vision_lora_alpha")
+    @classmethod
+    def _a_rank_of_the_tower_needs_its_adapters(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("vision"):
+            raise ValueError("belongs to adapters on the tower and the projector; set adapter.vision=True, or None")
+        return value
 
     @field_validator("init_lora_weights")
     @classmethod
