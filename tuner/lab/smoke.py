@@ -145,9 +145,9 @@ class _Smoke:
             small, num_parameters = stand_ins.make_model(facts, tokenizer, folder, seed)
             stand_in = "a stand-in for its tokenizer, which is not in the cache"
             if self.loaded.config.objective.taught_by:  # of other random weights
-                taught_by = self.scratch / "teacher"
-                stand_ins.make_model(self.loaded.config.teacher_architecture or facts, tokenizer, taught_by, seed + 1)
-                self.values["objective"] |= {"teacher": str(taught_by), "teacher_revision": None}
+                teacher = self.scratch / "teacher"
+                stand_ins.make_model(self.loaded.config.teacher_architecture or facts, tokenizer, teacher, seed + 1)
+                self.values["objective"] |= {"teacher": str(teacher), "teacher_revision": None}
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
         self.values["architecture"] = small.model_dump()
         if count := self.values["train_cfg"]["trainable_layers"]:
