@@ -35,7 +35,7 @@ def _trainable(model: torch.nn.Module) -> int:
 
 def _by_peft(model: torch.nn.Module, adapter: Adapter, task_type: str = "CAUSAL_LM") -> int:
     """Return what PEFT trains; without the first values of its weights, so that no memory is needed."""
-    ours = {"lora_dropout", "path", "vision"}
+    ours = {"lora_dropout", "path", "vision", "vision_r", "vision_lora_alpha"}
     block = adapter.model_dump(exclude=ours) | {"task_type": task_type, "init_lora_weights": False}
     return _trainable(get_peft_model(model, LoraConfig(**block), low_cpu_mem_usage=True))
 
