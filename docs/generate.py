@@ -37,6 +37,7 @@ from tuner.recipes import aliases, catalog
 from tuner.recipes.model_facts import KEEPS_APART
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS
@@ -177,7 +178,7 @@ def _rows(keys: tuple[str, ...], block: type[Block], defaults: _ByKey, notes: _B
     """Yield a row for each key of a block, and of the blocks in it."""
     own = _comments_of(block)
     for name, key in block.model_fields.items():
-        inner = blocks_of(key.annotation)
+        inner = [one for one in blocks_of(key.annotation) if one is not Architecture]  # config.json's keys
         if inner and (*keys, name) not in defaults:
             yield from _rows((*keys, name), inner[0], defaults, notes)
         else:

@@ -14,6 +14,8 @@ from tuner.files import JsonObject, read_json_object
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _KEY = "model.resize_embeddings"
+TEACHER = "objective.teacher"
+_SAME = "Use a teacher of the same family with the same vocabulary: the loss compares the probability of every token."
 
 
 class Vocabulary(NamedTuple):
@@ -85,3 +87,27 @@ def untrained_rows(lacking: tuple[str, ...], *, adapter: bool) -> ModelError:
     return ModelError(
         problem, where=_KEY, fix="Use a method that trains the whole model: train_cfg.trainable_layers=None."
     )
+
+
+def check_same(ids: Mapping[str, int], of_teacher: Mapping[str, int], path: str) -> None:
+    """Check that no id stands for two tokens; a token that only one tokenizer has is allowed.
+
+    Args:
+        ids: The tokens of the model that is trained, with their ids.
+        of_teacher: Those of its teacher.
+        path: The teacher's.
+
+    Raises:
+        ModelError: an id stands for one token here and for another one there.
+    """
+    tokens = {id_: token for token, id_ in of_teacher.items()}
+    for token, id_ in sorted(ids.items(), key=lambda one: one[1]):
+        if (other := tokens.get(id_, token)) != token:
+            problem = f"the tokenizer of the teacher {path!r} differs: id {id_} is {other!r} there and {token!r} here"
+            raise ModelError(problem, where=TEACHER, fix=_SAME)
+
+
+def other_size(num_rows: int, of_teacher: int, path: str) -> ModelError:
+    """Return the error for a teacher with another number of probabilities than the model that is trained."""
+    problem = f"the teacher {path!r} has a vocabulary of {of_teacher:,} tokens, and the model one of {num_rows:,}"
+    return ModelError(problem, where=TEACHER, fix=_SAME)

@@ -107,7 +107,7 @@ def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tun
     assert found["models"]["qwen3_8b"]["path"] == "Qwen/Qwen3-8B"
     assert found["models"]["qwen3_8b"]["parameters"] == 8_190_735_360  # as published
     assert found["datasets"]["alpaca"]["paths"] == ["tatsu-lab/alpaca"]
-    assert found["datasets"]["alpaca"]["objectives"] == ["sft", "pretrain", "grpo", "rloo"]
+    assert found["datasets"]["alpaca"]["objectives"] == ["sft", "pretrain", "grpo", "rloo", "distill"]
 
 
 def test_as_json_a_filter_filters(tuner: Tuner) -> None:

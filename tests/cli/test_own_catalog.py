@@ -135,7 +135,7 @@ def test_a_config_json_alone_is_enough_and_names_its_hub_id(tuner: Tuner) -> Non
 @pytest.mark.parametrize(
     ("file", "objectives", "next_step"),
     [
-        ("rows.jsonl", ["sft", "pretrain", "grpo", "rloo"], "tiny_lora_my_rows_e1"),
+        ("rows.jsonl", ["sft", "pretrain", "grpo", "rloo", "distill"], "tiny_lora_my_rows_e1"),
         ("pairs.jsonl", None, "tiny_dpo_lora_my_rows_e1"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.each import each
 from tests.fit.built import on_meta
 from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
-from tuner.fit.parameters import Parameters, count, num_parameters
+from tuner.fit.parameters import Parameters, built, count, num_parameters
 from tuner.lab.shrink import config_of
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
@@ -35,7 +35,7 @@ def _trainable(model: torch.nn.Module) -> int:
 
 def _by_peft(model: torch.nn.Module, adapter: Adapter, task_type: str = "CAUSAL_LM") -> int:
     """Return what PEFT trains; without the first values of its weights, so that no memory is needed."""
-    ours = {"lora_dropout", "path", "vision"}
+    ours = {"lora_dropout", "path", "vision", "vision_r", "vision_lora_alpha"}
     block = adapter.model_dump(exclude=ours) | {"task_type": task_type, "init_lora_weights": False}
     return _trainable(get_peft_model(model, LoraConfig(**block), low_cpu_mem_usage=True))
 
@@ -166,6 +166,22 @@ def test_a_reference_model_stands_frozen_beside_the_trained_one(objective: str) 
 
     assert count(_config(name), facts) == Parameters(size, frozen=size)
     assert count(_config(name, "objective.precompute_ref_log_probs=True"), facts) == Parameters(size)
+
+
+def test_a_teacher_stands_frozen_beside_the_student_in_its_own_bits() -> None:
+    student, teacher = small("llama"), small("qwen3")
+    config = _config("tiny_distill_full_sample_e1")
+    size, of_teacher, facts = num_parameters(student), num_parameters(teacher), teacher.model_dump()
+    objectives = [
+        config.objective.model_copy(update={"teacher": "x", "teacher_bits": bits, "teacher_architecture": facts})
+        for bits in (16, 4)
+    ]
+
+    whole, four_bits = (count(config.model_copy(update={"objective": one}), student) for one in objectives)
+
+    assert whole == Parameters(size, frozen=of_teacher)
+    quantized = sum(one.weights for one in built(teacher).all_linears() if one.quantizable)
+    assert four_bits == Parameters(size, frozen=of_teacher - quantized, quantized=quantized)
 
 
 @pytest.mark.parametrize("name", ["tiny_dpo_lora_sample_preferences_e1", "tiny_orpo_full_sample_preferences_e1"])

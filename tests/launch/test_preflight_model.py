@@ -255,3 +255,51 @@ def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names
     assert preflight.check(plan(place, "model.chat_template=chatml")) == ()
     (place / "chat_template.jinja").write_text("{{ messages }}")
     assert preflight.check(plan(place)) == ()
+
+
+DISTILL = {"recipe": "tiny_distill_full_sample_e1"}
+
+
+def taught(student: Path, teacher: Path, *sets: str) -> str:
+    """Return what is wrong with a teacher, one text for all of it."""
+    with pytest.raises(TunerError) as caught:
+        preflight.check(made(f"teacher={teacher}", *sets, model=str(student), **DISTILL))
+    assert caught.value.exit_code == 2 and str(caught.value.where).startswith("objective.teacher")
+    return str(caught.value)
+
+
+def test_a_whole_teacher_with_the_students_vocabulary_passes(tmp_path: Path) -> None:
+    student, teacher = with_tokens(tmp_path / "student", 256), with_tokens(tmp_path / "teacher", 250)
+
+    assert preflight.check(made(f"teacher={teacher}", model=str(student), **DISTILL)) == ()
+
+
+def test_a_teacher_that_the_loss_cannot_compare_with_is_refused(tmp_path: Path) -> None:
+    student, wider = with_tokens(tmp_path / "student", 256), folder(tmp_path / "wider", {**LLAMA, "vocab_size": 320})
+    other = folder(tmp_path / "other")
+    (other / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"word0": 0, "token1": 1}}}))
+    gone = folder(tmp_path / "gone", weights=False)
+
+    assert "a vocabulary of 320 tokens, and the model one of 256" in taught(student, wider)
+    assert "id 1 is 'token1' there and 'word1' here" in taught(student, other)
+    assert "holds no weights" in taught(student, gone)
+
+
+def test_a_teacher_is_a_model_or_the_result_of_a_run(tmp_path: Path) -> None:
+    student, adapter, run = folder(tmp_path / "student"), tmp_path / "adapter", tmp_path / "run"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    run.mkdir()
+    folder(run / "final")
+
+    assert "no teacher is given" in str(refusal_of_load(student))
+    assert "tuner export" in str(refusal_of_load(student, f"teacher={adapter}"))
+    config = made(f"teacher={run}", model=str(student), **DISTILL).recipe.config
+    assert config.objective.taught_by and config.teacher_architecture
+    assert (config.objective.taught_by.path, config.teacher_architecture.vocab_size) == (str(run / "final"), 256)
+
+
+def refusal_of_load(student: Path, *sets: str) -> TunerError:
+    with pytest.raises(ModelError) as caught:
+        made(*sets, model=str(student), **DISTILL)
+    return caught.value

@@ -62,7 +62,7 @@ def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
     of_model = LlamaForSequenceClassification if facts.scores else LlamaForCausalLM
     torch.manual_seed(0)
     shape = LlamaConfig(vocab_size=512, pad_token_id=0, num_labels=1 if facts.scores else 2, **SHAPE)
-    models = of_model(shape), of_model(shape) if facts.has_reference else None
+    models = of_model(shape), of_model(shape) if facts.has_reference or facts.has_teacher else None
     rows = prepare(config.train_dataloader.dataset, encoder, objective=config.objective.type).dataset
     return evaluator(config, models, encoder, rows, batch_size, str(folder))
 
@@ -81,7 +81,8 @@ def test_trl_takes_the_settings_of_a_block(objective: str) -> None:
     training = training_of(objective)
     known = {field.name for field in dataclasses.fields(training.arguments)}
 
-    assert {*OBJECTIVES[objective].model_fields, *training.settings} - {"type", "rewards"} <= known
+    block = OBJECTIVES[objective]
+    assert {*block.model_fields, *training.settings} - block.own_keys <= known
 
 
 def test_each_objective_has_a_part_of_the_catalog() -> None:
@@ -108,7 +109,8 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
     # KTO's other loss depends on the batch; ORPO's likelihood term is a mean over the tokens of a batch.
     sets = ("objective.loss_type=apo_zero_unpaired",) if OBJECTIVES[objective].facts.rows == "judged" else ()
     if OBJECTIVES[objective].facts.generates:
-        sets = ("objective.rewards=['length']", "objective.max_completion_length=8")
+        scored = ("objective.rewards=['length']",) if "rewards" in OBJECTIVES[objective].model_fields else ()
+        sets = (*scored, "objective.max_completion_length=8")
     recipe = recipe_of(objective, tmp_path, *sets)
     losses = [trainer_of(recipe, batch_size, tmp_path).evaluate()["eval_loss"] for batch_size in (2, 3, 7)]
 

@@ -15,7 +15,7 @@ from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
 from tuner.fit.parameters import Parameters, count, num_parameters
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
 CONTEXT_BYTES = 1_200_000_000
@@ -90,7 +90,11 @@ def peak(
 def peak_on(recipe: RecipeConfig, architecture: Architecture, level: Level, machines: Machines) -> Peak:
     """Return the memory of one step on these machines."""
     ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
-    return peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
+    needs = peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
+    generation = recipe.objective.generated_by
+    if generation is not None and generation.held_share:
+        needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes
+    return needs
 
 
 def _total(lines: Mapping[str, float]) -> float:
@@ -151,9 +155,10 @@ def _scales(recipe: RecipeConfig, parameters: Parameters) -> float:
 
     Source: Dettmers et al., QLoRA, 2023 (arXiv:2305.14314), section 3.
     """
-    if not recipe.quantization or recipe.quantization.bits == 8:
+    block = recipe.quantization or Quantization()  # of a teacher alone
+    if block.bits == 8:
         return 0.0
-    return parameters.quantized * (1 / 64 + 4 / (64 * 256) if recipe.quantization.double_quant else 4 / 64)
+    return parameters.quantized * (1 / 64 + 4 / (64 * 256) if block.double_quant else 4 / 64)
 
 
 def _buffers(

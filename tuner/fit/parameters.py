@@ -120,14 +120,28 @@ class Parameters(NamedTuple):
 
 
 def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
-    """Return how many parameters a recipe trains, freezes and quantizes: with a frozen reference model, and a tower.
+    """Return how many parameters a recipe trains, freezes and quantizes: with a reference or a teacher, and a tower.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    llm = _of_llm(recipe, architecture)
+    llm = _with_teacher(_of_llm(recipe, architecture), recipe)
     trained, frozen = _tower_trained(recipe, architecture)
     return llm._replace(trainable=llm.trainable + trained, frozen=llm.frozen + frozen)
+
+
+def _with_teacher(own: Parameters, recipe: RecipeConfig) -> Parameters:
+    """Add the frozen weights of a teacher; one of unknown size is left out."""
+    teacher, architecture = recipe.objective.taught_by, recipe.teacher_architecture
+    if teacher is None or architecture is None or not has_formula(architecture):
+        return own
+    model = built(architecture)
+    if teacher.bits == 16:
+        return own._replace(frozen=own.frozen + model.parameters)
+    quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)
+    kept = own.frozen + model.parameters - quantized
+    # As many weights in the bits of the trained model's own quantized weights take the same bytes.
+    return own._replace(frozen=kept, quantized=own.quantized + quantized * teacher.bits // own.quantized_bits)
 
 
 def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:

@@ -144,6 +144,10 @@ class _Smoke:
             self.encoder = TextEncoder(tokenizer)
             small, num_parameters = stand_ins.make_model(facts, tokenizer, folder, seed)
             stand_in = "a stand-in for its tokenizer, which is not in the cache"
+            if self.loaded.config.objective.taught_by:  # of other random weights
+                teacher = self.scratch / "teacher"
+                stand_ins.make_model(self.loaded.config.teacher_architecture or facts, tokenizer, teacher, seed + 1)
+                self.values["objective"] |= {"teacher": str(teacher), "teacher_revision": None}
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
         self.values["architecture"] = small.model_dump()
         if count := self.values["train_cfg"]["trainable_layers"]:

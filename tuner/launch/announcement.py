@@ -100,7 +100,7 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
 def _generated(config: RecipeConfig, batch: Batch) -> str:
     """Return what the samples of a step are if they are generated, before their number."""
     generations = config.objective.samples_a_row
-    if not config.objective.facts.generates:
+    if not config.objective.facts.generates or generations == 1:
         return ""
     return f"{_counted(batch.global_batch // generations, 'prompt')} x {generations} completions = "
 

@@ -160,6 +160,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     report.attempt(lambda: loading.refuse_functions(loaded, allow_code=request.allow_code))
     report.attempt(lambda: loading.refuse_command(loaded, allow_code=request.allow_code))
     report.attempt(lambda: path_checks.check_model(loaded.config))
+    report.attempt(lambda: path_checks.check_teacher(loaded.config))
     report.attempt(lambda: path_checks.check_data(loaded.config))
     if template := loaded.config.model.chat_template:
         report.attempt(lambda: catalog.chat_template(template))

@@ -123,6 +123,7 @@ def load(request: Request) -> Recipe:
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     loading.refuse_functions(loaded, allow_code=request.allow_code)
     path_checks.check_model(loaded.config)
+    path_checks.check_teacher(loaded.config)
     path_checks.check_data(loaded.config)
     return data_rows.hold_out(loaded)
 

@@ -59,7 +59,8 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
             adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
-    if config.objective.facts.has_reference and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+    facts = config.objective.facts
+    if (facts.has_reference or facts.has_teacher) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         message = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
         raise ModelError(message, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
     if adapter.changes_base:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from transformers.integrations import apply_liger_kernel
 
 from tuner import assets, paths
+from tuner import vocabulary as vocabularies
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
 from tuner.models import compat, integrity, llava, vision
@@ -30,6 +31,7 @@ from tuner.models.adapters import with_adapter
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.schema.objectives import Teacher
 from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -167,15 +169,42 @@ def load_reference(
     shards: bool,
     vocabulary: Vocabulary | None = None,
 ) -> PreTrainedModel | None:
-    """Load the frozen copy that the model is compared with; None if no copy is needed.
+    """Load the frozen model that the model is compared with, a copy or its teacher; None if it needs none.
 
     With a new adapter the reference is the base model with the adapter switched off; with an adapter that is trained
     further it is TRL's frozen copy of the adapter. Arguments and errors as `load_model`.
     """
     objective = config.objective
+    if objective.taught_by:
+        return _load_teacher(config, objective.taught_by, dtype, device, shards, vocabulary)
     if not objective.loads_reference or config.adapter:
         return None
     return _load(config, path, dtype, device, shards, vocabulary).requires_grad_(False)
+
+
+def _load_teacher(
+    config: RecipeConfig,
+    teacher: Teacher,
+    dtype: torch.dtype,
+    device: str,
+    shards: bool,
+    vocabulary: Vocabulary | None,
+) -> PreTrainedModel:
+    """Load a teacher, after a look at its tokenizer.
+
+    Raises:
+        ModelError: its vocabulary is not that of the trained model, or the errors of `load_model`.
+        MachineError: as `load_model`.
+    """
+    own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
+    of_text = {"images": False, "vision": None, "freeze": (), "chat_template": None, "resize_embeddings": False}
+    bits = Quantization() if teacher.bits == 4 else None
+    model = config.model.model_copy(update={**own, **of_text})
+    path = source(model)
+    if vocabulary is not None:
+        vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)
+    taught = config.model_copy(update={"model": model, "quantization": bits, "adapter": None})
+    return _load(taught, path, dtype, device, shards, None).requires_grad_(False)
 
 
 def _load(

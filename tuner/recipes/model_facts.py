@@ -107,23 +107,34 @@ def derive_architecture(merged: Merged) -> None:
     path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
     if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
         return
-    facts, place = read_architecture(paths.expanded(assets.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
-    if facts is None:
-        part = catalog.part_named(path)
-        source = read_part("models", part) if part else None
-        facts = source.values.get("architecture") if source else _downloaded(merged, path)
-        # Facts from the hub's cache name the hub id, because the folder is named by a commit.
-        place = source.place(()) if source else place if facts else Place(Kind.DERIVED, "unknown model")
+    facts, place = facts_of(path, merged.get(("model", "revision")))
     merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
 
 
-def _downloaded(merged: Merged, path: str) -> JsonObject | None:
+def facts_of(path: str, revision: str | None) -> tuple[JsonObject | None, Place]:
+    """Return the architecture of a model, None if it is not known, and the place that says so.
+
+    Args:
+        path: A folder or an id on the hub.
+        revision: The commit on the hub.
+    """
+    facts, place = read_architecture(paths.expanded(assets.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
+    if facts is not None:
+        return facts, place
+    part = catalog.part_named(path)
+    source = read_part("models", part) if part else None
+    facts = source.values.get("architecture") if source else _downloaded(path, revision)
+    # Facts from the hub's cache name the hub id, because the folder is named by a commit.
+    return facts, source.place(()) if source else place if facts else Place(Kind.DERIVED, "unknown model")
+
+
+def _downloaded(path: str, revision: str | None) -> JsonObject | None:
     """Return the architecture of a hub model if its config.json is in the cache, or None."""
     if paths.local(path) is not None or not paths.is_hub_id(path):
         return None
     from huggingface_hub import try_to_load_from_cache  # 0.01 s, only for models that the catalog does not have
 
-    file = try_to_load_from_cache(path, "config.json", revision=merged.get(("model", "revision")))
+    file = try_to_load_from_cache(path, "config.json", revision=revision)
     return read_architecture(Path(file).parent) if isinstance(file, str) else None
 
 

@@ -12,6 +12,7 @@ from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.recipes.schema.architecture import MAX_LAYERS
 from tuner.runs.directory import resume_command
+from tuner.vocabulary import TEACHER
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000
@@ -99,6 +100,31 @@ def _no_model(path: str, folder: Path) -> ModelError:
     return ModelError(
         f"{path!r} has no config.json", where="model.path", fix="Give a folder written by save_pretrained."
     )
+
+
+def check_teacher(config: RecipeConfig) -> None:
+    """Check that the path of the objective's teacher, if it has one, is set, and that a local one is a whole model.
+
+    Raises:
+        ModelError: it is not set, does not exist, or is an adapter or no model.
+    """
+    teacher = config.objective.taught_by
+    if teacher is None:
+        return
+    if not teacher.path:
+        fix = "Give one: --set teacher=PATH, a folder, a run, or an id on the hub."
+        raise ModelError("no teacher is given", where=TEACHER, fix=fix)
+    folder = paths.local(teacher.path)
+    if folder is None:
+        return
+    check_folder(teacher.path, folder, TEACHER)
+    if paths.exists(folder / "config.json"):
+        return
+    if paths.exists(folder / paths.ADAPTER):
+        fix = f"Merge it into its base: tuner export {teacher.path} DEST --merge, then --set teacher=DEST."
+        raise ModelError(f"the teacher {teacher.path!r} is an adapter", where=TEACHER, fix=fix)
+    fix = "Give a folder written by save_pretrained, or a run that has ended."
+    raise ModelError(f"the teacher {teacher.path!r} has no config.json", where=TEACHER, fix=fix)
 
 
 def check_folder(path: str, folder: Path, where: str) -> None:

@@ -30,14 +30,11 @@ from tuner.worker import compat, experts, long_rows, loss
 from tuner.worker.objectives import training_of
 from tuner.worker.pixels import read_images
 
-_NOT_OF_TRL = {"type", "rewards"}
-"""The keys of an objective that are no arguments of TRL: functions score completions, see `rewards`."""
-
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
     training = training_of(config.objective.type)
-    objective = config.objective.model_dump(mode="json", exclude=_NOT_OF_TRL)
+    objective = config.objective.model_dump(mode="json", exclude=set(config.objective.own_keys))
     offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
     return training.arguments(**_common(config, zero, run, device), **objective, **offloads, **training.settings)
 
@@ -204,7 +201,7 @@ def evaluator(
     """
     training = training_of(config.objective.type)
     # The reference model judges what it is asked for, when it is asked.
-    beforehand = {*_NOT_OF_TRL, "precompute_ref_log_probs", "precompute_ref_batch_size"}
+    beforehand = {*config.objective.own_keys, "precompute_ref_log_probs", "precompute_ref_batch_size"}
     settings = training.arguments(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,

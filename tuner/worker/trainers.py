@@ -296,16 +296,20 @@ class TunerTrainer(CheckpointHooks):
 
     def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
         """Measure a batch. The loss that balances a mixture of experts is left out: it is no loss of the tokens."""
-        count = _weight(inputs, num_rows=len(self._rounds[len(self._measured)][0]))
         adds_aux_loss, self.aux_loss_enabled = self.aux_loss_enabled, False
         try:
             prediction = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
         finally:
             self.aux_loss_enabled = adds_aux_loss
+        count = self.num_items(inputs, len(self._rounds[len(self._measured)][0]))
         metrics = compat.eval_metrics(self)
         self._measured.append((float(prediction[0]), count, {name: values[-1] for name, values in metrics.items()}))
         metrics.clear()
         return prediction
+
+    def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> int:
+        """Return the number of items that the loss of a measured batch is a mean over."""
+        return _weight(inputs, num_rows)
 
     def evaluation_loop(self: Any, *args: Any, **options: Any) -> Any:
         """Return the validation with the mean over trained tokens, or over pairs and judged answers, as its loss.

@@ -64,9 +64,14 @@ def four_bits(run: ResolvedRun) -> Iterator[Finding]:
 
     Source: bitsandbytes 0.50, README, "Accelerator support": CUDA, ROCm, XPU, Gaudi and CPUs.
     """
-    if run.recipe.config.quantization is not None and run.hardware.device in ("npu", "mps"):
-        message = f"bitsandbytes does not support quantized weights on {run.hardware.maker} accelerators"
+    config = run.recipe.config
+    if run.hardware.device not in ("npu", "mps"):
+        return
+    message = f"bitsandbytes does not support quantized weights on {run.hardware.maker} accelerators"
+    if config.quantization is not None:
         yield MachineError(message, where="quantization", fix="Use the method lora: --set quantization=None.")
+    if config.objective.taught_by and config.objective.taught_by.bits == 4:
+        yield MachineError(message, where="objective.teacher_bits", fix="Use --set teacher_bits=16.")
 
 
 def liger(run: ResolvedRun) -> Iterator[Finding]:

@@ -20,12 +20,15 @@ from tuner.launch.checks import Finding
 from tuner.launch.checks.model_files import missing_weights
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.schema import Dataset, Rows
+from tuner.vocabulary import TEACHER
 
 if TYPE_CHECKING:
     from tuner.data.pipeline import PlacedSample
     from tuner.rewards.trial import TrialRow
 
 _NUM_ROWS = 8
+_REVISIONS = {"model.path": "model.revision", TEACHER: "objective.teacher_revision"}
+"""The key of a model on the hub -> the key of its revision."""
 _NUM_TRIAL_ROWS = 4
 """Rows of each data set on which rewards are tried."""
 
@@ -137,7 +140,7 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
     from huggingface_hub import constants  # 0.3 s with its client
 
     answers: queue.Queue[Finding | None] = queue.Queue()
-    for kind, name, revision in wanted:
+    for kind, name, revision, where in wanted:
         cached = _cached(kind, name, revision)
         if cached is not None:
             answers.put(None)
@@ -145,9 +148,9 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
             pickled = run.recipe.config.model.vision is not None
             yield from missing_weights(cached.parent, pickled=pickled) if kind == "model" else ()
         elif constants.is_offline_mode():
-            answers.put(_offline(name) if kind == "model" else None)
+            answers.put(_offline(name, where) if kind == "model" else None)
         else:
-            about = (kind, name, revision)
+            about = (kind, name, revision, where)
             threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
     yield from _gather(answers, len(wanted))
 
@@ -181,16 +184,20 @@ def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Findin
             yield finding
 
 
-def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
+def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None, str]]:
+    """Yield what the hub must have: its kind, id and revision, and the key that names it."""
     model = run.recipe.config.model
     if model.path and paths.local(model.path) is None:
-        yield "model", model.path, model.revision
+        yield "model", model.path, model.revision, "model.path"
     if model.vision and paths.local(model.vision.path) is None:
-        yield "model", model.vision.path, model.vision.revision
+        yield "model", model.vision.path, model.vision.revision, "model.path"
+    teacher = run.recipe.config.objective.taught_by
+    if teacher and teacher.path and paths.local(teacher.path) is None:
+        yield "model", teacher.path, teacher.revision, TEACHER
     for loader in run.recipe.config.loaders.values():
         for path in {rows.path for rows in loader.dataset.shares}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:
-                yield "dataset", path, None
+                yield "dataset", path, None, "dataset.path"
 
 
 def _cached(kind: str, name: str, revision: str | None) -> Path | None:
@@ -200,17 +207,17 @@ def _cached(kind: str, name: str, revision: str | None) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def _offline(name: str) -> MachineError:
+def _offline(name: str, where: str) -> MachineError:
     fix = "Unset HF_HUB_OFFLINE, download it first (hf download), or give a local folder with --model."
-    return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where="model.path", fix=fix)
+    return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where=where, fix=fix)
 
 
-def _ask(kind: str, name: str, revision: str | None) -> Finding | None:
+def _ask(kind: str, name: str, revision: str | None, where: str) -> Finding | None:
     """Ask the hub for the headers of one file; return an error or a warning, or None if access works."""
     from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-    wrong, where = (ModelError, "model.path") if kind == "model" else (DataError, "dataset.path")
+    wrong = ModelError if kind == "model" else DataError
     url = hf_hub_url(name, _FILES[kind], repo_type=kind, revision=revision)
     try:
         get_hf_file_metadata(url, timeout=DEADLINE_S)
@@ -218,7 +225,9 @@ def _ask(kind: str, name: str, revision: str | None) -> Finding | None:
         fix = f"Request access at {constants.ENDPOINT}/{name}, then log in with `hf auth login` or set HF_TOKEN."
         return wrong(f"{name!r} is gated, and this user has no access", where=where, fix=fix)
     except errors.RevisionNotFoundError:
-        return wrong(f"{name!r} has no revision {revision!r}", where="model.revision", fix="Use one that it has.")
+        return wrong(
+            f"{name!r} has no revision {revision!r}", where=_REVISIONS.get(where, where), fix="Use one that it has."
+        )
     except errors.RepositoryNotFoundError:
         fix = "Correct the id. A private one needs `hf auth login` or HF_TOKEN."
         return wrong(f"the hub has no {kind} {name!r}, or this user has no access to it", where=where, fix=fix)

@@ -107,7 +107,7 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(message, where=where, fix="Copy it again with all its files.")
 
 
-def missing_weights(place: Path, *, pickled: bool = False) -> Iterator[ModelError]:
+def missing_weights(place: Path, where: str = _WHERE, *, pickled: bool = False) -> Iterator[ModelError]:
     """Yield errors about missing or truncated weights in a model's folder, and unless they may be, pickled ones."""
     files = _weight_files(place)
     if not files:
@@ -116,7 +116,7 @@ def missing_weights(place: Path, *, pickled: bool = False) -> Iterator[ModelErro
             f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
         )
         yield ModelError(
-            message, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
+            message, where=where, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
     pickle = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickle and not pickled:
@@ -125,11 +125,11 @@ def missing_weights(place: Path, *, pickled: bool = False) -> Iterator[ModelErro
             "code; tuner loads only safetensors"
         )
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
-        yield ModelError(message, where=_WHERE, fix=fix)
+        yield ModelError(message, where=where, fix=fix)
     for file in files:
         problem = _cut_off(file)
         if problem:
-            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Download the model again.")
+            yield ModelError(f"{file} {problem}", where=where, fix="Download the model again.")
 
 
 def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:

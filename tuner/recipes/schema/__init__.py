@@ -472,10 +472,17 @@ class RecipeConfig(Block):
         return self.model.images is True
 
     @property
+    def teacher_architecture(self) -> Architecture | None:
+        """What config.json says of the objective's teacher; None if there is no teacher, or it is not known."""
+        facts = getattr(self.objective, "teacher_architecture", None)
+        return Architecture.model_validate(facts) if facts else None
+
+    @property
     def needs_bitsandbytes(self) -> bool:
         """Whether the run may need bitsandbytes; a model with its own code may."""
         by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS
-        return self.quantization is not None or by_type or self.model.remote_code
+        has_4_bit_teacher = self.objective.taught_by is not None and self.objective.taught_by.bits == 4
+        return self.quantization is not None or has_4_bit_teacher or by_type or self.model.remote_code
 
     @property
     def split(self) -> Split:

@@ -1,34 +1,21 @@
 """What the objectives share that generate completions of prompts and compare those of one prompt by their rewards."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from tuner.recipes.schema.objective import Objective, Share
 from tuner.recipes.schema.rewards import OwnReward, Rewards
+from tuner.recipes.schema.sampling import Sampling
 
-DROPPED = "a prompt longer than max_length"
 
-
-class GroupRewards(Objective):
+class GroupRewards(Sampling):
     """An objective that learns which of several completions of a prompt are better."""
 
+    own_keys: ClassVar = Sampling.own_keys | {"rewards"}  # functions score completions, see `rewards`
     # What scores a completion; the numbers are added up.
     rewards: Rewards
     # Completions of each prompt. They are compared with each other.
     num_generations: Annotated[int, Field(ge=2)] = 8
-    # Tokens of the longest completion; it ends there.
-    max_completion_length: PositiveInt = 512
-    # Higher values give more different completions.
-    temperature: PositiveFloat = 1.0
-    # Sample from the most likely tokens that together have this probability.
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # Sample from this number of the most likely tokens. 0: from all.
-    top_k: NonNegativeInt = 0
-    # Sample from tokens that have at least this share of the most likely token's probability.
-    min_p: Share | None = None
-    # Above 1: tokens that occur already are less likely.
-    repetition_penalty: PositiveFloat = 1.0
     # The weight of the distance to the reference model. 0: there is no reference model.
     beta: NonNegativeFloat = 0.0
     # How far a probability may move in a pass: it is clipped at 1 - epsilon and at 1 + epsilon.
@@ -47,11 +34,6 @@ class GroupRewards(Objective):
     def samples_a_row(self) -> int:
         """Return the completions of a prompt."""
         return self.num_generations
-
-    @property
-    def completion_tokens(self) -> int:
-        """The most tokens of a completion."""
-        return self.max_completion_length
 
     @property
     def depends_on_micro_batch(self) -> bool:

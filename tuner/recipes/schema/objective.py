@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, field_validator
 
 from tuner.recipes.schema.block import Block
 
@@ -29,6 +29,7 @@ class ObjectiveFacts:
         cuts: A sample that is too long is cut at max_length; otherwise it is dropped.
         scores: The model gets a head that scores an answer, and no logits.
         has_reference: It compares the model with a frozen copy.
+        has_teacher: It compares the model with another one, which has to be named.
         chooses_loss: TRL can compute its loss from logits in chunks.
         keeps_logits: TRL keeps all logits in the compute type until the backward pass.
         offloads_activations: TRL can move its activations to the host.
@@ -43,6 +44,7 @@ class ObjectiveFacts:
     cuts: bool = True
     scores: bool = False
     has_reference: bool = False
+    has_teacher: bool = False
     chooses_loss: bool = False
     keeps_logits: bool = False
     offloads_activations: bool = True
@@ -59,10 +61,61 @@ class ObjectiveFacts:
         return 2 if self.rows == "pairs" else 1
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen model of its own that an objective learns from.
+
+    Args:
+        path: A folder or an id on the hub; None if the recipe names no teacher.
+        revision: The commit, branch or tag on the hub.
+        bits: Of a weight: 16, or 4 of bitsandbytes.
+    """
+
+    path: str | None
+    revision: str | None
+    bits: int
+
+
+class Generation(Block):
+    """The program that generates, and where it runs. What belongs to vLLM has no effect with another program."""
+
+    # 'transformers': the ranks that train generate. 'vllm': vLLM does, on the GPUs of the ranks or as a server.
+    engine: Literal["transformers", "vllm"] = "transformers"
+    # The address of a server of vLLM, such as 'http://node-1:8000'. None: vLLM shares the GPUs of the ranks.
+    server: str | None = None
+    # The port of the rank that leads, over which the server gets the trained weights.
+    group_port: Annotated[int, Field(ge=1, le=65_535)] = 51_216
+    # The part of each GPU's memory that vLLM takes where it shares the GPUs.
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    # Ranks that share one copy of the model in vLLM.
+    tensor_parallel_size: PositiveInt = 1
+    # vLLM frees its memory while the model trains, and gets the weights again before it generates.
+    enable_sleep_mode: bool = False
+
+    @field_validator("server")
+    @classmethod
+    def _is_an_address(cls, server: str | None) -> str | None:
+        if server is not None and not server.startswith(("http://", "https://")):
+            raise ValueError("write the address of the server with its protocol and port: 'http://node-1:8000'")
+        return server
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether vLLM runs on the GPUs of the ranks."""
+        return self.engine == "vllm" and self.server is None
+
+    @property
+    def held_share(self) -> float:
+        """The part of each GPU's memory that vLLM holds while the model trains."""
+        return self.gpu_memory_utilization if self.shares_gpus and not self.enable_sleep_mode else 0.0
+
+
 class Objective(Block):
     """The block `objective` of a recipe, in TRL's names for its settings."""
 
     facts: ClassVar[ObjectiveFacts]
+    own_keys: ClassVar[frozenset[str]] = frozenset({"type"})
+    """The keys that are no arguments of TRL."""
     type: str
 
     @property
@@ -81,6 +134,11 @@ class Objective(Block):
         return 1
 
     @property
+    def generated_by(self) -> Generation | None:
+        """The program that writes the completions of training; None without generation."""
+        return None
+
+    @property
     def completion_tokens(self) -> int:
         """The most tokens that the model generates after a prompt of training; 0 without generation."""
         return 0
@@ -94,3 +152,8 @@ class Objective(Block):
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
         return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)
+
+    @property
+    def taught_by(self) -> Teacher | None:
+        """Return the teacher; None if the objective has none."""
+        return None

@@ -1,264 +1,42 @@
-"""How TRL's trainers of groups of completions (GRPO, RLOO) keep the promises of all trainers.
-
-    rows         PromptBatches: every prompt once an epoch; the last step takes prompts from the start of the epoch too
-    completions  Sampled: which token comes next depends on the prompt, the completion and the seed, on any number of
-                 ranks, and after a resume
-    validation   GroupRewardsTrainer: the reward of one greedy completion of each prompt
-
-TRL compares completions over all ranks, so each rank's part of a step may begin within the completions of a prompt.
-Seen with TRL 1.16.
-"""
+"""How TRL's trainers of groups of completions (GRPO, RLOO) take rewards and a reference model. Seen with TRL 1.16."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from accelerate.data_loader import DataLoaderShard
-from peft import PeftModel
 from torch import Tensor
-from torch.utils.data import BatchSampler, Dataset
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
-from tuner.data import templates
-from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.rewards import reward_functions
-from tuner.rewards.built_in import text_of
-from tuner.runs.directory import RunDirectory
 from tuner.runs.verdict import REWARD
 from tuner.worker import compat
-from tuner.worker.objectives import Training
-from tuner.worker.trainers import TunerTrainer
+from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_GREEDY = -1
-"""The number of a completion that is not sampled."""
-_LISTED = 8
-"""Completions of a step that completions.jsonl lists, from the start of the batch of all ranks."""
-_RESERVED = {"image", "images", "prompts", "completion", "completions", "completion_ids", "environment"}
-"""Columns that TRL takes for something else."""
 
+class GroupRewardsTrainer(GeneratingTrainer):
+    """Mixed into a trainer of TRL that compares the completions of a prompt by their rewards."""
 
-@dataclass(frozen=True)
-class Numbered:
-    """A prompt of an epoch: the row, and the number of the completion in the epoch."""
-
-    row: int
-    completion: int
-
-
-class Prompts(Dataset):  # type: ignore[misc]
-    """The prepared rows as TRL's trainers take them: `prompt`, the columns for rewards, and what tuner adds."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, one: Numbered) -> dict[str, Any]:
-        row = self.rows[one.row]
-        columns = {key: value for key, value in json.loads(row["row"]).items() if key not in _RESERVED}
-        return {**columns, "prompt_ids": row["prompt_ids"], "number": one.completion}
-
-
-class PromptBatches(BatchSampler):  # type: ignore[misc]
-    """The completions that this rank generates, batch by batch: each prompt of an epoch `generations` times.
-
-    TRL takes the same batch again for each of the micro-batches that it is split into.
-    """
-
-    batch_size: int | None
-
-    def __init__(
-        self, num_rows: int, *, of_rank: int, rank: int, ranks: int, generations: int, repeats: int, seed: int
-    ) -> None:
-        self.num_rows, self.of_rank, self.rank, self.generations = num_rows, of_rank, rank, generations
-        self.repeats, self.seed, self.epoch = repeats, seed, 0
-        self.prompts = of_rank * ranks // generations
-        self.batch_size, self.sampler = None, self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return -(-self.num_rows // self.prompts) * self.repeats
-
-    def __iter__(self) -> Iterator[list[Numbered]]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.num_rows, generator=generator).tolist()
-        for start in range(0, self.num_rows, self.prompts):
-            first = start * self.generations + self.rank * self.of_rank
-            numbers = range(first, first + self.of_rank)
-            batch = [Numbered(order[number // self.generations % self.num_rows], number) for number in numbers]
-            yield from [batch] * self.repeats
-
-
-class Sampled(LogitsProcessor):  # type: ignore[misc]
-    """Makes the greedy choice a sample: noise of each completion's own generator is added to its logits.
-
-    The largest of logits plus Gumbel noise is a sample of their softmax (Gumbel 1954; Maddison et al. 2014).
-    """
-
-    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
-        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        noise_BV = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
-        for row, generator in zip(noise_BV, self.generators, strict=True):
-            row.exponential_(generator=generator)
-        return scores.float() - noise_BV.log()
-
-
-def seed_of(seed: int, epoch: int, completion: int) -> int:
-    """Return the seed of a completion: its own for each seed of the run, epoch and number in the epoch."""
-    return ((seed * 1_000_003 + epoch) * 1_000_003 + completion) % 2**63
-
-
-class GroupRewardsTrainer(TunerTrainer):
-    """Mixed into a trainer of TRL that generates. It changes what `TunerTrainer` says of rows and of validation.
-
-    The batch of a step is full, and TRL normalizes its loss over all ranks.
-    """
-
-    weighs_rows = False
-
-    def __init__(self: Any, *, args: Any, completions_file: Path, ref_model: Any = None, **others: Any) -> None:
+    def __init__(self: Any, *, args: Any, ref_model: Any = None, **others: Any) -> None:
         """Make TRL's trainer; it would load a reference model by itself from the path in the model's config."""
         beta, args.beta = args.beta, 0.0 if ref_model is not None else args.beta
-        super().__init__(args=args, **others)  # type: ignore[call-arg]
-        self.completions_file = completions_file
-        """Where the main process lists completions."""
+        super().__init__(args=args, **others)
         self.beta = args.beta = beta
         if ref_model is not None:
             add_fused_lm_head(ref_model, temperature=self.temperature)
             self.ref_model = prepare_deepspeed(ref_model, self.accelerator) if self.is_deepspeed_enabled else ref_model
 
-    _numbers: Sequence[int] = ()
-    _ids: Sequence[Sequence[int]] = ()
-
-    # -- rows
-
-    def get_train_dataloader(self: Any) -> DataLoaderShard:
-        """Return the loader of the completions that this rank generates."""
-        args = self.args
-        batches = PromptBatches(
-            len(self.train_dataset),
-            of_rank=args.train_batch_size * args.steps_per_generation,
-            rank=args.process_index,
-            ranks=args.world_size,
-            generations=self.num_generations,
-            repeats=args.steps_per_generation * self.num_iterations,
-            seed=args.seed,
-        )
-        self.prompt_batches = batches
-        return DataLoaderShard(
-            Prompts(self.train_dataset), batch_sampler=batches, collate_fn=_same, device=args.device, _drop_last=True
-        )
-
-    def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Return a step's batches of prompts."""
-        self.batches_of_step, self.num_tokens = [], 0
-        return [batch for _, batch in zip(range(num_batches), iterator, strict=False)], None
-
-    # -- completions
-
-    def _generate_and_score_completions(self: Any, inputs: Sequence[Mapping[str, Any]]) -> Any:
-        """Return TRL's completions with their advantages, and list some of them."""
-        self._numbers = [row["number"] for row in inputs]
-        self._ids = [row["prompt_ids"] for row in inputs]
-        names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
-        output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])  # type: ignore[misc]
-        metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
-        metrics["completion_length"].append(metrics["completions/mean_length"][-1])
-        if self.model.training:
-            self.num_tokens = sum(map(len, self._ids)) + int(output["completion_mask"].sum())
-            self._list_completions()
-        return output
-
-    def _tokenize_prompts(self: Any, prompts: Sequence[Any]) -> Any:
-        """Return the tokens of the prepared rows."""
-        return [list(ids) for ids in self._ids], None, {}
-
-    def _generate_single_turn(self: Any, *args: Any, **options: Any) -> Any:
-        with self._seeded():
-            return super()._generate_single_turn(*args, **options)  # type: ignore[misc]
-
-    @contextmanager
-    def _seeded(self: Any) -> Iterator[None]:
-        """Let the model generate with the seeds of this batch's completions."""
-        if self.use_vllm:
-            yield
-            return
-        model, args, device = self.accelerator.unwrap_model(self.model_wrapped), self.args, self.accelerator.device
-        processors = LogitsProcessorList()
-        if _GREEDY not in self._numbers:
-            epoch = self.prompt_batches.epoch
-            processors.append(TemperatureLogitsWarper(float(args.temperature)))
-            if args.top_k:
-                processors.append(TopKLogitsWarper(args.top_k))
-            if args.top_p < 1:
-                processors.append(TopPLogitsWarper(args.top_p))
-            if args.min_p:
-                processors.append(MinPLogitsWarper(args.min_p))
-            seeds = [seed_of(args.seed, epoch, number) for number in self._numbers]
-            processors.append(Sampled(seeds, device))
-        generate = model.generate
-        model.generate = lambda *more, **options: generate(*more, logits_processor=processors, **options)
-        try:
-            yield
-        finally:
-            del model.generate
-
-    def generates_until(self: Any, end_ids: Sequence[int]) -> None:
-        """End completions at these tokens too, and let `Sampled` choose the tokens."""
-        self.eos_token_ids = list(dict.fromkeys((*self.eos_token_ids, *end_ids)))
-        if self.use_vllm:
-            return
-        names = ("max_new_tokens", "pad_token_id", "bos_token_id", "repetition_penalty", "cache_implementation")
-        kept = {name: self.generation_kwargs[name] for name in names}
-        kept |= {"do_sample": False, "eos_token_id": self.eos_token_ids}
-        self.generation_config, self.generation_kwargs = GenerationConfig(**kept, disable_compile=True), kept
-
-    def _list_completions(self: Any) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        logs, step = compat.last_completions(self), self.state.global_step + 1
-        num = len(logs["prompt"])
-        for number in range(0, num, max(1, num // _LISTED)):
-            rewards = {name: _finite(values[number]) for name, values in logs["rewards"].items()}
-            line = {"step": step, **{name: text_of(logs[name][number]) for name in ("prompt", "completion")}}
-            line |= {"rewards": rewards, "advantage": logs["advantages"][number]}
-            append_line(self.completions_file, json.dumps(line))
-
-    # -- validation
-
-    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
-        """Return the loader of this rank's validation prompts."""
-        loader = super().get_eval_dataloader(eval_dataset)
-        rows = Prompts(loader.dataset)
-        batches = [[Numbered(row, _GREEDY) for row in batch] for batch in loader.batch_sampler]
-        return DataLoaderShard(rows, batch_sampler=batches, collate_fn=_same, device=self.args.device, _drop_last=True)
+    def scores_of(self, logs: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Return the rewards of a completion by their names, and its advantage."""
+        rewards = {name: _finite(values[number]) for name, values in logs["rewards"].items()}
+        return {"rewards": rewards, "advantage": logs["advantages"][number]}
 
 
 class GreedyReward:
@@ -266,39 +44,25 @@ class GreedyReward:
 
     def prediction_step(self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
-        self._generate_and_score_completions(inputs)
+        self.complete(inputs)
         reward = compat.eval_metrics(self)[REWARD][-1]
         return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
-
-
-def _same(rows: Any) -> Any:
-    return rows
 
 
 def _finite(value: float) -> float | None:
     return None if value != value else value
 
 
-class GroupRewardsTraining(Training):
-    """The rows are prompts; TRL collates nothing."""
+class GroupRewardsTraining(GeneratingTraining):
+    """The rewards come from the recipe."""
 
     settings: ClassVar = {"num_generations_eval": 1}
-    of_trl: ClassVar[type]
-    """TRL's trainer."""
 
     def constructor(self, config: RecipeConfig, folder: Path) -> dict[str, Any]:
         rewards = reward_functions(rewards_of(config.objective), folder=folder)
-        return {"reward_funcs": list(rewards), "completions_file": RunDirectory(folder).completions}
+        return {"reward_funcs": list(rewards), **super().constructor(config, folder)}
 
     def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
-        """Weigh the rewards; take the reentrant form of recomputation where DeepSpeed needs it."""
-        compat.check_generates(self.of_trl)
+        """Weigh the rewards."""
+        super().before(settings, config, model)
         settings.reward_weights = [reward.weight for reward in rewards_of(config.objective)]
-        if settings.gradient_checkpointing and isinstance(model, PeftModel) and is_deepspeed_zero3_enabled():
-            # The other form fails while weights are gathered: DeepSpeed issue 8130.
-            settings.gradient_checkpointing_kwargs = {"use_reentrant": True}
-
-    def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
-        """End completions where answers end in the chat template."""
-        end = templates.answers_end(built.processing_class) if built.processing_class.chat_template else None
-        built.generates_until([] if end is None else [end])

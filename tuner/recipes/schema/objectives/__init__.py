@@ -17,6 +17,7 @@ from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objective import Objective as Objective
 from tuner.recipes.schema.objective import ObjectiveFacts as ObjectiveFacts
 from tuner.recipes.schema.objective import RowKind as RowKind
+from tuner.recipes.schema.objective import Teacher as Teacher
 
 
 class _Objectives(Mapping[str, type[Objective]]):
@@ -33,7 +34,11 @@ class _Objectives(Mapping[str, type[Objective]]):
 
     def __iter__(self) -> Iterator[str]:
         kinds = get_args(RowKind)
-        return iter(sorted(sorted(self._names), key=lambda name: kinds.index(self[name].facts.rows)))
+
+        def order(name: str) -> tuple[int, bool, str]:
+            return kinds.index(self[name].facts.rows), self[name].facts.has_teacher, name
+
+        return iter(sorted(self._names, key=order))
 
     def __len__(self) -> int:
         return len(self._names)

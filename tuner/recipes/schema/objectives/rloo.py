@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from tuner.recipes.schema.group_rewards import DROPPED, GroupRewards
+from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
+from tuner.recipes.schema.sampling import DROPPED
 
 
 class Rloo(GroupRewards):

@@ -1,0 +1,39 @@
+"""What the objectives share that generate completions of prompts: how the next token is chosen."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tuner.recipes.schema.objective import Generation, Objective, Share
+
+DROPPED = "a prompt longer than max_length"
+
+
+class Sampling(Objective):
+    """An objective that trains on completions that the model writes itself."""
+
+    own_keys: ClassVar = frozenset({"type", "generation"})
+    # The program that writes the completions.
+    generation: Generation = Generation()
+    # Tokens of the longest completion; it ends there.
+    max_completion_length: PositiveInt = 512
+    # Higher values give more different completions.
+    temperature: PositiveFloat = 1.0
+    # Sample from the most likely tokens that together have this probability.
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # Sample from this number of the most likely tokens. 0: from all.
+    top_k: NonNegativeInt = 0
+    # Sample from tokens that have at least this share of the most likely token's probability.
+    min_p: Share | None = None
+    # Above 1: tokens that occur already are less likely.
+    repetition_penalty: PositiveFloat = 1.0
+
+    @property
+    def generated_by(self) -> Generation:
+        """The program that writes the completions."""
+        return self.generation
+
+    @property
+    def completion_tokens(self) -> int:
+        """The most tokens of a completion."""
+        return self.max_completion_length
