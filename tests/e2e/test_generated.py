@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.runs import environment
+from tests.e2e.warm import warm
 
 REWARD = """
 def vowels(completions, **columns):
@@ -23,7 +24,8 @@ RUN = (
 
 
 def train(folder: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tuner", "train", *arguments], cwd=folder, check=True, capture_output=True)
+    ended = warm().run(["train", *arguments], cwd=folder, env=environment())
+    assert ended.returncode == 0, ended.stderr
 
 
 def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
