@@ -35,7 +35,7 @@ def _trainable(model: torch.nn.Module) -> int:
 
 def _by_peft(model: torch.nn.Module, adapter: Adapter, task_type: str = "CAUSAL_LM") -> int:
     """Return what PEFT trains; without the first values of its weights, so that no memory is needed."""
-    ours = {"lora_dropout", "path", "vision"}
+    ours = {"lora_dropout", "path", "vision", "vision_r", "vision_lora_alpha"}
     block = adapter.model_dump(exclude=ours) | {"task_type": task_type, "init_lora_weights": False}
     return _trainable(get_peft_model(model, LoraConfig(**block), low_cpu_mem_usage=True))
 
@@ -171,9 +171,9 @@ def test_a_reference_model_stands_frozen_beside_the_trained_one(objective: str) 
 def test_a_teacher_stands_frozen_beside_the_student_in_its_own_bits() -> None:
     student, teacher = small("llama"), small("qwen3")
     config = _config("tiny_distill_full_sample_e1")
-    size, of_teacher = num_parameters(student), num_parameters(teacher)
+    size, of_teacher, facts = num_parameters(student), num_parameters(teacher), teacher.model_dump()
     objectives = [
-        config.objective.model_copy(update={"teacher": "x", "teacher_bits": bits, "teacher_architecture": teacher})
+        config.objective.model_copy(update={"teacher": "x", "teacher_bits": bits, "teacher_architecture": facts})
         for bits in (16, 4)
     ]
 

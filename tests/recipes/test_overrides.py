@@ -14,9 +14,10 @@ from tuner.errors import RecipeError
 from tuner.recipes import loading
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import schema_keys
+from tuner.recipes.schema import Vision, schema_keys
 
-PRESENT = loading.load("tiny_qlora_sample_e3").values  # every block is there
+PRESENT = loading.load("tiny_qlora_sample_e3").values
+PRESENT["model"]["vision"] = Vision(path="a tower").model_dump()  # every block is there
 FULL = loading.load("tiny_full_custom_e3").values  # no adapter, no quantization, no validation
 KEYS = sorted(schema_keys())
 
@@ -66,7 +67,7 @@ def test_a_tail_is_unique_when_this_recipe_has_one_such_key() -> None:
     ("key", "nearest"),
     [
         ("lrr", "lr"),
-        ("use_cache", None),
+        ("zzz", None),
         ("loro_rank", "lora_rank"),
         ("optim_wrapper.optimizer.lrr", "optim_wrapper.optimizer.lr"),
         ("max_epoch", "max_epochs"),

@@ -292,6 +292,8 @@ def test_an_adapter_goes_on_with_its_own_rank_and_base(given: dict[str, str]) ->
         "modules_to_save": None,
         "init_lora_weights": True,
         "vision": False,
+        "vision_r": None,
+        "vision_lora_alpha": None,
     }
     path_checks.check_model(found)
 

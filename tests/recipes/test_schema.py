@@ -16,13 +16,14 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, Vision, schema_keys
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.group_rewards import GroupRewards
+from tuner.recipes.schema.objective import Generation
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.schema.objectives.dpo import Dpo
 from tuner.recipes.schema.objectives.kto import Kto
 from tuner.recipes.schema.objectives.orpo import Orpo
 from tuner.recipes.schema.objectives.reward import Reward
 from tuner.recipes.schema.rewards import RewardBlock
+from tuner.recipes.schema.sampling import Sampling
 
 QLORA = loading.load("tiny_qlora_sample_e3")
 
@@ -214,9 +215,9 @@ def test_remote_code_needs_a_full_commit(revision: str | None) -> None:
     RecipeConfig.model_validate({**QLORA.values, "model": {**model, "revision": "0123456789" * 3 + "abcdef0123"}})
 
 
-def blocks() -> list[type[Block]]:
-    children = [one for one in Block.__subclasses__() if one.__module__.startswith("tuner.")]
-    return [*children, *(grand for child in children for grand in child.__subclasses__())]
+def blocks(base: type[Block] = Block) -> list[type[Block]]:
+    children = [one for one in base.__subclasses__() if one.__module__.startswith("tuner.")]
+    return [*children, *(below for child in children for below in blocks(child))]
 
 
 @each(blocks())
@@ -227,7 +228,7 @@ def test_every_block_is_strict_and_says_what_it_is(block: type[Block]) -> None:
 
 
 def test_every_block_is_a_key_of_the_recipe() -> None:
-    bases = {"RecipeConfig", "Rows", "GroupRewards"}
+    bases = {"RecipeConfig", "Rows", "Sampling", "GroupRewards"}
     text = str(list(schema_keys().values()))
 
     reached = {block.__name__ for block in blocks() if re.search(rf"\.{block.__name__}\b", text)}
@@ -237,7 +238,7 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (Adapter, Quantization, Vision, Architecture, Dpo, Orpo, Kto, Reward, GroupRewards)
+    optional = (Adapter, Quantization, Vision, Architecture, Dpo, Orpo, Kto, Reward, Sampling, Generation)
     with_default = {
         (block.__name__, name)
         for block in blocks()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from trl.trainer import grpo_trainer
 
 from tests.each import each
 from tests.worker.test_every_objective import cache as cache
@@ -139,3 +140,40 @@ def test_equal_rewards_give_a_gradient_of_zero(tmp_path: Path) -> None:
 
     assert not inputs["advantages"].any()
     assert all(not one.grad.any() for one in made.model.parameters() if one.grad is not None)
+
+
+class StandsInForVllm:
+    """Takes the calls that TRL 1.16 makes to vLLM, which needs a GPU: each completion is the token 7 and the end."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.temperature = settings, settings["temperature"]
+        self.generation_kwargs = settings["generation_kwargs"] or {}
+        self.calls: list[tuple[list[list[int]], float]] = []
+
+    def sync_weights(self) -> None:
+        """The weights of a stand-in do not change."""
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> Any:
+        self.calls.append((prompts, self.temperature))
+        end = self.generation_kwargs["stop_token_ids"][0]
+        return prompts, [[7, end] for _ in prompts], [[[-1.0], [-0.5]] for _ in prompts], None
+
+
+def test_vllm_gets_the_prepared_prompts_and_answers_a_validation_greedily(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", StandsInForVllm)
+    sets = ("objective.rewards=['length']", "objective.generation.engine=vllm", "generation.tensor_parallel_size=1")
+    made, inputs = trainer_with(tmp_path, *sets, "objective.temperature=0.7")
+    engine = made.vllm_generation
+
+    assert engine.settings["mode"] == "colocate" and engine.settings["gpu_memory_utilization"] == 0.3
+    assert engine.settings["max_model_length"] == 64 + 6
+    assert [temperature for _, temperature in engine.calls] == [0.7]
+    assert engine.calls[0][0] == [list(ids) for ids in made._ids]
+    assert inputs["completion_ids"][:, 0].tolist() == [7] * len(inputs["completion_ids"])
+    assert made.compute_loss(made.model, inputs).isfinite()
+
+    assert made.evaluate()["eval_completion_length"] == 2
+    assert {temperature for _, temperature in engine.calls[1:]} == {0.0}
+    assert engine.temperature == 0.7

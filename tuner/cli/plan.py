@@ -34,7 +34,10 @@ _PARTS = {
     "logits": ("logits",),
     "buffers": ("buckets", "gathered_weights"),
     "context": ("context", "fragmentation"),
+    "vllm": ("vllm",),
 }
+_OF_SOME = ("vllm",)
+"""Parts that are shown only where there is one."""
 _ESTIMATES = (
     "Estimates: model states by the published formulas, activations as transformers saves them; "
     "see docs/plan.md for what was measured."
@@ -196,7 +199,9 @@ def _memory_rows(levels: Sequence[Fit], chosen: Fit | None) -> Iterator[list[str
     fits = [*levels, *([chosen] if chosen else [])]
     yield ["", *(fit.level.removeprefix("deepspeed_") for fit in levels), *(["chosen"] if chosen else [])]
     for title, keys in _PARTS.items():
-        sizes = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in fits)
+        sizes = [sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in fits]
+        if title in _OF_SOME and not any(sizes):
+            continue
         yield [title, *(f"{size / 2**30:.2f}" for size in sizes)]
     for title, totals in (
         ("total", [fit.peak.gpu_bytes for fit in fits]),

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tuner.fit.families import FAMILIES, Family, Layer
-from tuner.fit.parameters import built, on_experts
+from tuner.fit.parameters import built, on_experts, patches_of
 from tuner.recipes.schema import Dataloader, RecipeConfig
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture, Tower
 from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
@@ -65,9 +65,25 @@ _OFFLOAD_STASH = 5
 """Tensors that TRL 1.16's offloading leaves on the GPU until they have arrived (max_fwd_stash_size)."""
 
 
-_TOWER_BYTES_A_TOKEN = 34
-"""Bytes that a layer of a tower keeps of each token and unit of width in 16 bits: Korthikanti et al., 2022
-(arXiv:2205.05198)."""
+class _LayerOfTower(NamedTuple):
+    """What a layer of a tower keeps of each patch, in numbers of the compute type (tests/fit/test_towers.py counts it).
+
+    `widths` and `inner` count numbers of the tower's width and of its MLP's; `fp32` counts bytes of its width besides.
+    """
+
+    widths: int = 8
+    inner: int = 2
+    fp32: int = 0
+
+
+_LAYERS_OF_TOWERS = {
+    **dict.fromkeys(("llava", "llava_next"), _LayerOfTower(inner=3)),  # CLIP's activation keeps its sigmoid
+    "internvl": _LayerOfTower(widths=10),  # it scales the output of each half
+    "qwen2_vl": _LayerOfTower(widths=11, inner=3),  # rotary positions, attention in windows
+    "qwen2_5_vl": _LayerOfTower(widths=11, inner=4, fp32=8),  # and gates, and RMS norms in fp32
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _LayerOfTower(widths=11)),
+}
+"""model_type of the whole model -> a layer of its tower. A model without an entry has SigLIP's."""
 
 
 class _Mask(NamedTuple):
@@ -122,7 +138,7 @@ def of_recipe(
         kept = sum(saved)
         at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
-    kept += _of_tower(recipe, architecture, tokens, weight_bytes)
+    kept += of_tower(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
         return Work(kept, at_loss, logits, at_layer)
     widest = hidden if recipe.split.recompute else weight_bytes * tokens * _widest(architecture, layers)
@@ -130,18 +146,32 @@ def of_recipe(
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
 
 
-def _of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
-    """Return what the tower keeps for the backward pass of a micro-batch of so many tokens, all of them of images.
+def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
+    """Return the bytes that the tower keeps for the backward pass of a micro-batch.
 
     With recomputation that is the input of each layer. A tower without a trained weight keeps nothing.
+
+    Args:
+        recipe: The recipe.
+        architecture: The model's facts.
+        tokens: Of the micro-batch, all of them of images.
+        weight_bytes: Of a number of the compute type.
     """
     tower = architecture.vision_config
     learns = "vision" not in recipe.model.freeze and (recipe.adapter is None or recipe.adapter.vision)
     if not recipe.reads_images or tower is None or not tower.hidden_size or not learns:
         return 0.0
-    patches = tokens * tower.merge_size**2
-    bytes_a_token = weight_bytes if recipe.split.recompute else _TOWER_BYTES_A_TOKEN * weight_bytes / 2
-    return float(bytes_a_token * patches * tower.hidden_size * (tower.num_hidden_layers or 0))
+    width, inner = tower.hidden_size, tower.intermediate_size or 4 * tower.hidden_size
+    layer = _LAYERS_OF_TOWERS.get(tower.model_type, _LayerOfTower())
+    kept = weight_bytes * (layer.widths * width + layer.inner * inner) + layer.fp32 * width
+    of_layers = (weight_bytes * width if recipe.split.recompute else kept) * (tower.num_hidden_layers or 0)
+    at_begin = weight_bytes * (width + _pixels_of_patch(tower)) + layer.fp32 * width
+    return patches_of(tower, tokens) * (of_layers + at_begin)
+
+
+def _pixels_of_patch(tower: Tower) -> int:
+    """Return the numbers of a patch before it is embedded. Qwen-VL repeats an image as two frames of a video."""
+    return 3 * (tower.patch_size or 0) ** 2 * (1 if tower.image_size else 2)
 
 
 def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:
@@ -159,15 +189,16 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
 
 
 def of_generation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:
-    """Return the bytes at the peak of generation; 0 without generation.
+    """Return the bytes at the peak of generation by the model that trains; 0 if it does not generate.
 
     All completions of a step of this rank are generated together. The peak is while the model reads the prompts, or at
     the end, when keys and values of all tokens are kept and the next token is chosen. Layers with a window count as
     others; those without softmax attention count nothing, because transformers keeps little for them.
     """
-    loader, completion = recipe.train_dataloader, recipe.objective.completion_tokens
-    if not completion:
+    generation = recipe.objective.generated_by
+    if generation is None or generation.engine != "transformers":
         return 0.0
+    loader, completion = recipe.train_dataloader, recipe.objective.completion_tokens
     completions, prompt = loader.micro_batch * recipe.split.accumulation, loader.dataset.max_length
     of_values = architecture.v_head_dim or architecture.head_dim
     width = architecture.num_key_value_heads * (architecture.head_dim + of_values)

@@ -150,9 +150,24 @@ def _shorter(recipe: RecipeConfig, architecture: Architecture, machines: Machine
         changed = recipe.with_values({"train_dataloader.dataset.max_length": length})
         if best := _best(changed, architecture, machines):
             flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
-            return Change(f"samples of at most {length} tokens", flags, best.level, machines)
+            description = f"samples of at most {length} tokens"
+            if pixels := _most_pixels(recipe, architecture, length):
+                description = f"{description}, and images of fewer tokens"
+                flags = f"{flags} --set train_dataloader.dataset.image_max_pixels={pixels}"
+            return Change(description, flags, best.level, machines)
         length //= 2
     return None
+
+
+def _most_pixels(recipe: RecipeConfig, architecture: Architecture, length: int) -> int | None:
+    """Return how many pixels an image may have so that half a sample is left for text.
+
+    None: the model reads no images, or each image has the same number of tokens.
+    """
+    tower = architecture.vision_config
+    if not recipe.reads_images or tower is None or tower.num_tokens or tower.image_size or not tower.patch_size:
+        return None
+    return length // 2 * (tower.patch_size * tower.merge_size) ** 2
 
 
 def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:

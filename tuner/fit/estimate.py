@@ -90,7 +90,11 @@ def peak(
 def peak_on(recipe: RecipeConfig, architecture: Architecture, level: Level, machines: Machines) -> Peak:
     """Return the memory of one step on these machines."""
     ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
-    return peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
+    needs = peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
+    generation = recipe.objective.generated_by
+    if generation is not None and generation.held_share:
+        needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes
+    return needs
 
 
 def _total(lines: Mapping[str, float]) -> float:

@@ -257,5 +257,13 @@ def tokens_of_image(tower: Tower, size: tuple[int, int] | None = None) -> int:
     return max(1, round(width / side) * round(height / side))
 
 
+def patches_of(tower: Tower, tokens: int) -> float:
+    """Return the patches that become so many tokens, with the class token of each image."""
+    side = _patches_of_a_side(tower)
+    if tower.num_tokens and side:
+        return tokens * (side**2 + 1) / tower.num_tokens
+    return float(tokens * tower.merge_size**2)
+
+
 _SIDE, _PATCH = 512, 14
 """Pixels of a side of an image, and of a patch, where nothing says so."""

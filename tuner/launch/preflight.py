@@ -56,6 +56,20 @@ def _teacher(run: ResolvedRun) -> Iterator[Finding]:
         yield from _findings(run, teacher_files.fitting, teacher_files.same_tokens)
 
 
+def _generation(name: str) -> Check:
+    """Return a check of the program that generates; few objectives generate, and few of them with vLLM."""
+
+    def check(run: ResolvedRun) -> Iterator[Finding]:
+        program = run.recipe.config.objective.generated_by
+        if program is None or program.engine == "transformers":
+            return
+        from tuner.launch.checks import generation  # urllib
+
+        yield from getattr(generation, name)(run)
+
+    return check
+
+
 _ELSEWHERE: tuple[Check, ...] = (
     model_files.architecture,
     model_files.images,
@@ -78,6 +92,7 @@ _QUICK: tuple[Check, ...] = (
     gpus.offloading,
     gpus.precision,
     gpus.spread,
+    _generation("vllm"),
     host.checkpoints,
     host.conversion,
     host.shared_memory,
@@ -89,6 +104,7 @@ _QUICK: tuple[Check, ...] = (
 _SLOW: tuple[Check, ...] = (
     model_files.tokens,
     _inputs,
+    _generation("server"),
     host.download,
     gpus.driver,
     gpus.busy,

@@ -352,7 +352,7 @@ def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
 
 def _refuse_below_none(keys: Keys, values: object, where: str) -> None:
     for end in range(1, len(keys)):
-        if lookup(values, keys[:end]) is None:
+        if lookup(values, keys[:end], ...) is None:  # a block of defaults need not be there
             block = ".".join(keys[:end])
             message = f"{block} is None in this recipe, so {'.'.join(keys)} has no effect"
             raise RecipeError(message, where=where, fix=f"Use a method that has one, or set {block} as a whole.")

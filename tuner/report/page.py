@@ -58,9 +58,10 @@ _LINES = {
     "gathered_weights": "gathered weights",
     "context": "CUDA's context",
     "fragmentation": "fragmentation",
+    "vllm": "vLLM",
 }
 _LIBRARIES = ("tuner", "torch", "transformers", "trl", "peft", "deepspeed")
-_OUTSIDE_TENSORS = ("context", "fragmentation")
+_OUTSIDE_TENSORS = ("context", "fragmentation", "vllm")
 """Lines of the estimate that `torch.cuda.max_memory_allocated` does not count."""
 
 

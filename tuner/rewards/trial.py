@@ -23,10 +23,9 @@ class TrialRow:
     prompt: Completion
     columns: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def completions(self) -> tuple[Completion, ...]:
-        """The right answer, if the row has one, and an empty completion, in the form of the prompt."""
-        answer = self.columns.get(ANSWER)
+    def completions(self, column: str) -> tuple[Completion, ...]:
+        """Return the right answer, if the row has one in this column, and an empty completion, like the prompt."""
+        answer = self.columns.get(column)
         texts = ("",) if answer is None else (answer if isinstance(answer, str) else text_of(answer), "")  # type: ignore[arg-type]
         if isinstance(self.prompt, str):
             return texts
@@ -50,7 +49,8 @@ def mistakes(rewards: Sequence[RewardBlock], rows: Sequence[TrialRow]) -> Iterat
 
 def _mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardError | None:
     names = {key for row in rows for key in row.columns}
-    tried = [(row, completion) for row in rows for completion in row.completions]
+    column = getattr(reward.block, "column", ANSWER)
+    tried = [(row, completion) for row in rows for completion in row.completions(column)]
     columns: dict[str, list[object]] = {name: [row.columns.get(name) for row, _ in tried] for name in names}
     columns |= {"prompts": [row.prompt for row, _ in tried], "completions": [completion for _, completion in tried]}
     try:

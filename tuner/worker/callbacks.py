@@ -205,8 +205,8 @@ _SIGNS = (
     _Sign(
         "frac_reward_zero_std",
         1.0,
-        "no group of completions had different rewards for {steps} steps, so nothing is learned: use prompts of which "
-        "the model solves some, a reward with more than two values, or a higher objective.temperature (docs/grpo.md)",
+        "no group of completions had different rewards for {steps} steps, so nothing is learned: use prompts that the "
+        "model solves sometimes, a reward with more than two values, or a higher objective.temperature (docs/grpo.md)",
     ),
     _Sign(
         "completions/clipped_ratio",

@@ -474,7 +474,8 @@ class RecipeConfig(Block):
     @property
     def teacher_architecture(self) -> Architecture | None:
         """What config.json says of the objective's teacher; None if there is no teacher, or it is not known."""
-        return getattr(self.objective, "teacher_architecture", None)
+        facts = getattr(self.objective, "teacher_architecture", None)
+        return Architecture.model_validate(facts) if facts else None
 
     @property
     def needs_bitsandbytes(self) -> bool:

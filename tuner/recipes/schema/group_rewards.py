@@ -11,7 +11,7 @@ from tuner.recipes.schema.sampling import Sampling
 class GroupRewards(Sampling):
     """An objective that learns which of several completions of a prompt are better."""
 
-    own_keys: ClassVar = frozenset({"type", "rewards"})  # functions score completions, see `rewards`
+    own_keys: ClassVar = Sampling.own_keys | {"rewards"}  # functions score completions, see `rewards`
     # What scores a completion; the numbers are added up.
     rewards: Rewards
     # Completions of each prompt. They are compared with each other.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, field_validator
 
 from tuner.recipes.schema.block import Block
 
@@ -76,6 +76,40 @@ class Teacher:
     bits: int
 
 
+class Generation(Block):
+    """The program that generates, and where it runs. What belongs to vLLM has no effect with another program."""
+
+    # 'transformers': the ranks that train generate. 'vllm': vLLM does, on the GPUs of the ranks or as a server.
+    engine: Literal["transformers", "vllm"] = "transformers"
+    # The address of a server of vLLM, such as 'http://node-1:8000'. None: vLLM shares the GPUs of the ranks.
+    server: str | None = None
+    # The port of the rank that leads, over which the server gets the trained weights.
+    group_port: Annotated[int, Field(ge=1, le=65_535)] = 51_216
+    # The part of each GPU's memory that vLLM takes where it shares the GPUs.
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    # Ranks that share one copy of the model in vLLM.
+    tensor_parallel_size: PositiveInt = 1
+    # vLLM frees its memory while the model trains, and gets the weights again before it generates.
+    enable_sleep_mode: bool = False
+
+    @field_validator("server")
+    @classmethod
+    def _is_an_address(cls, server: str | None) -> str | None:
+        if server is not None and not server.startswith(("http://", "https://")):
+            raise ValueError("write the address of the server with its protocol and port: 'http://node-1:8000'")
+        return server
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether vLLM runs on the GPUs of the ranks."""
+        return self.engine == "vllm" and self.server is None
+
+    @property
+    def held_share(self) -> float:
+        """The part of each GPU's memory that vLLM holds while the model trains."""
+        return self.gpu_memory_utilization if self.shares_gpus and not self.enable_sleep_mode else 0.0
+
+
 class Objective(Block):
     """The block `objective` of a recipe, in TRL's names for its settings."""
 
@@ -98,6 +132,11 @@ class Objective(Block):
     def samples_a_row(self) -> int:
         """The samples that a row becomes: 1, or the completions that are generated of a prompt."""
         return 1
+
+    @property
+    def generated_by(self) -> Generation | None:
+        """The program that writes the completions of training; None without generation."""
+        return None
 
     @property
     def completion_tokens(self) -> int:

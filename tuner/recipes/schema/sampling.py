@@ -1,10 +1,10 @@
 """What the objectives share that generate completions of prompts: how the next token is chosen."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objective import Objective, Share
+from tuner.recipes.schema.objective import Generation, Objective, Share
 
 DROPPED = "a prompt longer than max_length"
 
@@ -12,6 +12,9 @@ DROPPED = "a prompt longer than max_length"
 class Sampling(Objective):
     """An objective that trains on completions that the model writes itself."""
 
+    own_keys: ClassVar = frozenset({"type", "generation"})
+    # The program that writes the completions.
+    generation: Generation = Generation()
     # Tokens of the longest completion; it ends there.
     max_completion_length: PositiveInt = 512
     # Higher values give more different completions.
@@ -24,6 +27,11 @@ class Sampling(Objective):
     min_p: Share | None = None
     # Above 1: tokens that occur already are less likely.
     repetition_penalty: PositiveFloat = 1.0
+
+    @property
+    def generated_by(self) -> Generation:
+        """The program that writes the completions."""
+        return self.generation
 
     @property
     def completion_tokens(self) -> int:

@@ -36,6 +36,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from tuner.data import templates
 from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.long_context import tokens_per_sample
 from tuner.rewards.built_in import text_of
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat
@@ -203,7 +204,8 @@ class GeneratingTrainer(TunerTrainer):
     def _seeded(self: Any) -> Iterator[None]:
         """Let the model generate with the seeds of this batch's completions."""
         if self.use_vllm:
-            yield
+            with self._greedy_in_vllm():
+                yield
             return
         model, args, device = self.accelerator.unwrap_model(self.model_wrapped), self.args, self.accelerator.device
         processors = LogitsProcessorList()
@@ -225,10 +227,22 @@ class GeneratingTrainer(TunerTrainer):
         finally:
             del model.generate
 
+    @contextmanager
+    def _greedy_in_vllm(self: Any) -> Iterator[None]:
+        """Let vLLM take the most likely tokens for a validation; in training it samples by seeds of its own."""
+        engine = self.vllm_generation
+        temperature = engine.temperature
+        engine.temperature = 0.0 if _GREEDY in self._numbers else temperature
+        try:
+            yield
+        finally:
+            engine.temperature = temperature
+
     def generates_until(self: Any, end_ids: Sequence[int]) -> None:
         """End completions at these tokens too, and let `Sampled` choose the tokens."""
         self.eos_token_ids = list(dict.fromkeys((*self.eos_token_ids, *end_ids)))
         if self.use_vllm:
+            self.vllm_generation.generation_kwargs |= {"stop_token_ids": self.eos_token_ids}
             return
         names = ("max_new_tokens", "pad_token_id", "bos_token_id", "repetition_penalty", "cache_implementation")
         kept = {name: self.generation_kwargs[name] for name in names}
@@ -273,8 +287,16 @@ class GeneratingTraining(Training):
         return {"completions_file": RunDirectory(folder).completions}
 
     def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
-        """Take the reentrant form of recomputation where DeepSpeed needs it."""
+        """Choose the program that generates; take the reentrant form of recomputation where DeepSpeed needs it."""
         compat.check_generates(self.of_trl)
+        generation = config.objective.generated_by
+        if generation is not None and generation.engine == "vllm":
+            settings.use_vllm, settings.vllm_mode = True, "server" if generation.server else "colocate"
+            settings.vllm_server_base_url, settings.vllm_group_port = generation.server, generation.group_port
+            settings.vllm_gpu_memory_utilization = generation.gpu_memory_utilization
+            settings.vllm_tensor_parallel_size = generation.tensor_parallel_size
+            settings.vllm_enable_sleep_mode = generation.enable_sleep_mode
+            settings.vllm_max_model_length = tokens_per_sample(config)
         if settings.gradient_checkpointing and isinstance(model, PeftModel) and is_deepspeed_zero3_enabled():
             # The other form fails while weights are gathered: DeepSpeed issue 8130.
             settings.gradient_checkpointing_kwargs = {"use_reentrant": True}

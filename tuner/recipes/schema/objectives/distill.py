@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from tuner.recipes.schema.architecture import Architecture
+from tuner.files import JsonObject
 from tuner.recipes.schema.objective import ObjectiveFacts, Share, Teacher
 from tuner.recipes.schema.sampling import DROPPED, Sampling
 
@@ -13,7 +13,7 @@ class Distill(Sampling):
     facts: ClassVar = ObjectiveFacts(
         "distillation", rows="prompts", dropped=DROPPED, cuts=False, has_teacher=True, generates=True
     )
-    own_keys: ClassVar = frozenset({"type", "teacher", "teacher_revision", "teacher_bits", "teacher_architecture"})
+    own_keys: ClassVar = Sampling.own_keys | {"teacher", "teacher_revision", "teacher_bits", "teacher_architecture"}
     type: Literal["distill"]
     # The model to learn from: a folder, a run, or an id on the hub. It needs the vocabulary of the trained model.
     teacher: str | None = None
@@ -22,7 +22,7 @@ class Distill(Sampling):
     # Bits of its weights: 16 is the compute type of the run, 4 is nf4 of bitsandbytes.
     teacher_bits: Literal[4, 16] = 16
     # What its config.json says; tuner reads it.
-    teacher_architecture: Architecture | None = None
+    teacher_architecture: JsonObject | None = None
     # Which divergence the loss is: 0 is the forward KL divergence, 1 the reverse one, 0.5 that of Jensen and Shannon.
     beta: Share = 1.0
 

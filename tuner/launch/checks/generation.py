@@ -1,0 +1,70 @@
+"""Whether the program that writes completions can run: vLLM on the GPUs of the ranks, or a server of it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+from tuner.errors import MachineError, RecipeError
+from tuner.launch.checks import Finding
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine import libraries
+
+VLLM = ((0, 22, 0), (0, 31, 0))
+"""The oldest and the newest vLLM that TRL 1.16 supports (trl/import_utils.py, is_vllm_available)."""
+DEADLINE_S = 5.0
+"""Seconds that a server has to answer."""
+_WITHOUT = "Or use --set objective.generation.engine=transformers."
+_KEY = "objective.generation"
+
+
+def vllm(run: ResolvedRun) -> Iterator[Finding]:
+    """Find what vLLM lacks here: its package, a GPU, and ranks for its copies of the model."""
+    generation = run.recipe.config.objective.generated_by
+    assert generation is not None, "the caller has looked"
+    installed = libraries.version_of("vllm")
+    if installed is None:
+        fix = f"Install it (pip install 'trl[vllm]'). {_WITHOUT}"
+        yield MachineError("generation by vLLM needs the package vllm on every rank", where=f"{_KEY}.engine", fix=fix)
+    elif not VLLM[0] <= release(installed) <= VLLM[1]:
+        oldest, newest = (".".join(map(str, version)) for version in VLLM)
+        yield f"vLLM {installed} is installed, and TRL was tested with {oldest} to {newest}."
+    if not run.hardware.has_nvidia:
+        problem = "generation by vLLM needs NVIDIA GPUs, and this machine has none"
+        yield MachineError(problem, where=f"{_KEY}.engine", fix=_WITHOUT.replace("Or use", "Use"))
+    copies, ranks = generation.tensor_parallel_size, run.topology.world_size
+    if generation.shares_gpus and ranks % copies:
+        problem = f"{ranks} ranks cannot be divided into groups of {copies} that share a copy of the model in vLLM"
+        near = max(size for size in range(1, copies + 1) if ranks % size == 0)
+        yield RecipeError(problem, where=f"{_KEY}.tensor_parallel_size", fix=f"Set it to {near}.")
+    quantization = run.recipe.config.quantization
+    if generation.shares_gpus and quantization is not None and quantization.bits == 8:
+        problem = "vLLM does not support bases in 8 bits"
+        yield RecipeError(problem, where="quantization.bits", fix=f"Use 4 bits, or LoRA. {_WITHOUT}")
+
+
+def server(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a server of vLLM that does not answer."""
+    generation = run.recipe.config.objective.generated_by
+    if generation is None or generation.server is None or not run.topology.leads:
+        return
+    address = generation.server.rstrip("/")
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=DEADLINE_S):  # noqa: S310  http, by the schema
+            return
+    except urllib.error.HTTPError as error:
+        problem = f"the server at {address} answers {error.code}"
+    except (OSError, ValueError) as error:
+        problem = f"the server at {address} does not answer: {getattr(error, 'reason', error)}"
+    fix = (
+        f"Start it on other GPUs: VLLM_SERVER_DEV_MODE=1 vllm serve {run.recipe.config.model.path} "
+        """--weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
+    )
+    yield MachineError(problem, where=f"{_KEY}.server", fix=fix)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without what names its build."""
+    numbers = version.partition("+")[0].split(".")[:3]
+    return tuple(int(number) for number in numbers if number.isdecimal())
