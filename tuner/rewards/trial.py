@@ -64,7 +64,9 @@ def _mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardError | 
     if not numbers:
         problem = f"the reward {reward.__name__!r} has no number for any of the first {len(rows)} rows"
         return RewardError(problem, where=reward.place, fix="Check the column of the right answer.")
-    if len(set(numbers)) == 1 and len(numbers) > 1 and reward.block.varies and getattr(reward.block, "trial", True):
+    has_answers = any(row.columns.get(column) is not None for row in rows)  # empty completions alone may be alike
+    is_constant = has_answers and len(set(numbers)) == 1 and len(numbers) > 1
+    if is_constant and reward.block.varies and getattr(reward.block, "trial", True):
         problem = f"the reward {reward.__name__!r} is {numbers[0]:g} for every right answer and every empty completion"
         fix = "A constant teaches nothing: correct it."
         if isinstance(reward.block, OwnReward):
