@@ -40,8 +40,8 @@ def test_the_guides_pipeline_trains(tmp_path: Path) -> None:
     model_and_data = ("--model", "package:tiny", "--data", "sums.jsonl")
     train(tmp_path, "qwen/rlvl_lora_zero3.yaml", *model_and_data, *SHRUNK, "--work-dir", "run")
 
-    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert recipe["objective"]["type"] == "grpo" and recipe["objective"]["num_generations"] == 8
+    objective = json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe"]["objective"]
+    assert (objective["type"], objective["num_generations"]) == ("grpo", 8)
     assert json.loads((tmp_path / "run" / "deepspeed.json").read_text())["zero_optimization"]["stage"] == 3
     steps = [line for line in lines(tmp_path / "run") if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2] and all("reward" in line for line in steps)
