@@ -60,10 +60,12 @@ def lay_out(folder: Path, text: str) -> None:
         row = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
         (folder / name).write_text(f"{json.dumps(row)}\n")
     (folder / "prefs.jsonl").write_text('{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n')
-    for name in ("my-model", "my-qwen", "acme-7b", "runs/sft-merged"):
+    for name in ("my-model", "my-llm", "my-qwen", "acme-7b", "runs/sft-merged"):
         (folder / name).mkdir(parents=True)
         facts = read_part("models", "qwen3_8b").values["architecture"]
         (folder / name / "config.json").write_text(json.dumps(facts))
+    (folder / "my-clip").mkdir()
+    (folder / "my-clip/config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {}}))
     for name in ("RUN", "first", "runs/first", "work_dirs/RECIPE/TIME"):
         checkpoint(written_run(folder / name).path, 500)
     _result_of_a_run(folder / "runs" / "sft" / "final")

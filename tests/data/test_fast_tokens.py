@@ -35,6 +35,12 @@ LETTERS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_rows_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start fastokens and other processes after one batch of rows, so that the tests need fewer of them."""
+    monkeypatch.setattr(processes, "ALONE", 1)
+
+
 def plain() -> Any:
     return make_tokenizer()
 
@@ -82,7 +88,7 @@ def as_lists(found: Sequence[Any]) -> list[tuple[list[int], list[tuple[int, ...]
 def test_ids_and_offsets_are_those_of_tokenizers(make: Callable[[], Any]) -> None:
     tokenizer, asked = make(), list[str]()
     draw = random.Random(0)  # noqa: S311 -- data for a test
-    texts = ["".join(draw.choices(LETTERS, k=draw.randint(1, 120))) for _ in range(3_000)]
+    texts = ["".join(draw.choices(LETTERS, k=draw.randint(1, 120))) for _ in range(1_000)]
     fast = FastTokens.of(tokenizer)
     assert fast
 
@@ -252,7 +258,7 @@ def many_rows(
     num_proc: int,
     objective: str = "sft",
     *,
-    count: int = processes.ALONE * BATCH_ROWS + 700,
+    count: int = BATCH_ROWS + 700,
     name: str = "rows.jsonl",
     last: str = "last",
 ) -> Settings:

@@ -1,4 +1,4 @@
-"""`tuner train` whose ranks note the rows that each micro-batch trains on, in RUN/seen-RANK.jsonl."""
+"""A rank that notes the rows of each micro-batch that it trains on, in RUN/seen-RANK.jsonl."""
 
 from __future__ import annotations
 
@@ -25,20 +25,9 @@ def _record() -> None:
 
 
 def main() -> None:
-    if "RANK" in os.environ:
-        from tuner.worker.guard import Guard
+    from tuner.worker.guard import Guard
 
-        finish = Guard.finish
-        # Only once the rank's signals and output are taken: a rank imports nothing heavy before that.
-        Guard.finish = lambda guard, work: finish(guard, lambda: (_record(), work())[1])  # type: ignore
-        import_module("tuner.worker.__main__")
-        return
-    from tuner.cli import main as command_line
-    from tuner.launch import render
-
-    render.WORKER = "tests.e2e.recorder"
-    command_line()
-
-
-if __name__ == "__main__":
-    main()
+    finish = Guard.finish
+    # Only once the rank's signals and output are taken: a rank imports nothing heavy before that.
+    Guard.finish = lambda guard, work: finish(guard, lambda: (_record(), work())[1])  # type: ignore
+    import_module("tuner.worker.__main__")

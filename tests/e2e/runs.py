@@ -11,11 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.e2e.warm import WORKER, warm
+from tuner.machine.hardware import detect
 from tuner.machine.launchers import without_variables
 
 COMMAND = [sys.executable, "-m", "tuner"]
@@ -92,12 +95,27 @@ def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 90
             process.wait()
 
 
+@cache
+def _has_gpus() -> bool:
+    return detect(os.environ).device != "cpu"
+
+
 def train(
-    recipe: object, work_dir: Path, *arguments: object, ranks: int = 2, command: Sequence[str] = COMMAND, **env: str
+    recipe: object,
+    work_dir: Path,
+    *arguments: object,
+    ranks: int = 2,
+    command: Sequence[str] = COMMAND,
+    worker: str = WORKER,
+    **env: str,
 ) -> Finished:
-    """Run `tuner train` to its end."""
-    given = (recipe, "--work-dir", work_dir, *arguments)
-    return finish(start(*given, ranks=ranks, command=command, **env), work_dir)
+    """Run `tuner train` to its end, forked on a CPU unless the launcher becomes the rank or has a command."""
+    words = (recipe, "--work-dir", work_dir, *arguments)
+    if command != COMMAND or not ranks or _has_gpus():
+        return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
+    variables = environment(NPROC_PER_NODE=str(ranks), **env)
+    ended = warm().run(["train", *words], env=variables, worker=worker)
+    return Finished(ended.returncode, ended.stdout + ended.stderr, work_dir)
 
 
 def processes_of(work_dir: Path) -> list[psutil.Process]:

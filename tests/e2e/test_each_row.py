@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from tuner.models.tiny import materialize
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "tests.e2e.recorder"]
 RECIPE = """
 _base_ = "tiny_{name}_custom_e2"
 train_dataloader = dict(batch_size=2, dataset=dict(path={data!r}, max_length=64, packing={packing}))
@@ -52,7 +49,7 @@ def recipe(folder: Path, name: str = "full", packing: bool = False, interval: in
 
 def run(path: Path, work_dir: Path, ranks: int, *arguments: object) -> Finished:
     asked = ("--deepspeed", "zero2", "--set", f"accumulative_counts={6 // ranks}", *arguments)
-    return ok(train(path, work_dir, *asked, ranks=ranks, command=COMMAND, PYTHONPATH=str(ROOT)))
+    return ok(train(path, work_dir, *asked, ranks=ranks, worker="tests.e2e.recorder"))
 
 
 def seen(finished: Finished) -> Counter[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.runs import environment
+from tests.e2e.warm import warm
 
 REWARD = """
 def vowels(completions, **columns):
@@ -18,12 +19,13 @@ def vowels(completions, **columns):
 """
 RUN = (
     *("tiny_grpo_full_sample_e1", "--reward", "rewards.py:vowels", "--lr", "1e-3", "--set", "max_completion_length=12"),
-    *("--set", "global_batch_size=16", "--save-every", "3"),
+    *("--set", "global_batch_size=16", "--save-every", "2", "--set", "num_iterations=2"),
 )
 
 
 def train(folder: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tuner", "train", *arguments], cwd=folder, check=True, capture_output=True)
+    ended = warm().run(["train", *arguments], cwd=folder, env=environment())
+    assert ended.returncode == 0, ended.stderr
 
 
 def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -32,7 +34,10 @@ def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the runs `one`, of one rank; `two`, of two at ZeRO-3; and `again`, which is `two` resumed from step 3."""
+    """Make the runs `one`, of one rank; `two`, of two at ZeRO-3; and `again`, which is `two` resumed from step 4.
+
+    All take two steps on the same completions.
+    """
     folder = tmp_path_factory.mktemp("runs")
     (folder / "rewards.py").write_text(REWARD)
     ranks = ("--nproc-per-node", "2", "--deepspeed", "zero3")
@@ -60,6 +65,12 @@ def test_one_rank_and_two_sample_the_same_completions(runs: Path) -> None:
 def test_a_resumed_run_ends_with_the_same_bytes(runs: Path) -> None:
     for name in ("final/model.safetensors", "completions.jsonl"):
         assert (runs / "again" / name).read_bytes() == (runs / "two" / name).read_bytes()
+
+
+@pytest.mark.long
+def test_completions_are_generated_anew_after_all_steps_on_them(runs: Path) -> None:
+    assert sorted({line["step"] for line in lines(runs / "two", "completions.jsonl")}) == [1, 3, 5]
+    assert [line["step"] for line in lines(runs / "two") if "reward" in line] == [1, 3, 5]
 
 
 @pytest.mark.long

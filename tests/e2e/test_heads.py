@@ -60,11 +60,6 @@ def check(folder: Path, method: str, *, is_tied: bool, levels: tuple[str, ...], 
 
 
 @pytest.mark.long
-def test_a_head_of_its_own_trains_and_validates_at_zero_3_as_without_zero(tmp_path: Path) -> None:
-    check(tmp_path, "full", is_tied=False, levels=("none", "zero3"))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("method", "is_tied"), [("full", False), ("lora", True)], ids=["full-untied", "lora-tied"])
 def test_losses_are_the_same_at_every_stage(tmp_path: Path, method: str, is_tied: bool) -> None:
     check(tmp_path, method, is_tied=is_tied, levels=("none", "zero2", "zero3"))

@@ -1,4 +1,4 @@
-"""A real model goes through SFT, DPO, merge, evaluation, GGUF for llama.cpp, a server and an upload."""
+"""A pretrained model answers, learns from real text, and goes through DPO, merge, GGUF, a server and an upload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.runs import COMMAND, environment, finish, ok, start
+from tests.e2e.runs import COMMAND, Finished, environment, finish, ok, start
 from tests.real import files, llama_cpp
 from tests.real.model import Unavailable
 from tests.results.hub import NAME, Hub, serving
@@ -31,30 +31,53 @@ def command(*words: object, **env: str) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def sft(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Train the pretrained model on the documentation of Python."""
+    path, (rows, held_out) = tmp_path_factory.mktemp("real") / "sft", files.paths(real, "docs-135")
+    data = ("--data", rows, "--val", held_out, *BRIEF, "--set", "val_dataloader.dataset.max_rows=8")
+    started = start("--model", real / "smollm2", "--work-dir", path, *data, "--set", "max_steps=10", **TWO_CORES)
+    return ok(finish(started, path))
+
+
+def _losses(run: Finished) -> list[float]:
+    return [line["eval_loss"] for line in run.metrics if "eval_loss" in line]
+
+
+def test_a_pretrained_model_answers_a_question(real: Path) -> None:
+    asked = [*COMMAND, "chat", str(real / "smollm2"), "--temperature", "0", "--max-new-tokens", "20"]
+    done = subprocess.run(
+        asked, input="What is the capital of France?", capture_output=True, text=True, env=environment(), check=True
+    )
+
+    assert "Paris" in done.stdout
+
+
+def test_it_learns_from_the_documentation_of_python(sft: Finished) -> None:
+    losses = _losses(sft)
+
+    assert losses[-1] < losses[0] - 0.3
+
+
 def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
-    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, sft: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openai = pytest.importorskip("openai")
     try:
         converter, runtime = llama_cpp.converter(real), llama_cpp.runtime(real)
     except Unavailable as reason:
         pytest.skip(f"skipped: {reason}")
-    rows, held_out = files.paths(real, "docs-135")
+    _, held_out = files.paths(real, "docs-135")
     pairs, _ = files.paths(real, "pairs")
-    sft, dpo, merged = tmp_path / "sft", tmp_path / "dpo", tmp_path / "merged"
-
-    data = ("--data", rows, "--val", held_out, *BRIEF, "--set", "val_dataloader.dataset.max_rows=8")
-    started = start("--model", real / "smollm2", "--work-dir", sft, *data, "--set", "max_steps=10", **TWO_CORES)
-    losses = [line["eval_loss"] for line in ok(finish(started, sft)).metrics if "eval_loss" in line]
-    assert losses[-1] < losses[0] - 0.3
+    dpo, merged = tmp_path / "dpo", tmp_path / "merged"
 
     name, more = "smollm2_135m_instruct_dpo_lora_custom_e1", ("--set", "max_steps=2", "--set", "beta=0.5")
-    started = start(name, "--model", sft, "--data", pairs, "--work-dir", dpo, *BRIEF, *more, **TWO_CORES)
+    started = start(name, "--model", sft.path, "--data", pairs, "--work-dir", dpo, *BRIEF, *more, **TWO_CORES)
     ok(finish(started, dpo))
 
     command("export", dpo, merged, "--merge")
     judged = json.loads(command("eval", merged, "--data", held_out, "--max-rows", 8, "--json"))
-    assert judged["metrics"]["loss"] < losses[0] - 0.2, "DPO began with what SFT had learned"
+    assert judged["metrics"]["loss"] < _losses(sft)[0] - 0.2, "DPO began with what SFT had learned"
 
     command("export", merged, tmp_path / "mine", "--as", "gguf", "--dtype", "fp32", PYTHONPATH=str(converter))
     tokenizer = AutoTokenizer.from_pretrained(merged)

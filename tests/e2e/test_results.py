@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import runner
-from tests.e2e.runs import COMMAND, Finished, environment, ok, train, wait_until
+from tests.e2e.runs import Finished, environment, ok, train, wait_until
+from tests.e2e.warm import warm
 from tuner import assets
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
@@ -54,8 +55,7 @@ def test_eval_finds_the_loss_that_training_found(
 
 
 def test_a_script_gets_the_answer_alone(run: Finished) -> None:
-    argv = [*COMMAND, "chat", str(run.path), "--json", "--max-new-tokens", "4"]
-    done = subprocess.run(argv, input="Why?", env=environment(), capture_output=True, text=True, timeout=300)
+    done = warm().run(["chat", run.path, "--json", "--max-new-tokens", "4"], input="Why?", env=environment())
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompt"] == "Why?"

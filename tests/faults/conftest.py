@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -23,8 +22,19 @@ FAULTY = [sys.executable, "-m", "tests.faults.tuner"]
 class Faulty:
     """`tuner train` on two CPU ranks, or as many as are asked for, with a fault in one of them."""
 
-    def __call__(self, fault: str, recipe: Path, work_dir: Path, *arguments: object, **how: Any) -> Finished:
-        return finish(self.start(fault, recipe, work_dir, *arguments, **how), work_dir)
+    def __call__(
+        self,
+        fault: str,
+        recipe: Path,
+        work_dir: Path,
+        *arguments: object,
+        ranks: int = 2,
+        command: Sequence[str] | None = None,
+    ) -> Finished:
+        """Run it to its end; by a command of its own it starts as a user's does."""
+        if command:
+            return finish(self.start(fault, recipe, work_dir, *arguments, ranks=ranks, command=command), work_dir)
+        return train(recipe, work_dir, *arguments, ranks=ranks, worker="tests.faults.worker", TUNER_FAULT=fault)
 
     def start(
         self,

@@ -63,6 +63,18 @@ def test_an_epoch_has_a_step_for_each_batch_of_prompts() -> None:
     assert run.steps.per_epoch.value == 3, "10 prompts, 4 a step"
 
 
+def test_an_epoch_has_all_steps_on_the_same_completions() -> None:
+    sets = ("global_batch_size=16", "num_generations=4", "max_rows=10", "num_iterations=2")
+
+    assert made(*sets, recipe=RECIPE, hardware=CPU).steps.per_epoch.value == 6
+
+
+@pytest.mark.parametrize("key", ["checkpoint.interval", "train_cfg.val_interval"])
+def test_a_checkpoint_between_two_steps_on_the_same_completions_is_refused(key: str) -> None:
+    with pytest.raises(RecipeError, match=r"= 5 is no multiple of objective.num_iterations = 2; set it to 6"):
+        load(RECIPE, Overrides(pairs=[("--set", "num_iterations=2"), ("--set", f"{key}=5")]))
+
+
 def test_a_batch_that_splits_a_group_is_refused_with_the_nearest_that_do_not() -> None:
     with pytest.raises(RecipeError, match="a step of 12 completions cannot hold 8 of each prompt") as caught:
         made("global_batch_size=12", recipe=RECIPE, hardware=CPU)

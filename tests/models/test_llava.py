@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,21 @@ import PIL.Image
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, CLIPConfig, CLIPModel
 
 from tests.models import published
 from tuner import assets
+from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.models import llava, projectors
 from tuner.models.load import CACHE, source
 from tuner.models.tiny import materialize
 from tuner.recipes.schema import Model, Vision
+from tuner.results import llava_layouts
 from tuner.results.base_model import model_of
+from tuner.runs import checkpoints
 
 SIDE, PATCH = 32, 8
 TEXT = "The capital of a country"
@@ -227,3 +232,52 @@ def test_the_cache_holds_no_part_of_a_model_after_an_error(clip: Path, llama: Pa
         llava.materialize(block, str(llama), tmp_path / "cache", weights=True)
 
     assert [file.name for file in (tmp_path / "cache").iterdir() if not file.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("layout", llava_layouts.NAMES)
+def test_a_llava_is_the_same_after_it_was_in_another_layout(
+    layout: llava_layouts.Name, clip: Path, llama: Path, tmp_path: Path
+) -> None:
+    first = source(joined(llama, clip, seed=4))
+    dest = tmp_path / "dest"
+
+    done = CliRunner().invoke(tuner, ["export", first, str(dest), "--as", layout, "--max-shard-size", "200KB"])
+
+    assert done.exit_code == 0, done.output
+    assert checkpoints.inspect(dest) is None
+    towers = {"xtuner": dest / "visual_encoder", "llava": clip}
+    parts = {"projector": str(dest / "projector")} if layout == "xtuner" else {}
+    again = source(joined(dest, towers[layout], **parts))
+    before, after = (AutoModelForImageTextToText.from_pretrained(one).state_dict() for one in (first, again))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    tokenizers = [AutoProcessor.from_pretrained(one).tokenizer for one in (first, again)]
+    assert tokenizers[0](TEXT)["input_ids"] == tokenizers[1](TEXT)["input_ids"]
+
+
+def test_the_names_in_other_layouts_are_those_of_xtuner_and_of_llava(clip: Path, llama: Path, tmp_path: Path) -> None:
+    first = source(joined(llama, clip))
+    for layout in llava_layouts.NAMES:
+        assert CliRunner().invoke(tuner, ["export", first, str(tmp_path / layout), "--as", layout]).exit_code == 0
+
+    files = ("xtuner/projector", "xtuner/visual_encoder", "xtuner", "llava")
+    projector, tower, llm, whole = (load_file(tmp_path / file / "model.safetensors") for file in files)
+    assert sorted(projector) == ["model.0.bias", "model.0.weight", "model.2.bias", "model.2.weight"]
+    assert {name.split(".")[0] for name in tower} == {"vision_model"}
+    assert {name.split(".")[0] for name in llm} == {"model", "lm_head"}
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "xtuner", output_loading_info=True)[1]["missing_keys"] == set()
+    )
+    assert "model.mm_projector.0.weight" in whole and "model.layers.0.self_attn.q_proj.weight" in whole
+    assert "model.vision_tower.vision_tower.vision_model.embeddings.class_embedding" in whole
+    facts = json.loads((tmp_path / "llava/config.json").read_text(encoding="utf-8"))
+    assert (facts["model_type"], facts["mm_hidden_size"], facts["mm_vision_select_layer"]) == ("llava_llama", 32, -2)
+
+
+def test_a_layout_without_a_name_for_the_llm_is_refused(clip: Path, llama: Path, tmp_path: Path) -> None:
+    qwen = source(joined(write_llm("qwen2", tmp_path / "llm"), clip))
+
+    for folder, reason in ((qwen, "this LLM is of model_type 'qwen2'"), (llama, "is no LLaVA")):
+        done = CliRunner().invoke(tuner, ["export", str(folder), str(tmp_path / "dest"), "--as", "llava"])
+        assert reason in str(done.exception)
+        assert not (tmp_path / "dest").exists()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,18 +17,13 @@ from tuner.models import tiny
 from tuner.models.tiny import WEIGHTS, materialize
 
 ASSETS = CONFIGS / "assets" / "tiny"
-IN_A_PROCESS = """
-import sys
-from pathlib import Path
-import torch
-from transformers import LlamaForCausalLM
-from tuner.models.tiny import materialize
-torch.set_num_threads(int(sys.argv[3]))
-torch.manual_seed(int(sys.argv[3]))
-print("ready", flush=True)
-sys.stdin.readline()
-print(materialize(Path(sys.argv[1]), Path(sys.argv[2])))
-"""
+
+
+def _materialized(number: int, folder: Path, meeting: Any, answers: Any) -> None:
+    torch.set_num_threads(number)
+    torch.manual_seed(number)
+    meeting.wait(60)
+    answers.put(materialize(ASSETS, folder))
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +60,19 @@ def test_weights_have_the_spread_that_the_config_names(folder: Path) -> None:
 
 
 def test_processes_that_meet_agree_to_the_byte_whatever_their_seed_and_threads(folder: Path, tmp_path: Path) -> None:
+    forked = multiprocessing.get_context("fork")  # which have imported the libraries, and so meet
+    meeting, answers = forked.Barrier(2), forked.SimpleQueue()
     children = [
-        subprocess.Popen(
-            [sys.executable, "-c", IN_A_PROCESS, str(ASSETS), str(tmp_path), number],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in ("1", "2")
+        forked.Process(target=_materialized, args=(number, tmp_path, meeting, answers), daemon=True)
+        for number in (1, 2)
     ]
     for child in children:
-        assert child.stdout and child.stdout.readline() == "ready\n"
+        child.start()
     for child in children:
-        assert child.stdin
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    answers = [child.communicate(timeout=60)[0].strip() for child in children]
+        child.join(60)
 
-    assert [child.returncode for child in children] == [0, 0]
-    assert answers == [str(tmp_path / folder.name)] * 2
+    assert [child.exitcode for child in children] == [0, 0]
+    assert [answers.get() for _ in children] == [tmp_path / folder.name] * 2
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     assert _bytes(tmp_path / folder.name) == _bytes(folder)
 

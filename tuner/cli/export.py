@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 @click.option(
     "--as",
     "layout",
-    type=click.Choice(("llama", "gguf")),
-    help="gguf: one file for Ollama and llama.cpp. llama: InternLM with Llama's names.",
+    type=click.Choice(("llama", "gguf", "xtuner", "llava")),
+    help="gguf: one file for Ollama and llama.cpp. llama: InternLM with Llama's names. xtuner, llava: a LLaVA in the "
+    "layout of XTuner, or of LLaVA's own code.",
 )
 @click.option(
     "--push",
@@ -65,7 +66,7 @@ def command(
     base: str | None,
     dtype: str | None,
     max_shard_size: str,
-    layout: Literal["llama", "gguf"] | None,
+    layout: Literal["llama", "gguf", "xtuner", "llava"] | None,
     repository_name: str | None,
     private: bool,
 ) -> None:

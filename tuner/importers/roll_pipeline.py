@@ -80,14 +80,6 @@ def only_if(switch: str, rule: Function, *, is_on: bool = True) -> Function:
     return guarded
 
 
-def passes(t: Translation, setting: Setting) -> None:
-    """Record the passes over the completions of a step: tuner takes one."""
-    if setting.whole() == 1:
-        t.note(setting, Outcome.TAKEN, "one pass")
-    else:
-        t.note(setting, Outcome.CHANGED, "one pass", "tuner trains once on a completion, and then generates new ones")
-
-
 def clips_both_ways(t: Translation, setting: Setting) -> None:
     """Set `delta`: ROLL's second clip limits the ratio of a bad completion to 1 + 2 pg_clip."""
     if setting.truth():
@@ -164,7 +156,7 @@ _RULES = by_word(
         "rollout_batch_size": prompts,
         "prompt_length": prompt_length,
         "response_length": of_objective("max_completion_length", Setting.whole),
-        "ppo_epochs": passes,
+        "ppo_epochs": of_objective("num_iterations", Setting.whole),
         "adv_estimator": estimator,
         "kl_loss_coef": only_if("use_kl_loss", of_objective("beta", Setting.number)),
         "pg_clip": only_if("use_pg_clip_range", of_objective("epsilon", Setting.number), is_on=False),

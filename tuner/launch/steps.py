@@ -169,7 +169,10 @@ def count_steps(
     samples = _samples(sources, rows, config)
     if resumed and resumed.samples is not None:
         samples = Count(resumed.samples)
-    per_epoch = samples._replace(value=None if samples.value is None else batch.steps_per_epoch(samples.value))
+    steps_a_batch = config.objective.steps_a_batch
+    per_epoch = samples._replace(
+        value=None if samples.value is None else batch.steps_per_epoch(samples.value) * steps_a_batch
+    )
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
 

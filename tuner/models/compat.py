@@ -188,6 +188,16 @@ _VIDEOS = "video_processor"
 _KEPT = "_weight_conversions"
 
 
+def forget_unused_conversions(model: PreTrainedModel) -> None:
+    """Keep only the conversions of names that loading used, as transformers does below ZeRO-3.
+
+    At ZeRO-3 transformers 5.23 keeps them all, and `save_pretrained` reverts renamings that never happened: a LLaVA's
+    weights get names such as `language_model.model.model.layers`.
+    """
+    if kept := getattr(model, _KEPT, None):
+        setattr(model, _KEPT, [conversion for conversion in kept if conversion.was_used()])
+
+
 def keep_conversions(model: PreTrainedModel, conversions: list[WeightConverter]) -> None:
     """Store on a model the conversions that `save_pretrained` reverts (transformers#42396).
 

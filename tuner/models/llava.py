@@ -42,7 +42,11 @@ _FIX = "Set TUNER_CACHE to a writable folder with free space for a copy of the m
 _TOWER_KEY = "model.vision.path"
 _SMALL = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = ("*.safetensors", "*.bin")
-_TOWER, _LLM = "model.vision_tower.", "model.language_model."
+TOWER, _LLM = "model.vision_tower.", "model.language_model."
+MODEL_TYPE = "llava_llama"
+"""Of LLaVA's own code."""
+TOWER_OF_LLAVA = "model.vision_tower.vision_tower."
+"""What the names of a trained tower begin with in a checkpoint of LLaVA's own code."""
 _SHARD_BYTES = 4 * 2**30
 _ROWS = 64
 """Added rows of embeddings make their number a multiple of this, which matrix units of GPUs are fast with."""
@@ -123,7 +127,9 @@ def _hash(vision: Vision, sources: Sequence[Path]) -> str:
 
 def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | None, *, weights: bool) -> None:
     assert model.vision is not None
-    published = transformers.AutoConfig.from_pretrained(llm)
+    published = _published(llm)
+    if projector is None and has_own_projector(llm):
+        projector = llm
     text = _text_config(published)
     seen = _tower_config(tower)
     tokenizer = _tokenizer(llm)
@@ -148,6 +154,21 @@ def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | 
         shutil.copyfile(llm / "generation_config.json", draft / "generation_config.json")
     if weights:
         _Weights(draft, config).write(_pieces(config, published, llm, tower, projector, model.vision.seed))
+
+
+def has_own_projector(llm: Path) -> bool:
+    """Return whether a folder holds a model in the layout of LLaVA's own code."""
+    return "mm_vision_tower" in read_json_object(llm / "config.json")
+
+
+def _published(llm: Path) -> PreTrainedConfig:
+    """Return the config of the LLM in a folder."""
+    if has_own_projector(llm):
+        facts = read_json_object(llm / "config.json")
+        return transformers.LlamaConfig.from_dict(
+            {key: value for key, value in facts.items() if not key.startswith(("mm_", "model_type"))}
+        )
+    return transformers.AutoConfig.from_pretrained(llm)
 
 
 def _text_config(published: PreTrainedConfig) -> PreTrainedConfig:
@@ -214,15 +235,22 @@ def _pieces(
     config: LlavaConfig, published: PreTrainedConfig, llm: Path, tower: Path, projector: Path | None, seed: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name in the LLaVA and the value of each weight."""
+    has_tower = False
     for name, weight in _stored(llm, "model.path"):
+        if name.startswith(TOWER_OF_LLAVA):
+            has_tower = True
+            yield f"{TOWER}{name.removeprefix(TOWER_OF_LLAVA).removeprefix('vision_model.')}", weight
+            continue
+        if projectors.name_of(name):
+            continue
         for own, value in internlm.llama_weights(name, weight, published).items():
             yield own if own.startswith("lm_head.") else f"{_LLM}{own.removeprefix('model.')}", value
     is_whole = None
-    for name, weight in _stored(tower, _TOWER_KEY):
+    for name, weight in () if has_tower else _stored(tower, _TOWER_KEY):
         # Beside its vision half, a CLIP has one that reads texts, and what joins both.
         is_whole = name.startswith(("vision_model.", "text_model.", "logit_scale")) or is_whole
         if not is_whole or name.startswith("vision_model."):
-            yield f"{_TOWER}{name.removeprefix('vision_model.')}", weight
+            yield f"{TOWER}{name.removeprefix('vision_model.')}", weight
     yield from ((f"{PROJECTOR}{name}", weight) for name, weight in _projector(config, projector, seed).items())
 
 

@@ -265,6 +265,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     report["unexpected_keys"] |= unexpected
     integrity.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
     compat.keep_4_bits_as_stored(loaded)
+    compat.forget_unused_conversions(loaded)
     compat.name_parts(loaded)
     return loaded
 

@@ -31,7 +31,8 @@ _OF_TRANSFORMERS = re.compile(
     r"(?:.*\.)?multi_modal_projector\.(?:modules_to_save\.default\.)?(linear_[12]\.(?:weight|bias))"
 )
 _NUMBERED = re.compile(r"(?:(?:.*\.)?mm_projector\.|(?:.*\.)?projector\.model\.|model\.)([02])\.(weight|bias)")
-_LAYER = {"0": "linear_1", "2": "linear_2"}
+LAYERS = {"0": "linear_1", "2": "linear_2"}
+"""The number of a layer in LLaVA and XTuner: its name in transformers."""
 _FIX = "Give the run of a first stage, a LLaVA, or a file such as mm_projector.bin."
 
 
@@ -75,7 +76,7 @@ def name_of(stored: str) -> str | None:
     if match := _OF_TRANSFORMERS.fullmatch(stored):
         return match[1]
     match = _NUMBERED.fullmatch(stored)
-    return f"{_LAYER[match[1]]}.{match[2]}" if match else None
+    return f"{LAYERS[match[1]]}.{match[2]}" if match else None
 
 
 def _stored(file: Path) -> Iterator[tuple[str, Tensor]]:

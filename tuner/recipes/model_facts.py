@@ -63,6 +63,8 @@ _LLMS_OF_VL = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 """The LLM in a vision-language model has a name of its own, and the layers of a known one."""
+_OF_LLAVAS_CODE = "mm_vision_tower"
+"""A key that config.json has in the layout of LLaVA's own code: its LLM is a Llama."""
 _NAMES_OF_TOWERS = {
     "num_hidden_layers": ("num_hidden_layers", "depth"),
     "hidden_size": ("hidden_size", "embed_dim"),
@@ -229,6 +231,8 @@ def _read(folder: Path) -> JsonObject:
     config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
         config |= _DEFAULTS_OF_HALVES.get(str(half.get("model_type")), {}) | half
+    if _OF_LLAVAS_CODE in config:
+        config["model_type"] = "llama"
     if (kind := config.get("model_type")) in _LLMS_OF_VL:
         config["model_type"] = _LLMS_OF_VL[kind]
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config

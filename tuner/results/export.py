@@ -26,13 +26,13 @@ from tuner import paths
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, TunerError, UsageError
-from tuner.files import JsonObject, disk_errors, write_json
+from tuner.files import JsonObject, disk_errors, write_json, write_text
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.compat import reads_images
 from tuner.models.load import DTYPES, explained, is_scorer, load_weights, source
 from tuner.recipes.schema import Model
-from tuner.results import gguf
+from tuner.results import gguf, llava_layouts
 from tuner.results.base_model import base_of, check_facts, folder_of, hub_id, model_of, read_model_config
 from tuner.results.card import Kind, card
 from tuner.results.layout import Layout, empty_model
@@ -58,7 +58,7 @@ class Options:
     dtype: str | None = None
     max_shard_bytes: int = 5 * 10**9
     base: str | None = None
-    layout: Literal["published", "llama", "gguf"] = "published"
+    layout: Literal["published", "llama", "gguf", "xtuner", "llava"] = "published"
     """`gguf` first writes a model that llama.cpp's converter can read, so InternLM as Llama."""
     name: str | None = None
     """Hub id in the card's example code. None: the folder's name."""
@@ -120,7 +120,7 @@ def export(
     Args:
         saved: Result of `saved.find`.
         dest: The folder.
-        options: Layout and other options.
+        options: Layout and other options. `xtuner` and `llava` first write a whole LLaVA as transformers has it.
         environ: Environment variables that name llama.cpp (LLAMA_CPP, PATH), for the layout `gguf`.
 
     Raises:
@@ -133,7 +133,27 @@ def export(
     check_dest(dest)
     if options.layout == "gguf":
         return _export_gguf(saved, dest, options, gguf.converter(environ))
+    if options.layout in llava_layouts.NAMES:
+        return _export_llava(saved, dest, options, options.layout)
     return _export(saved, dest, options)
+
+
+def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava_layouts.Name) -> Exported:
+    """Write a whole model first, with an adapter merged into its base, and convert it."""
+    recipe = saved.recipe()
+    tower = recipe.model.vision.path if recipe and recipe.model.vision else None
+    with disk_errors(dest, _ROOM):
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+            whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
+            done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
+            tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
+            facts, _, _ = (whole / "README.md").read_text(encoding="utf-8").partition("## Use")
+            write_text(draft / "README.md", f"{facts}## Use\n\nThe weights have the layout of {layout}.\n")
+            checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
+            check_dest(dest)
+            draft.replace(dest)
+    return replace(done, num_tensors=len(tensors), num_files=len({one["file"] for one in tensors.values()}))
 
 
 def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) -> Exported:

@@ -181,6 +181,8 @@ class TunerTrainer(CheckpointHooks):
     # rows
     weighs_rows = True
     """Whether `compute_loss` returns a mean over rows."""
+    num_iterations = 1
+    """The optimizer steps on the samples of one global batch; a trainer of TRL sets it."""
     stream: Stream | None = None
     """Where the rows come from, if they are read while the run trains."""
     images: ImageReader | None = None

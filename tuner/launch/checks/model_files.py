@@ -54,8 +54,8 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
             f"{str(place / 'config.json')!r} is not a JSON object, or is empty", where=_WHERE, fix="Download it again."
         )
         return
-    kind = config.get("model_type")
     recipe = run.recipe.config
+    kind = read_type(place) if recipe.model.vision else config.get("model_type")
     # A LLaVA made of two folders has the LLM's type here.
     known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images and not recipe.model.vision)
     if kind in known or not known:

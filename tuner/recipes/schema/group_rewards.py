@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from tuner.recipes.schema.rewards import OwnReward, Rewards
 from tuner.recipes.schema.sampling import Sampling
@@ -16,6 +16,8 @@ class GroupRewards(Sampling):
     rewards: Rewards
     # Completions of each prompt. They are compared with each other.
     num_generations: Annotated[int, Field(ge=2)] = 8
+    # Optimizer steps on the completions of a step, before new ones are generated.
+    num_iterations: PositiveInt = 1
     # The weight of the distance to the reference model. 0: there is no reference model.
     beta: NonNegativeFloat = 0.0
     # How far a probability may move in a pass: it is clipped at 1 - epsilon and at 1 + epsilon.
@@ -34,6 +36,11 @@ class GroupRewards(Sampling):
     def samples_a_row(self) -> int:
         """Return the completions of a prompt."""
         return self.num_generations
+
+    @property
+    def steps_a_batch(self) -> int:
+        """The optimizer steps that are taken on the same completions."""
+        return self.num_iterations
 
     @property
     def depends_on_micro_batch(self) -> bool:

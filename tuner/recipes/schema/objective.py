@@ -144,6 +144,11 @@ class Objective(Block):
         return 0
 
     @property
+    def steps_a_batch(self) -> int:
+        """The optimizer steps that are taken on the samples of one global batch."""
+        return 1
+
+    @property
     def depends_on_micro_batch(self) -> bool:
         """Whether the loss of a sample depends on the others of its micro-batch, so that its size changes training."""
         return False

@@ -160,7 +160,7 @@ class GeneratingTrainer(TunerTrainer):
             rank=args.process_index,
             ranks=args.world_size,
             generations=self.num_generations,
-            repeats=args.gradient_accumulation_steps,
+            repeats=args.gradient_accumulation_steps * self.num_iterations,
             seed=args.seed,
         )
         self.prompt_batches = batches
@@ -169,8 +169,8 @@ class GeneratingTrainer(TunerTrainer):
         )
 
     def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Return a step's batches of prompts."""
-        self.batches_of_step, self.num_tokens = [], 0
+        """Return a step's batches of prompts. A step on earlier completions computes on as many tokens as theirs."""
+        self.batches_of_step = []
         return [batch for _, batch in zip(range(num_batches), iterator, strict=False)], None
 
     # -- completions
