@@ -11,6 +11,7 @@ import pytest
 
 from tests.launch.plans import TINY, made
 from tests.models import vision
+from tests.models.test_llava import write_clip
 from tuner.errors import TunerError
 from tuner.launch import preflight
 
@@ -69,3 +70,42 @@ def test_an_image_that_cannot_be_read_is_named_with_its_row(
 
     assert "rows.jsonl:2" in text
     assert "bad.png" in text and problem in text
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("tower") / "clip")
+
+
+def joins(tower: Path, **more: object) -> str:
+    return f"model.vision={ {'path': str(tower), **more} }"
+
+
+def test_a_tower_that_is_joined_is_checked_before_the_start(clip: Path, tmp_path: Path) -> None:
+    recipe = "tiny_full_sample_images_e1"
+    for name in ("model.safetensors", "preprocessor_config.json"):
+        shutil.copytree(clip, tmp_path / name, ignore=shutil.ignore_patterns(name))
+    shutil.copytree(clip, tmp_path / "cut")
+    (tmp_path / "cut/model.safetensors").write_bytes((clip / "model.safetensors").read_bytes()[:-1])
+
+    assert "holds no weights" in refusal(joins(tmp_path / "model.safetensors"), recipe=recipe)
+    assert "no preprocessor_config.json" in refusal(joins(tmp_path / "preprocessor_config.json"), recipe=recipe)
+    assert "is truncated" in refusal(joins(tmp_path / "cut"), recipe=recipe)
+    assert "does not exist" in refusal(joins(tmp_path / "absent"), recipe=recipe)
+    assert "does not exist" in refusal(joins(clip, projector=str(tmp_path / "absent")), recipe=recipe)
+
+
+def test_what_is_no_clip_is_no_tower(model: Path) -> None:
+    text = refusal(joins(model), recipe="tiny_full_sample_images_e1")
+
+    assert "is of model_type 'llava', and a LLaVA reads images with a CLIP" in text
+
+
+def test_a_new_projector_beside_an_llm_that_learns_is_warned_about(clip: Path, model: Path) -> None:
+    def warned(*sets: str) -> bool:
+        lines = preflight.check(made(*sets, recipe="tiny_full_sample_images_e1"))
+        return any("the projector is new" in line for line in lines)
+
+    assert warned(joins(clip))
+    assert not warned(joins(clip), "model.freeze=('vision', 'language')")
+    assert not warned(joins(clip, projector=str(model)))

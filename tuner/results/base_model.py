@@ -41,8 +41,8 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False, *, i
 
 
 def hub_id(model: Model) -> str | None:
-    """Return the hub id of a model; None if it is in a folder."""
-    path = source(model)
+    """Return the hub id of a model, or of the LLM that a tower is joined to; None if it is in a folder."""
+    path = source(model.model_copy(update={"vision": None}))
     return path if paths.local(path) is None else None
 
 

@@ -78,7 +78,9 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
 def _base(base: Model | None) -> str | None:
     if base is None:
         return None
-    name = _last(source(base))
+    name = _last(source(base.model_copy(update={"vision": None})))
+    if base.vision:
+        name += f" and {_last(base.vision.path)}"
     return f"{name}, revision {base.revision}" if base.revision else name
 
 
