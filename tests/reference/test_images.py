@@ -88,7 +88,10 @@ class WithPixels(nn.Module):
 def by_hand(folder: Path, kind: str) -> tuple[WithPixels, list[loop.Row]]:
     """Return the model and the samples as transformers' own processor makes them."""
     processor = vision.processor(folder / "model")
-    token = processor.image_token if kind == "llava" else f"<|vision_start|>{processor.image_token}<|vision_end|>"
+    # The LLaVA has the chat template of an LLM, which reads texts alone: an image stands on a line, as in LLaVA's rows.
+    token = f"{processor.image_token}\n"
+    if kind != "llava":
+        token = f"<|vision_start|>{processor.image_token}<|vision_end|>"
     samples, pixels = [], {}
     for row in rows(folder):
         question, answer = (turn["content"] for turn in row["messages"])
