@@ -103,7 +103,8 @@ def test_every_part_command_and_key_is_on_a_generated_page() -> None:
     for name in COMMANDS:
         assert f"\n## tuner {name}\n" in commands, name
     for key in schema_keys():
-        inside = key[0] in ("architecture", "val_dataloader") or key[:3] == ("train_dataloader", "dataset", "mixture")
+        of_config_json = "architecture" in key or "teacher_architecture" in key
+        inside = of_config_json or key[0] == "val_dataloader" or key[:3] == ("train_dataloader", "dataset", "mixture")
         assert inside or f"`{'.'.join(key)}" in keys, key
 
 

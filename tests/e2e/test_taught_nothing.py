@@ -11,11 +11,9 @@ from tests.e2e.runs import ok, quick, train
 
 pytestmark = pytest.mark.e2e
 
-ALONE = ("--launcher", "none")
-
 
 def test_a_run_whose_weights_did_not_move_fails_and_leaves_no_result(tmp_path: Path) -> None:
-    run = train(quick(tmp_path, "full"), tmp_path / "run", *ALONE, "--set", "lr=1e-30", ranks=0)
+    run = train(quick(tmp_path, "full"), tmp_path / "run", "--set", "lr=1e-30", ranks=1)
 
     assert run.code == 1
     assert "no trained weight changed in 4 steps" in run.text
@@ -27,7 +25,7 @@ def test_a_run_whose_weights_did_not_move_fails_and_leaves_no_result(tmp_path: P
 def test_a_run_of_one_step_with_a_warm_up_changes_its_adapter(tmp_path: Path) -> None:
     asked = ("--set", "max_steps=1", "--set", "param_scheduler.type=cosine", "--set", "warmup_ratio=0.03")
 
-    run = ok(train(quick(tmp_path, "lora"), tmp_path / "run", *ALONE, *asked, ranks=0))
+    run = ok(train(quick(tmp_path, "lora"), tmp_path / "run", *asked, ranks=1))
 
     weights = load_file(run.path / "final" / "adapter_model.safetensors")
     assert all(weight.any() for name, weight in weights.items() if "lora_B" in name)

@@ -145,6 +145,7 @@ def _become_rank(
 def _take_over(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # TMPDIR is read again
 
 
 def _fork(work: Callable[[], None]) -> int:

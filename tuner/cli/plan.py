@@ -175,6 +175,8 @@ def _print(report: Report, plan: Plan) -> None:
     elif report.steps:
         click.secho("Sent by each rank in one step", italic=True)
         say_table(_traffic_rows(report), gap=2)
+    if plan.recipe.config.objective.facts.generates:
+        say(wrapped("Times and traffic are without the generation of completions."))
     say(wrapped(_ESTIMATES), dim=True)
 
 

@@ -62,13 +62,18 @@ class ImageEncoder(TextEncoder):
 
     @property
     def image_token(self) -> str:
-        """The token that stands for one feature of an image, and in a chat template for a whole image."""
+        """The token that stands for a whole image in a chat template."""
         return str(self.processor.image_token)
 
     @cached_property
+    def feature_token(self) -> str:
+        """The token of one feature of an image: in most families the image token, in Gemma 3 another one."""
+        return str(getattr(self.tokenizer, "image_token", None) or self.image_token)
+
+    @cached_property
     def image_id(self) -> int:
-        """The id of the image token."""
-        return int(self.tokenizer.convert_tokens_to_ids(self.image_token))
+        """The id of the feature token."""
+        return int(self.tokenizer.convert_tokens_to_ids(self.feature_token))
 
     @property
     def token_types(self) -> str | None:
@@ -129,7 +134,7 @@ class ImageEncoder(TextEncoder):
 
     def num_tokens(self, size: Size) -> int:
         """Return how many tokens the model sees of an image of this size."""
-        return self.text_of(size).count(self.image_token)
+        return self.text_of(size).count(self.feature_token)
 
     def images_in(self, chat: Chat) -> list[tuple[int, int, int]]:
         """Return the size that the processor is given and the number of tokens of each image."""

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import AutoConfig
 
 from tuner import assets
 from tuner.errors import ModelError
@@ -48,6 +49,9 @@ def load_processor(model: Model, path: str) -> ProcessorMixin:
         ModelError: the folder has no processor, or it cannot read images.
     """
     options = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+    if AutoConfig.from_pretrained(path, **options).model_type == "llama4":
+        message = "tuner does not train Llama 4 on images: it knows one token of an image, and Llama 4 has several"
+        raise ModelError(message, where="model.path", fix="Train its LLM alone on text: --set model.images=False.")
     processor = compat.processor(path, **options)
     if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
         message = f"{path!r} has no processor of images, such as preprocessor_config.json"

@@ -23,10 +23,9 @@ class TrialRow:
     prompt: Completion
     columns: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def completions(self) -> tuple[Completion, ...]:
-        """The right answer, if the row has one, and an empty completion, in the form of the prompt."""
-        answer = self.columns.get(ANSWER)
+    def completions(self, column: str) -> tuple[Completion, ...]:
+        """Return the right answer, if the row has one in this column, and an empty completion, like the prompt."""
+        answer = self.columns.get(column)
         texts = ("",) if answer is None else (answer if isinstance(answer, str) else text_of(answer), "")  # type: ignore[arg-type]
         if isinstance(self.prompt, str):
             return texts
@@ -50,7 +49,8 @@ def mistakes(rewards: Sequence[RewardBlock], rows: Sequence[TrialRow]) -> Iterat
 
 def _mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardError | None:
     names = {key for row in rows for key in row.columns}
-    tried = [(row, completion) for row in rows for completion in row.completions]
+    column = getattr(reward.block, "column", ANSWER)
+    tried = [(row, completion) for row in rows for completion in row.completions(column)]
     columns: dict[str, list[object]] = {name: [row.columns.get(name) for row, _ in tried] for name in names}
     columns |= {"prompts": [row.prompt for row, _ in tried], "completions": [completion for _, completion in tried]}
     try:
@@ -64,7 +64,9 @@ def _mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardError | 
     if not numbers:
         problem = f"the reward {reward.__name__!r} has no number for any of the first {len(rows)} rows"
         return RewardError(problem, where=reward.place, fix="Check the column of the right answer.")
-    if len(set(numbers)) == 1 and len(numbers) > 1 and reward.block.varies and getattr(reward.block, "trial", True):
+    has_answers = any(row.columns.get(column) is not None for row in rows)  # empty completions alone may be alike
+    is_constant = has_answers and len(set(numbers)) == 1 and len(numbers) > 1
+    if is_constant and reward.block.varies and getattr(reward.block, "trial", True):
         problem = f"the reward {reward.__name__!r} is {numbers[0]:g} for every right answer and every empty completion"
         fix = "A constant teaches nothing: correct it."
         if isinstance(reward.block, OwnReward):

@@ -1,0 +1,54 @@
+"""Families of models that name the tokens of an image in another way than LLaVA and Qwen-VL, or that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from transformers import AutoTokenizer, Gemma3Processor, Llama4Config
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+from tuner import assets
+from tuner.data.image_encoder import ImageEncoder
+from tuner.data.sample import IGNORED, Chat, Image
+from tuner.errors import ModelError
+from tuner.models.vision import load_processor
+from tuner.recipes.loading import load
+
+_NAMES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_TEMPLATE = (
+    "{%- for message in messages %}{{ message['role'] }}: "
+    "{%- if message['content'] is string %}{{ message['content'] }}"
+    "{%- else %}{%- for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else '<start_of_image>' }}{%- endfor %}"
+    "{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}"
+)
+
+
+def test_the_features_of_a_gemma_3_have_another_token_than_its_images_and_carry_no_loss(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
+    tokenizer.add_special_tokens({"additional_special_tokens": [*_NAMES.values()]})
+    for name, token in _NAMES.items():
+        setattr(tokenizer, name, token)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+    tokenizer.chat_template = _TEMPLATE
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    encoder = ImageEncoder.of(Gemma3Processor(images, tokenizer, image_seq_length=4), None)
+    PIL.Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
+    parts = [{"type": "image", "image": Image(path=str(tmp_path / "red.png"))}, {"type": "text", "text": "What?"}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Red."}]
+
+    ((ids, labels),) = encoder.encode([("rows.jsonl:1", Chat(turns))], train_all=True)
+
+    assert encoder.image_id == tokenizer.convert_tokens_to_ids("<image_soft_token>")
+    assert (ids == encoder.image_id).sum() == encoder.num_tokens((60, 40)) == 4
+    assert set(labels[ids == encoder.image_id]) == {IGNORED}
+
+
+def test_a_llama_4_is_not_trained_on_images(tmp_path: Path) -> None:
+    Llama4Config().save_pretrained(tmp_path)
+    model = load("tiny_vision_full_sample_images_e1").config.model
+
+    with pytest.raises(ModelError, match="Llama 4"):
+        load_processor(model.model_copy(update={"path": str(tmp_path)}), str(tmp_path))

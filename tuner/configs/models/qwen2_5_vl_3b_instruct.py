@@ -1,0 +1,24 @@
+"""Qwen2.5-VL 3B, Alibaba's chat model that reads images of any size."""
+
+model = dict(path="Qwen/Qwen2.5-VL-3B-Instruct")
+architecture = dict(
+    model_type="qwen2",
+    num_hidden_layers=36,
+    hidden_size=2048,
+    intermediate_size=11008,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    head_dim=128,
+    vocab_size=151936,
+    tie_word_embeddings=True,
+    max_position_embeddings=128000,
+    vision_config=dict(
+        model_type="qwen2_5_vl",
+        num_hidden_layers=32,
+        hidden_size=1280,
+        intermediate_size=3420,
+        num_attention_heads=16,
+        patch_size=14,
+        merge_size=2,
+    ),
+)

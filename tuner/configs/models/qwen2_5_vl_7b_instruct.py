@@ -1,0 +1,24 @@
+"""Qwen2.5-VL 7B, Alibaba's chat model that reads images of any size."""
+
+model = dict(path="Qwen/Qwen2.5-VL-7B-Instruct")
+architecture = dict(
+    model_type="qwen2",
+    num_hidden_layers=28,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=152064,
+    tie_word_embeddings=False,
+    max_position_embeddings=128000,
+    vision_config=dict(
+        model_type="qwen2_5_vl",
+        num_hidden_layers=32,
+        hidden_size=1280,
+        intermediate_size=3420,
+        num_attention_heads=16,
+        patch_size=14,
+        merge_size=2,
+    ),
+)
