@@ -252,7 +252,22 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         problem = f"data set {place!r} is a loading script, which `datasets` no longer runs"
         raise DataError(problem, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
+    if dataset.features:
+        dataset.info.features = datasets.Features(_undecoded(dict(dataset.features)))
     return Source(place, lambda: fingerprint_of(dataset), lambda *_: _numbered(place, dataset))
+
+
+def _undecoded(feature: Any) -> Any:
+    """Return a feature of the `datasets` library with the files of images as they are stored, instead of pixels."""
+    import datasets  # as above
+
+    if isinstance(feature, datasets.Image):
+        return datasets.Image(decode=False)
+    if isinstance(feature, datasets.List):
+        return datasets.List(_undecoded(feature.feature), length=feature.length)
+    if isinstance(feature, dict):
+        return {name: _undecoded(one) for name, one in feature.items()}
+    return feature
 
 
 def _numbered(place: str, rows: Iterable[Row]) -> Iterator[PlacedRow]:
