@@ -53,6 +53,11 @@ LLAMA_FACTORY_PAIR: Row = {
     "rejected": {"from": "gpt", "value": "Who cares."},
 }
 
+LLAVA = {
+    "id": "0",
+    "image": "00001/000010001.jpg",
+    "conversations": [{"from": "human", "value": "<image>\nWhy?"}, {"from": "gpt", "value": "Because."}],
+}
 ROWS: dict[str, Row | list[Row]] = {
     "agent_instruct": [
         {"id": "os_0", "conversations": [{"from": "human", "loss": None, "value": "ls"}, {**SAID[1], "loss": True}]}
@@ -60,6 +65,10 @@ ROWS: dict[str, Row | list[Row]] = {
     * 6,
     "alpaca": ALPACA_TEXT,
     "alpaca_cleaned": ALPACA,
+    "internvl_sft": [LLAVA] * 9,
+    "llava_instruct": LLAVA,
+    "llava_pretrain": LLAVA,
+    "sharegpt4v_pretrain": LLAVA,
     "alpaca_enzh": [
         ALPACA_TEXT,
         {**ALPACA, "instruction_zh": "为什么？", "input_zh": "", "output_zh": "因为。"},
