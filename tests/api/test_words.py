@@ -30,7 +30,7 @@ OTHERS = {
     *("--generation-config", "--kill-on-bad-exit", "--local-dir", "--long", "--lora-modules", "--max-lora-rank"),
     *("--no-build-isolation", "--ntasks-per-node", "--oneliner", "--outfile", "--outtype", "--parsable", "--repo-type"),
     *("--requeue", "--revision", "--served-model-name", "--shm-size", "--signal", "--trust-remote-code", "--upgrade"),
-    *("--version",),
+    *("--version", "--weight-transfer-config", "--logprobs-mode", "--max-logprobs"),
 }
 """Flags of other programs."""
 

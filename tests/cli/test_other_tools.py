@@ -246,7 +246,7 @@ def test_no_command_of_ours_is_taken_for_another_tools() -> None:
     assert not other_tools.commands().keys() & COMMANDS.keys()
 
 
-@each([("loro_rank", "lora_rank"), ("learning_rat", "learning_rate"), ("use_cache", None)])
+@each([("loro_rank", "lora_rank"), ("learning_rat", "learning_rate"), ("zzz", None)])
 def test_a_typo_is_near_to_what_was_meant_or_to_nothing(key: str, meant: str | None) -> None:
     try:
         _loaded(f"{key}=1")

@@ -21,7 +21,7 @@ from tuner.fit.parameters import built
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objectives import OBJECTIVES
-from tuner.worker.objectives.generated_groups import Sampled
+from tuner.worker.objectives.completions import Sampled
 
 TOKENS = 256
 FACTS = {
