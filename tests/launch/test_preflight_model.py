@@ -303,3 +303,8 @@ def refusal_of_load(student: Path, *sets: str) -> TunerError:
     with pytest.raises(ModelError) as caught:
         made(*sets, model=str(student), **DISTILL)
     return caught.value
+
+
+def test_distillation_on_given_answers_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TunerError, match="on the student's own completions alone"):
+        made("lmbda=0", model=str(folder(tmp_path / "student")), **DISTILL)
