@@ -14,6 +14,7 @@ from tests.each import each
 from tests.launch.plans import made
 from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import TunerError
+from tuner.fit.estimate import CONTEXT_BYTES
 from tuner.launch import preflight
 from tuner.launch.checks import generation
 from tuner.launch.resolved_run import ResolvedRun
@@ -99,6 +100,15 @@ def test_a_server_without_its_protocol_is_a_mistake(tmp_path: Path) -> None:
 
 def test_the_engine_of_the_ranks_needs_nothing(tmp_path: Path) -> None:
     assert not any("vLLM" in warning for warning in preflight.foresee(generating(tmp_path)))
+
+
+def test_the_plan_counts_a_reward_model_beside_each_rank(tmp_path: Path) -> None:
+    block = dict(type="model", path="Qwen/Qwen3-0.6B")  # a base of known size
+    run = generating(tmp_path, f"objective.rewards=[{block!r}]", hardware=machine(A100))
+    assert run.fit is not None
+
+    assert run.fit.peak.gpu["rewards"] == pytest.approx(2 * 0.596e9 + CONTEXT_BYTES, rel=0.01)
+    assert "rewards" not in generating(tmp_path, hardware=machine(A100)).fit.peak.gpu  # type: ignore[union-attr]
 
 
 def test_the_plan_counts_what_vllm_holds_of_each_gpu(tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ _PARTS = {
     "buffers": ("buckets", "gathered_weights"),
     "context": ("context", "fragmentation"),
     "vllm": ("vllm",),
+    "rewards": ("rewards",),
 }
-_OF_SOME = ("vllm",)
+_OF_SOME = ("vllm", "rewards")
 """Parts that are shown only where there is one."""
 _ESTIMATES = (
     "Estimates: model states by the published formulas, activations as transformers saves them; "

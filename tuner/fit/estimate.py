@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
-from tuner.fit.parameters import Parameters, count, num_parameters
+from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters
 from tuner.recipes.schema import Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
@@ -81,6 +81,8 @@ def peak(
     lines = max((*moments, {**states, "step": update, **buffers, "buckets": buckets}), key=_total)
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
+    if rewards := _reward_models(recipe):
+        gpu["rewards"] = rewards
     host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
     if work.offloaded:
         host["activations"] = work.offloaded * gpus_per_node
@@ -195,6 +197,12 @@ def _gathered(parameters: Parameters, level: Level, largest_layer: int, weight_b
     if parameters.quantized:
         at_layer = weight_bytes * largest_layer + max(0.0, live - largest_layer)
     return _Gathered(min(at_loss, total) + secondary, min(at_layer, total) + secondary)
+
+
+def _reward_models(recipe: RecipeConfig) -> float:
+    """Return the bytes of the reward models, each in 16 bits in a process of its own; unknown ones are left out."""
+    models = map(Architecture.model_validate, recipe.objective.scoring_models)
+    return sum(2.0 * built(one).backbone + CONTEXT_BYTES for one in models if has_formula(one))
 
 
 def _whole_model(architecture: Architecture, parameters: Parameters, weight_bytes: int) -> float:

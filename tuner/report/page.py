@@ -59,9 +59,10 @@ _LINES = {
     "context": "CUDA's context",
     "fragmentation": "fragmentation",
     "vllm": "vLLM",
+    "rewards": "reward models",
 }
 _LIBRARIES = ("tuner", "torch", "transformers", "trl", "peft", "deepspeed")
-_OUTSIDE_TENSORS = ("context", "fragmentation", "vllm")
+_OUTSIDE_TENSORS = ("context", "fragmentation", "vllm", "rewards")
 """Lines of the estimate that `torch.cuda.max_memory_allocated` does not count."""
 
 

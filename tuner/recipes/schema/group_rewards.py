@@ -1,10 +1,11 @@
 """What the objectives share that generate completions of prompts and compare those of one prompt by their rewards."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.rewards import OwnReward, Rewards
+from tuner.recipes.schema.rewards import ModelReward, OwnReward, Rewards
 from tuner.recipes.schema.sampling import Sampling
 
 
@@ -31,6 +32,12 @@ class GroupRewards(Sampling):
     def own_functions(self) -> tuple[str, ...]:
         """The rewards that are functions of the user's."""
         return tuple(reward.type for reward in self.rewards if isinstance(reward, OwnReward))
+
+    @property
+    def scoring_models(self) -> tuple[Mapping[str, object], ...]:
+        """What config.json says of each reward model of known architecture; every rank loads them."""
+        models = (reward.architecture for reward in self.rewards if isinstance(reward, ModelReward))
+        return tuple(facts for facts in models if facts)
 
     @property
     def samples_a_row(self) -> int:

@@ -1,5 +1,6 @@
 """The base of every objective's block in a recipe, with the facts that plans, checks, data and ranks ask for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -132,6 +133,11 @@ class Objective(Block):
     def samples_a_row(self) -> int:
         """The samples that a row becomes: 1, or the completions that are generated of a prompt."""
         return 1
+
+    @property
+    def scoring_models(self) -> tuple[Mapping[str, object], ...]:
+        """What config.json says of each reward model of known architecture; every rank loads them."""
+        return ()
 
     @property
     def generated_by(self) -> Generation | None:

@@ -134,6 +134,8 @@ class ModelReward(RewardBlock):
     type: Literal["model"]
     # Its folder, or its id on the hub. Each rank loads it once.
     path: str
+    # What its config.json says; tuner reads it.
+    architecture: JsonObject | None = None
     # Completions that it reads at a time.
     batch_size: PositiveInt = 8
     timeout: PositiveFloat = 600.0
