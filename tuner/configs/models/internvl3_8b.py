@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=18944,
     num_attention_heads=28,
     num_key_value_heads=4,
-    head_dim=128,
     vocab_size=151674,
     tie_word_embeddings=False,
     max_position_embeddings=32768,

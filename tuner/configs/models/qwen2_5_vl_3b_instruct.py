@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=11008,
     num_attention_heads=16,
     num_key_value_heads=2,
-    head_dim=128,
     vocab_size=151936,
     tie_word_embeddings=True,
     max_position_embeddings=128000,
