@@ -109,11 +109,12 @@ def train(
     worker: str = WORKER,
     **env: str,
 ) -> Finished:
-    """Run `tuner train` to its end, forked on a CPU unless the launcher becomes the rank or has a command."""
+    """Run `tuner train` to its end: forked on a CPU, unless it is a rank itself or imports read other variables."""
     words = (recipe, "--work-dir", work_dir, *arguments)
-    if command != COMMAND or not ranks or _has_gpus():
-        return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
     variables = environment(NPROC_PER_NODE=str(ranks), **env)
+    is_forked = command == COMMAND and ranks and not _has_gpus()
+    if not is_forked or (worker == WORKER and not warm().suits(variables)):
+        return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
     ended = warm().run(["train", *words], env=variables, worker=worker)
     return Finished(ended.returncode, ended.stdout + ended.stderr, work_dir)
 

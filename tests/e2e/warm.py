@@ -30,6 +30,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tuner.worker"
+_READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TUNER_CACHE")
+"""How the names of variables begin that libraries and the package read when they are imported."""
 _LAST_S = 5.0
 """How long what a command leaves behind may take to end."""
 
@@ -50,6 +52,7 @@ class Warm:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
         command = [sys.executable, "-P", "-m", "tests.e2e.warm"]
+        self._environ = env
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lock = threading.Lock()
         atexit.register(self._end)
@@ -57,6 +60,11 @@ class Warm:
     def _end(self) -> None:
         cast(IO[str], self._process.stdin).close()
         self._process.wait()
+
+    def suits(self, env: Mapping[str, str]) -> bool:
+        """Return whether a command with these variables would import the libraries as they were imported here."""
+        names = {name for name in (*env, *self._environ) if name.startswith(_READ_AT_IMPORT)}
+        return all(env.get(name) == self._environ.get(name) for name in names)
 
     def run(
         self,
@@ -135,6 +143,7 @@ def _become_rank(
             os.close(fd)
     _take_over(env)
     preexec_fn()
+    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # as a rank does that needs none
     sys.argv = argv[2:]
     if argv[2] == WORKER:
         import_module("tuner.worker.__main__")  # it is the program
@@ -179,6 +188,7 @@ def _command(argv: list[str], env: Mapping[str, str], cwd: str, worker: str, fol
         os.dup2(os.open(f"{folder}/{number}", flags), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
     _take_over(env)
+    sys.modules.pop("bitsandbytes")  # the checks of a run look whether it is installed
     sys.argv = ["tuner", *argv]
     supervise = import_module("tuner.launch.supervise")
     supervise.subprocess = SimpleNamespace(Popen=_Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
