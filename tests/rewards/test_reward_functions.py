@@ -198,7 +198,7 @@ def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(30)\ndef f(completions):\n    return [0.0]\n")
     (tmp_path / "broken.py").write_text("import os\ndef f(:\n")
     names = ("too_short", "of_scalar", "constant", "absent")
-    slow, broken = ({"type": f"{tmp_path}/{name}.py:f", "timeout": 1} for name in ("slow", "broken"))
+    slow, broken = ({"type": f"{tmp_path}/{name}.py:f", "timeout": 4} for name in ("slow", "broken"))
     found = _mistakes(*(_own(tmp_path, name) for name in names), slow, broken, {"type": "exact", "column": "solution"})
     file = f"{tmp_path}/my_rewards.py"
     expected = (
@@ -206,7 +206,7 @@ def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
         (f"{file}:32", "float, not a list of numbers"),
         (f"{file}:35", "is 0.5 for every right answer"),
         ("objective.rewards", "has no function 'absent'"),
-        (f"{tmp_path}/slow.py:f", "importing it took more than 1 s"),
+        (f"{tmp_path}/slow.py:f", "importing it took more than 4 s"),
         (f"{tmp_path}/broken.py:2", "SyntaxError"),
         ("objective.rewards", "no column 'solution'"),
     )
