@@ -80,7 +80,7 @@ def test_a_copy_of_the_model_in_vllm_needs_ranks_that_divide(tmp_path: Path) -> 
 
 @each(("0.21.9", "0.31.1", "1.0.0"))
 def test_a_vllm_that_trl_does_not_know_is_a_warning(version: str) -> None:
-    assert not generation.VLLM[0] <= generation.release(version) <= generation.VLLM[1]
+    assert not generation.VLLM[0] <= libraries.numbers(version) <= generation.VLLM[1]
 
 
 @pytest.mark.usefixtures("installed")

@@ -6,15 +6,15 @@ are from roll/pipeline/distill/distill_config.py at v0.3.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tuner.importers.document import Value
+from tuner.importers.roll_pipeline import left, of_pipeline
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes.aliases import by_word
 
 DISTILL = "distill"
 DEFAULTS: Mapping[str, Value] = {"kd_objective": "forward_kl", "max_grad_norm": 0.0}
-Function = Callable[[Translation, Setting], None]
 _BETAS = {"forward_kl": 0.0, "js_divergence": 0.5, "reverse_kl": 1.0}
 """ROLL's kd_objective -> the `beta` that means the same."""
 _TEACHER = ("teacher_pretrain", "teacher.model_args.model_name_or_path")
@@ -63,22 +63,6 @@ def weight(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why="the loss is the divergence alone")
 
 
-def _left(why: str) -> Function:
-    return lambda t, setting: t.leave(setting, why)
-
-
-def _of_distillation(rule: Function) -> Function:
-    """Return a rule for distillation alone: with another objective the key has no counterpart."""
-
-    def guarded(t: Translation, setting: Setting) -> None:
-        if t.objective == DISTILL:
-            rule(t, setting)
-        else:
-            t.leave(setting, f"belongs to distillation, and this is {t.objective}")
-
-    return guarded
-
-
 _RULES = by_word(
     {
         " ".join(_TEACHER): teacher,
@@ -86,12 +70,12 @@ _RULES = by_word(
         "kd_temperature": temperature,
         "teacher_temperature": teachers_temperature,
         "distill_loss_weight": weight,
-        "distill_on_prompt": _left("the loss is on completions"),
-        "logits_topk": _left("the probabilities of all tokens are compared"),
-        "logits_transfer_backend": _left("each rank computes with the teacher, so no logits are sent"),
-        "adaptive_kl_alpha skew_lambda": _left("of a divergence that tuner does not have"),
-        "teacher.*": _left("the ranks that train hold the teacher too: objective.teacher_bits=4 saves memory"),
+        "distill_on_prompt": left("the loss is on completions"),
+        "logits_topk": left("the probabilities of all tokens are compared"),
+        "logits_transfer_backend": left("each rank computes with the teacher, so no logits are sent"),
+        "adaptive_kl_alpha skew_lambda": left("of a divergence that tuner does not have"),
+        "teacher.*": left("the ranks that train hold the teacher too: objective.teacher_bits=4 saves memory"),
     }
 )
-RULES: Mapping[str, Rule] = {key: _of_distillation(rule) for key, rule in _RULES.items()}
+RULES: Mapping[str, Rule] = {key: of_pipeline(DISTILL, "distillation", rule) for key, rule in _RULES.items()}
 """Keys of distillation -> rules."""

@@ -50,14 +50,14 @@ def _reward_of(worker: str) -> Mapping[str, Value] | None:
     return _WORKERS.get(worker.rpartition(".")[2])
 
 
-def _of_pipeline(rule: Function) -> Function:
-    """Return a rule for the pipeline alone: with another objective the key has no counterpart."""
+def of_pipeline(objective: str, title: str, rule: Function) -> Function:
+    """Return a rule for the pipeline of one objective: with another objective the key has no counterpart."""
 
     def guarded(t: Translation, setting: Setting) -> None:
-        if t.objective == GRPO:
+        if t.objective == objective:
             rule(t, setting)
         else:
-            t.leave(setting, f"belongs to reinforcement learning, and this is {t.objective}")
+            t.leave(setting, f"belongs to {title}, and this is {t.objective}")
 
     return guarded
 
@@ -145,7 +145,8 @@ def reward(t: Translation, setting: Setting) -> None:
     t.set(setting, ".".join(_REWARDS), rewards, why, changed=True)
 
 
-def _left(why: str) -> Function:
+def left(why: str) -> Function:
+    """Return the rule that leaves a key out."""
     return lambda t, setting: t.leave(setting, why)
 
 
@@ -172,17 +173,17 @@ _RULES = by_word(
         f"{_GENERATED}.top_p": of_objective("top_p", Setting.number),
         f"{_GENERATED}.top_k": of_objective("top_k", Setting.whole),
         f"{_GENERATED}.repetition_penalty": of_objective("repetition_penalty", Setting.number),
-        f"{_GENERATED}.num_return_sequences": _left("num_return_sequences_in_group sets it"),
-        f"{_GENERATED}.*": _left("completions are sampled"),
+        f"{_GENERATED}.num_return_sequences": left("num_return_sequences_in_group sets it"),
+        f"{_GENERATED}.*": left("completions are sampled"),
         "rewards.*": reward,
-        "actor_infer.*": _left("the ranks that train generate: objective.generation chooses the engine"),
-        "use_kl_loss": _left("with kl_loss_coef: objective.beta, 0 if it is off"),
-        "use_pg_clip_range": _left("with pg_clip_low and pg_clip_high"),
-        "whiten_advantages": _left("advantages are compared in their group: objective.scale_rewards"),
-        "reward_clip advantage_clip value_clip": _left("rewards and advantages are not clipped"),
-        "difficulty_*": _left("rows are not chosen by how often they are solved"),
-        "critic*": _left("there is no critic"),
+        "actor_infer.*": left("the ranks that train generate: objective.generation chooses the engine"),
+        "use_kl_loss": left("with kl_loss_coef: objective.beta, 0 if it is off"),
+        "use_pg_clip_range": left("with pg_clip_low and pg_clip_high"),
+        "whiten_advantages": left("advantages are compared in their group: objective.scale_rewards"),
+        "reward_clip advantage_clip value_clip": left("rewards and advantages are not clipped"),
+        "difficulty_*": left("rows are not chosen by how often they are solved"),
+        "critic*": left("there is no critic"),
     }
 )
-RULES: Mapping[str, Rule] = {key: _of_pipeline(rule) for key, rule in _RULES.items()}
+RULES: Mapping[str, Rule] = {key: of_pipeline(GRPO, "reinforcement learning", rule) for key, rule in _RULES.items()}
 """Keys of the pipeline -> rules; those that depend on the role stand in `roll`."""

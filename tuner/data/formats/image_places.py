@@ -171,7 +171,7 @@ def _image(value: object, paths: ImagePaths, place: str) -> Image:
 
 
 def of_data_uri(text: str) -> Image | None:
-    """Return the image in a data URI; None if the text is none.
+    """Return the image in a data URI; None for any other text.
 
     Raises:
         Misfit: its base64 is wrong.

@@ -27,7 +27,7 @@ def vllm(run: ResolvedRun) -> Iterator[Finding]:
     if installed is None:
         fix = f"Install it (pip install 'trl[vllm]'). {_WITHOUT}"
         yield MachineError("generation by vLLM needs the package vllm on every rank", where=f"{_KEY}.engine", fix=fix)
-    elif not VLLM[0] <= release(installed) <= VLLM[1]:
+    elif not VLLM[0] <= libraries.numbers(installed) <= VLLM[1]:
         oldest, newest = (".".join(map(str, version)) for version in VLLM)
         yield f"vLLM {installed} is installed, and TRL was tested with {oldest} to {newest}."
     if not run.hardware.has_nvidia:
@@ -62,9 +62,3 @@ def server(run: ResolvedRun) -> Iterator[Finding]:
         """--weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
     )
     yield MachineError(problem, where=f"{_KEY}.server", fix=fix)
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what names its build."""
-    numbers = version.partition("+")[0].split(".")[:3]
-    return tuple(int(number) for number in numbers if number.isdecimal())

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from tuner.rewards.trial import TrialRow
 
 _NUM_ROWS = 8
-_REVISIONS = {"model.path": "model.revision", TEACHER: "objective.teacher_revision"}
+_REVISIONS = {
+    "model.path": "model.revision",
+    "model.vision.path": "model.vision.revision",
+    TEACHER: "objective.teacher_revision",
+}
 """The key of a model on the hub -> the key of its revision."""
 _NUM_TRIAL_ROWS = 4
 """Rows of each data set on which rewards are tried."""
@@ -97,12 +101,14 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
 def rewards(run: ResolvedRun) -> Iterator[Finding]:
     """Call every reward on the first rows: one that fails, takes too long or is always the same is a mistake."""
     config = run.recipe.config
-    if config.objective.facts.generates:
-        from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
-        from tuner.rewards.trial import mistakes
+    if not config.objective.facts.generates:
+        return
+    from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
 
-        rows = trial_rows(config.train_dataloader.dataset, config.objective.type)
-        yield from mistakes(rewards_of(config.objective), rows)
+    if blocks := rewards_of(config.objective):
+        from tuner.rewards.trial import mistakes  # and a teacher gives none
+
+        yield from mistakes(blocks, trial_rows(config.train_dataloader.dataset, config.objective.type))
 
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
@@ -146,7 +152,7 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
             answers.put(None)
             # Only the tensors of a pickle are read when a tower and an LLM are joined.
             pickled = run.recipe.config.model.vision is not None
-            yield from missing_weights(cached.parent, pickled=pickled) if kind == "model" else ()
+            yield from missing_weights(cached.parent, where, pickled=pickled) if kind == "model" else ()
         elif constants.is_offline_mode():
             answers.put(_offline(name, where) if kind == "model" else None)
         else:
@@ -190,7 +196,7 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None, str]]:
     if model.path and paths.local(model.path) is None:
         yield "model", model.path, model.revision, "model.path"
     if model.vision and paths.local(model.vision.path) is None:
-        yield "model", model.vision.path, model.vision.revision, "model.path"
+        yield "model", model.vision.path, model.vision.revision, "model.vision.path"
     teacher = run.recipe.config.objective.taught_by
     if teacher and teacher.path and paths.local(teacher.path) is None:
         yield "model", teacher.path, teacher.revision, TEACHER
