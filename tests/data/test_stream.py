@@ -157,7 +157,7 @@ def _write(path: Path, rows: list[dict[str, Any]], kind: str) -> None:
 def test_no_more_than_two_blocks_are_there_at_any_time(
     jsonl: Callable[..., Path], started: Callable[..., Trained]
 ) -> None:
-    stream = started(block_of(jsonl(rows_of(95))))
+    stream = started(block_of(jsonl(rows_of(100))))  # ten whole blocks: beside a short one a third is made
     for _ in range(5):  # however much time there is
         stream.take(24)
         until = time.monotonic() + 0.5
