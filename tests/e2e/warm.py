@@ -182,6 +182,9 @@ def warm() -> Warm:
 
 # In the process that commands are forked from, and in its children
 
+OF_A_RANK: set[str] = set()
+"""The modules that a rank loads before it trains."""
+
 
 class _Rank(subprocess.Popen[bytes]):
     """A rank that is forked if it can be; every other process is started."""
@@ -314,8 +317,9 @@ def _serve() -> NoReturn:
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # as a rank does that needs none
     import_module("tuner.worker.quiet").quiet_libraries()
     gc.disable()
-    for name in ("tuner.worker.train", "tuner.cli.train"):
-        import_module(name)
+    import_module("tuner.worker.train")
+    OF_A_RANK.update(sys.modules)
+    import_module("tuner.cli.train")
     gc.freeze()
     gc.enable()
     for line in sys.stdin:
