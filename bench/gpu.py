@@ -10,9 +10,9 @@ the catalog's Llama 1B and 8B with random weights: rows of 2,048 tokens, bf16, r
 level that `tuner plan` chooses, and the same for the minimal loop, TRL and tuner. FLOPs are 6 a parameter and token,
 4 where it is frozen, without recomputation. Peaks are the allocator's, beside the plan's.
 
-Not run on a GPU so far: none of it. On a CPU every piece was tried with `BENCH_DEVICE=cpu`, which takes the catalog's
-`tiny`, rows of 64 tokens, two ranks and small matrices, and only collects the tests; its figures mean nothing. Never
-run at all: CUDA's side of `ceiling`, the 1B and 8B sizes, and peaks.
+Run on one H200 with torch 2.11: `ceiling`, and 1B full and LoRA (docs/performance.md). Never run on a GPU: QLoRA, 8B,
+`resume`, several GPUs. On a CPU every piece was tried with `BENCH_DEVICE=cpu`, which takes the catalog's `tiny`, rows
+of 64 tokens, two ranks and small matrices, and only collects the tests; its figures mean nothing.
 """
 
 from __future__ import annotations

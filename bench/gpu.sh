@@ -12,8 +12,8 @@
 # PYTHON (python3) makes the environment build/gpu, in which TRL's command line is measured too: the same versions.
 # HOME_OF_TUNER, an environment that has everything already, takes the installation's place.
 #
-# Not run on a GPU so far; what of it was tried on a CPU is said at the top of bench/gpu.py. Of the
-# installation the folder of wheels was made, with torch's for CPUs; installing from it was not run.
+# This script was not run on a GPU so far; which parts of bench/gpu.py were, its top says. The folder of wheels was made
+# with torch's for CPUs; installing from it was not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 WHEELS=${WHEELS:-wheels}

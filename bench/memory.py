@@ -198,7 +198,8 @@ def train(made: ResolvedRun) -> list[dict[str, Any]]:
     """Run the plan's ranks until they have looked at themselves; return what each saw."""
     run = directory.create(made.run_path, render.files(made), resume=False)
     argv = [sys.executable, str(RANK), str(made.run_path)]  # in the place of tuner's own worker
-    env = os.environ | render.environment(made) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
+    path = os.pathsep.join(filter(None, (str(RANK.parents[1]), os.environ.get("PYTHONPATH"))))
+    env = os.environ | render.environment(made) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     if supervise.run(argv, env, run, ranks=render.of_ranks(made.topology), grace_s=60, shows_rank_0=False):
         logs = "\n".join(path.read_text(errors="replace") for path in sorted(run.ranks.glob("*.log")))
         raise SystemExit(f"{made.run_path.name} failed:\n{logs}")

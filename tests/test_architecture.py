@@ -391,7 +391,8 @@ def test_the_defaults_hold_every_key_of_the_schema_and_no_other() -> None:
     schema = {
         key for key in schema if ".mixture." not in key and (not key.startswith("objective.") or key.endswith(".type"))
     }
-    schema = {key for key in schema if not key.startswith("model.vision.")} | {"model.vision"}
+    schema = {key for key in schema if not key.startswith(("model.vision.", "model.vision_lora."))}
+    schema |= {"model.vision", "model.vision_lora"}
     schema.add("train_dataloader.dataset.mixture")
 
     assert base == {key for key in schema if key in absent or key.split(".")[0] not in absent}

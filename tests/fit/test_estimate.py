@@ -229,6 +229,16 @@ def test_states_on_disks_leave_the_host_their_buffers() -> None:
     assert host["gradients"] == num_parameters(facts()) / 8 * 4 * 2
 
 
+def test_a_single_rank_at_stage_3_has_no_second_copy_of_weights_that_stay_on_its_gpu() -> None:
+    one, offloaded = (
+        peak(FULL, facts(), preset(name), 1, 1).gpu for name in ("deepspeed_zero3", "deepspeed_zero3_offload")
+    )
+
+    assert one["gathered_weights"] == 0
+    assert offloaded["gathered_weights"] > 0
+    assert peak(FULL, facts(), preset("deepspeed_zero3"), 2, 2).gpu["gathered_weights"] > 0
+
+
 def test_generation_at_stage_3_gathers_all_weights_and_keeps_the_keys_and_values_of_a_step() -> None:
     sampled = {"type": "grpo", "rewards": "length", "max_completion_length": 32_768}
     objective = OBJECTIVES["grpo"].model_validate(sampled)

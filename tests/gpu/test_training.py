@@ -75,6 +75,13 @@ def test_a_run_goes_on_with_the_losses_of_one_that_never_stopped(machine: Hardwa
     assert resumed.losses == pytest.approx(whole.losses[2:], rel=1e-4)
 
 
+def test_the_result_answers_validation_prompts_on_the_gpu(machine: Hardware, tmp_path: Path) -> None:
+    run = ok(train("tiny_full_sample", tmp_path / "run", "--max-steps", "4", ranks=len(machine.gpus)))
+
+    assert len((run.path / "samples.jsonl").read_text().splitlines()) == 8
+    assert "no samples" not in run.text
+
+
 def test_two_gpus_train_to_the_loss_of_one(two_gpus: Hardware, tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
 

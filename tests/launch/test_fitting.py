@@ -45,14 +45,18 @@ GPU_8B = "llama3_1_8b_lora_alpaca_e3"
     ("sets", "recipe", "hardware", "loss"),
     [
         ((), TINY, CPU, "whole"),
-        (("train_dataloader.batch_size=2",), GPU_8B, machine(A100), "whole"),
-        (("train_dataloader.batch_size=16", "max_length=8192", "packing=False"), GPU_8B, machine(H200), "chunked"),
+        (("train_dataloader.batch_size=2",), GPU_8B, machine(A100), "chunked"),
+        (("train_dataloader.batch_size=2", "torch_compile=True"), GPU_8B, machine(A100), "whole"),
+        (
+            ("train_dataloader.batch_size=16", "max_length=8192", "packing=False", "torch_compile=True"),
+            *(GPU_8B, machine(H200), "chunked"),
+        ),
         (("architecture.model_type=mamba",), TINY, machine(A100), "chunked"),
         (("loss=chunked",), TINY, CPU, "chunked"),
         ((), "tiny_orpo_full_sample_preferences_e1", CPU, "auto"),
     ],
 )
-def test_logits_are_whole_where_there_is_room_for_them_and_the_fit_counts_what_is_taken(
+def test_logits_are_whole_on_a_cpu_or_compiled_where_there_is_room_and_the_fit_counts_what_is_taken(
     sets: tuple[str, ...], recipe: str, hardware: Hardware, loss: str
 ) -> None:
     found = made(*sets, recipe=recipe, hardware=hardware, ignore_fit=True)

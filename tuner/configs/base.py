@@ -28,6 +28,9 @@ model = dict(
     # Parts of a vision-language model that are not trained: 'vision' (the tower), 'projector', 'language' (the LLM).
     # With an adapter the tower and the projector are frozen, unless adapter.vision=True.
     freeze=(),
+    # LoRA on the tower's linear layers, while the other parts are trained whole: dict(r=64, lora_alpha=16,
+    # lora_dropout=0.05). At the end it is merged into the tower. With an adapter on the LLM: adapter.vision=True.
+    vision_lora=None,
 )
 
 # Facts about the model that planning needs, under the keys of its config.json. They belong to model.path: change
@@ -166,8 +169,9 @@ train_cfg = dict(
     global_batch_size="auto",
     # Recompute activations in the backward pass: less memory, about a third more time. 'auto': only where needed.
     gradient_checkpointing="auto",
-    # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens, which is faster;
-    # 'chunked' computes them tile by tile, twice. 'auto': whole if the plan says that they fit. Others: 'auto'.
+    # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens; 'chunked' computes
+    # them tile by tile, twice. 'auto': chunked on a GPU; whole on a CPU, where that is faster, if the plan says that
+    # they fit. Other objectives: 'auto'.
     loss="auto",
     # Compile the model with torch.compile: minutes at the start, faster steps later. 'deepcompile': also DeepSpeed's
     # passes, which gather weights and reduce gradients inside the compiled graph; for ZeRO 1 to 3 on NVIDIA GPUs.

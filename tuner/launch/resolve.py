@@ -259,13 +259,20 @@ def resolve_recipe(
 def _choose_loss(
     loaded: Recipe, deepspeed: JsonObject, topology: Topology, hardware: Hardware, precision: Precision
 ) -> Recipe:
-    """Return the recipe with the `train_cfg.loss` for `auto`: whole logits if there is room for them."""
+    """Return the recipe with the `train_cfg.loss` for `auto`.
+
+    On a GPU chunks take as little time as whole logits, and much less memory (docs/performance.md, "On GPUs"). A CPU,
+    and a compiled model, which cannot have chunks at ZeRO-3, take whole logits if there is room for them.
+    """
     key, config = "train_cfg.loss", loaded.config
     if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
         return loaded
     whole = config.with_values({"train_cfg.loss": "whole"})
     if _validates_larger_batches(config):
         reason = "derived: the batches of the validation are larger than twice those of training"
+        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
+    if hardware.gpus and not config.train_cfg.torch_compile:
+        reason = "derived: on a GPU chunks take less memory and no more time"
         return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
     if hardware.gpus:
         fit = fitting.judge(whole, deepspeed, topology, hardware, precision, "whole")

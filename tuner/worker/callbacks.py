@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.errors import RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.runs.directory import RunDirectory
 from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type with the same number of bytes as a weight."""
+_KEPT = "The checkpoints are kept."
 _FEW_ROWS = 500
 """The validation before training measures at least this many rows, if there are that many."""
 
@@ -85,8 +87,8 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
     """Checks that training changed the weights: it compares their bits before and after."""
 
-    def __init__(self, trainer: BuiltTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: BuiltTrainer, facts: ObjectiveFacts) -> None:
+        self.trainer, self.facts = trainer, facts
         self._before: torch.Tensor | None = None
 
     def on_train_begin(
@@ -109,8 +111,22 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
         if not moved:
             lr = self.trainer.args.learning_rate
             message = f"no trained weight changed in {state.global_step} steps"
-            fix = f"Raise the learning rate, which is {lr:g}, or train longer; the checkpoints are kept."
+            norms = [line["grad_norm"] for line in state.log_history if "grad_norm" in line]
+            if norms and not any(norms):
+                message, fix = f"{message}, because every gradient was 0", f"{self._if_gradients_are_0()} {_KEPT}"
+                raise TunerError(message, where="objective", fix=fix)
+            fix = f"Raise the learning rate, which is {lr:g}, or train longer. {_KEPT}"
             raise TunerError(message, where="optim_wrapper.optimizer.lr", fix=fix)
+
+    def _if_gradients_are_0(self) -> str:
+        if self.facts.has_teacher:
+            return "The student already has the teacher's probabilities: name another teacher."
+        if self.facts.generates:
+            return (
+                "All completions of a prompt got the same reward (reward_std in metrics.jsonl is 0): use a reward that"
+                " is not the same for all of them, such as one that is not only 0 or 1, or easier prompts."
+            )
+        return "Look at the rows as the model sees them: tuner data."
 
     def _sums(self) -> torch.Tensor | None:
         """Return the sum of each trained weight's bits on this rank; None if weights are on a disk (NVMe)."""

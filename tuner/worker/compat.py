@@ -16,6 +16,7 @@ import deepspeed.ops
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
@@ -55,7 +56,8 @@ def check_names() -> None:
     compat_checkpoints.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     require_names("deepspeed", deepspeed.ops, "__compatible_ops__")
-    require_names("deepspeed", engine_module, "see_memory_usage")
+    for module in (engine_module, bf16_optimizer):
+        require_names("deepspeed", module, "see_memory_usage")
     require_names("deepspeed", deepspeed, "set_optimizer_flags")
     require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied")
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
@@ -111,6 +113,11 @@ def wait_for_ever() -> timedelta:
 def build_no_collective() -> None:
     """Keep DeepSpeed from building its shared-memory collective with a C++ compiler (37 s) on a CPU."""
     deepspeed.ops.__compatible_ops__ = {}
+
+
+def print_no_memory() -> None:
+    """Keep DeepSpeed's optimizer for bf16 without ZeRO from printing the memory when it is built."""
+    bf16_optimizer.see_memory_usage = lambda message, force=False: None
 
 
 def on_memory_breakdown(write: Callable[[str], None]) -> None:

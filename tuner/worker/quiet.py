@@ -17,6 +17,7 @@ _NOISY = (
     "datasets",
     "torch.distributed",
     "bitsandbytes",
+    "liger_kernel",
 )
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -42,6 +43,8 @@ _MAX_SHOWN = 160
 _MAX_PICTURES = 8
 """Of a sample in samples.jsonl."""
 _WIDTH = 120
+_BYTES_PER_PARAMETER = 4
+"""The room that a second copy of the model needs: weights in 16 bits, or in 32, and what generation adds."""
 _DEFAULT = 5
 """The number of prompts if the recipe leaves it open."""
 _PART, _LEAST_S, _MOST_S = 0.1, 2.0, 60.0
@@ -72,8 +75,7 @@ def show_samples(
     count, seconds = config.log.num_samples, float("inf")
     if count == "auto":
         count, seconds = _DEFAULT, min(_PART * run_s, _MOST_S)
-        has_room = 4 * num_parameters < psutil.virtual_memory().available
-        if seconds < _LEAST_S or not has_room or config.val_dataloader is None or config.objective.facts.scores:
+        if seconds < _LEAST_S or config.val_dataloader is None or config.objective.facts.scores:
             return
     if not count:
         return
@@ -83,11 +85,36 @@ def show_samples(
     if config.objective.facts.scores:
         print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
         return
+    device = _device(config, num_parameters, asks_host=config.log.num_samples == "auto")
+    if device is None:
+        if config.log.num_samples != "auto":
+            print("No samples: neither the GPU nor the CPU can hold and run a second copy of the model.", flush=True)
+        return
     try:
         conversations = prompts(config.val_dataloader.dataset, count, config.objective.type)
-        _show(config, encoder, conversations, run, guard, seconds)
+        _show(config, encoder, conversations, run, guard, seconds, device)
     except Exception as error:
         warn(run, f"no samples: {_message(error)}")
+
+
+def _device(config: RecipeConfig, num_parameters: int, *, asks_host: bool) -> torch.device | None:
+    """Return where a second copy of the model runs: this rank's GPU if it has room, else the CPU; None if neither can.
+
+    Args:
+        config: The recipe.
+        num_parameters: The parameters of the model.
+        asks_host: Whether the CPU counts only if the host's memory has room.
+    """
+    needed = _BYTES_PER_PARAMETER * num_parameters
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        if needed < torch.cuda.mem_get_info()[0]:
+            return torch.device("cuda", torch.cuda.current_device())
+        # Liger replaced classes of transformers in this process, so a new model has its kernels, too: GPUs run them.
+        if config.model.use_liger_kernel is True:
+            return None
+    has_room = needed < psutil.virtual_memory().available
+    return torch.device("cpu") if has_room or not asks_host else None
 
 
 def _show(
@@ -97,6 +124,7 @@ def _show(
     run: RunDirectory,
     guard: Guard,
     seconds: float,
+    device: torch.device,
 ) -> None:
     if not conversations:  # plain text has no prompts
         return
@@ -106,7 +134,7 @@ def _show(
     questions = [messages[:-1] for messages in conversations]
     if not config.reads_images:
         encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final))
-    model = _auto(config).from_pretrained(run.final)  # loads an adapter's base too
+    model = _auto(config).from_pretrained(run.final, device_map={"": device})  # loads an adapter's base too
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
@@ -115,7 +143,7 @@ def _show(
         return
     if not config.adapter:
         model = None  # two models at once may not fit into the host's memory
-    before = _before(config, model, encoder, questions[: len(answers)], guard, began + seconds)
+    before = _before(config, model, encoder, questions[: len(answers)], guard, began + seconds, device)
     table = Table(title="Validation prompts", title_justify="left")
     for title in ("prompt", "reference", "before training", "after training", ""):
         table.add_column(title)
@@ -175,6 +203,7 @@ def _before(
     prompts: list[list[Message]],
     guard: Guard,
     deadline: float,
+    device: torch.device,
 ) -> list[str]:
     """Return the answers of the model before training to the first prompts; [] if it cannot answer.
 
@@ -182,7 +211,8 @@ def _before(
     """
     try:
         if model is None:
-            model = _auto(config).from_pretrained(source(config.model), **pinned(config.model))
+            where = source(config.model)
+            model = _auto(config).from_pretrained(where, device_map={"": device}, **pinned(config.model))
         else:
             model.disable_adapters()
         return _answers(model, encoder, prompts, guard, deadline)

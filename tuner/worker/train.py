@@ -139,6 +139,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     """Read the run's files, join the other ranks, and turn rows into tokens."""
     started_s = time.monotonic()
     compat.check_names()
+    compat.print_no_memory()
     config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
     guard.watch(config.train_cfg.hang_timeout)
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
@@ -210,7 +211,8 @@ def build(prepared: PreparedRank) -> BuiltRank:
         trainer.measure_answers = AnswersValidationPrompts(config, prepared.encoder, run).measure
     uploads = _uploads(prepared)
     saver = _saver(prepared, trainer, uploads)
-    consensus, weights_check = RankConsensus(trainer, guard, prepared.encoder), CheckWeightsMoved(trainer)
+    consensus = RankConsensus(trainer, guard, prepared.encoder)
+    weights_check = CheckWeightsMoved(trainer, config.objective.facts)
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(prepared)]
     callbacks += [CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)]
     if prepared.rank.rank == 0:
