@@ -17,11 +17,12 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.warm import WORKER, warm
+from tests.e2e.warm import WORKER, Forked, warm
 from tuner.machine.hardware import detect
 from tuner.machine.launchers import without_variables
 
 COMMAND = [sys.executable, "-m", "tuner"]
+Started = subprocess.Popen[str] | Forked
 # A learning rate above 0 from the first step on, and every loss in metrics.jsonl.
 QUICK = """
 _base_ = "tiny_{method}_sample_e1"
@@ -82,7 +83,16 @@ def start(*arguments: object, ranks: int = 2, command: Sequence[str] = COMMAND, 
     )
 
 
-def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 900) -> Finished:
+def fork(*arguments: object, ranks: int = 2, worker: str = WORKER, **env: str) -> Started:
+    """Start `tuner train` as `start` does, but forked if it can be, to be looked at or disturbed while it runs."""
+    variables = environment(NPROC_PER_NODE=str(ranks), **env)
+    if _has_gpus() or not warm().suits(variables):
+        assert worker == WORKER, "such a run is forked"
+        return start(*arguments, ranks=ranks, **env)
+    return warm().start(["train", *arguments], env=variables, worker=worker)
+
+
+def finish(process: Started, work_dir: Path, timeout_s: float = 900) -> Finished:
     """Wait for a run; whatever happens, no process of it survives the test."""
     try:
         text, _ = process.communicate(timeout=timeout_s)

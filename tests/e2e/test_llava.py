@@ -38,6 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--set", "adapter.modules_to_save=['multi_modal_projector']"),
     )
     stage(root / "second", "lora", second, *adapter, ranks=1, cache=root / "cache")
+    of_tower = ("--set", "model.vision_lora=dict(r=2, lora_alpha=8)")
+    stage(root / "tower", "full", second, *of_tower, ranks=1, cache=root / "cache")
     return root
 
 
@@ -86,7 +88,7 @@ def test_plain_transformers_answers_a_question_with_an_image(folder: Path, tmp_p
     )
     assert done.exit_code == 0, done.output
 
-    for place in (folder / "first/final", merged):
+    for place in (folder / "first/final", folder / "tower/final", merged):
         model, report = AutoModelForImageTextToText.from_pretrained(place, output_loading_info=True)
         processor = AutoProcessor.from_pretrained(place)
         assert not any(report.values())
@@ -96,6 +98,25 @@ def test_plain_transformers_answers_a_question_with_an_image(folder: Path, tmp_p
         assert int((inputs["input_ids"] == model.config.image_token_id).sum()) == 16
         with torch.no_grad():
             assert torch.isfinite(model(**inputs).logits).all()
+
+
+@pytest.mark.parametrize("layout", ["xtuner", "llava"])
+def test_lora_on_the_tower_is_a_part_of_the_result_in_every_layout(layout: str, folder: Path, tmp_path: Path) -> None:
+    arguments = ["export", str(folder / "tower"), str(tmp_path / "out"), "--as", layout]
+    done = CliRunner(env={"TUNER_CACHE": str(folder / "cache")}).invoke(tuner, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+    name = "vision_model.encoder.layers.0.mlp.fc1.weight"
+    files = sorted((tmp_path / "out").rglob("*.safetensors"))
+    written = {key: weight for file in files for key, weight in load_file(file).items() if key.endswith(name)}
+    trained, begun = (one[f"{llava.TOWER}{name.partition('.')[2]}"] for one in (final(folder), joined(folder, 1)))
+    assert [torch.equal(weight, trained) for weight in written.values()] == [True]
+    assert not torch.equal(trained, begun)
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of the run with LoRA on the tower alone."""
+    return load_file(folder / "tower/final/model.safetensors")
 
 
 def content() -> list[dict[str, Any]]:

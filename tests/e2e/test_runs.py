@@ -14,6 +14,7 @@ from tests.e2e.runs import (
     COMMAND,
     environment,
     finish,
+    fork,
     ok,
     processes_of,
     quick,
@@ -118,7 +119,7 @@ def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_pa
 
 def test_two_signals_end_a_run_at_once_with_the_signals_code(tmp_path: Path) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=1)
+    process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=1)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     process.send_signal(signal.SIGINT)
@@ -144,7 +145,7 @@ def test_a_signal_before_training_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
+    process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     of_ranks = [one for one in processes_of(work_dir) if "tuner.worker" in one.cmdline()]
@@ -159,7 +160,7 @@ def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)
+    process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     process.kill()

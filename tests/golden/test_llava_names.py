@@ -24,8 +24,6 @@ with (Path(__file__).parent / "xtuner_recipes.csv").open(encoding="utf-8", newli
     INTERNVL = [row["name"] for row in csv.DictReader(stream) if row["name"].startswith("internvl_")]
 
 REFUSED = {
-    "llava_llama3_8b_instruct_full_clip_vit_large_p14_336_lora_e1_gpu8_finetune": "adapters on the tower",
-    "llava_llama3_8b_instruct_full_clip_vit_large_p14_336_lora_e1_gpu8_internvl_finetune": "adapters on the tower",
     "llava_vicuna_7b_v15_qlora_clip_vit_large_p14_336_lora_e1_gpu8_finetune_refcoco": "boxes",
 }
 RESOLVED = sorted(ROWS.keys() - REFUSED)
@@ -47,17 +45,18 @@ def ours(name: str) -> Row:
     model, loader, optim, adapter = config.model, config.train_dataloader, config.optim_wrapper, config.adapter
     assert model.vision and model.path and optim.clip_grad
     dataset = loader.dataset
-    of_tower = adapter is not None and adapter.vision
+    lora = model.vision_lora
+    of_tower = (lora.r, lora.lora_alpha, lora.lora_dropout) if lora else ()
+    if adapter and adapter.vision:
+        of_tower = (adapter.vision_r, adapter.vision_lora_alpha, adapter.lora_dropout)
     values: dict[str, Any] = {
         "llm": model.path,
         "vit": model.vision.path,
         "freeze_llm": "language" in model.freeze or adapter is not None,
-        "freeze_visual_encoder": "vision" in model.freeze or adapter is not None,
+        "freeze_visual_encoder": "vision" in model.freeze or adapter is not None or lora is not None,
         "load_in_4bit": config.quantization is not None,
         "llm_lora": f"{adapter.r}/{adapter.lora_alpha}/{adapter.lora_dropout}" if adapter else "",
-        "visual_encoder_lora": f"{adapter.vision_r}/{adapter.vision_lora_alpha}/{adapter.lora_dropout}"
-        if adapter and of_tower
-        else "",
+        "visual_encoder_lora": "/".join(map(str, of_tower)),
         "pad_image_to_square": model.vision.pad_to_square,
         "select_layer": "" if model.vision.feature_layer == -2 else model.vision.feature_layer,
         "max_length": dataset.max_length,

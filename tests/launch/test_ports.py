@@ -17,7 +17,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.runs.directory import create
 
-LAUNCHES = 3
+LAUNCHES = 2
 
 
 def test_launches_side_by_side_do_not_meet_on_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tuner.errors import RecipeError
 from tuner.recipes import loading
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, Vision, schema_keys
+from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, Vision, VisionLora, schema_keys
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objective import Generation
 from tuner.recipes.schema.objectives import OBJECTIVES
@@ -238,7 +238,7 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (Adapter, Quantization, Vision, Architecture, Dpo, Orpo, Kto, Reward, Sampling, Generation)
+    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, Dpo, Orpo, Kto, Reward, Sampling, Generation)
     with_default = {
         (block.__name__, name)
         for block in blocks()

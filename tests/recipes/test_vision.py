@@ -70,11 +70,17 @@ def test_the_paths_of_a_tower_hold_in_any_folder(tmp_path: Path, monkeypatch: py
     assert vision and (vision.path, vision.projector) == (str(tmp_path / "clip"), str(tmp_path / "projector.bin"))
 
 
+LORA = "model.vision_lora=dict(r=4, lora_alpha=4)"
+
+
 @pytest.mark.parametrize(
     ("sets", "reason"),
     [
         (("model.images=False",), "joins a vision tower to the LLM"),
         (("adapter=dict(r=4, lora_alpha=4, vision_r=2)",), "belongs to adapters on the tower"),
+        ((LORA, "model.freeze=('vision',)"), "trains the tower, which model.freeze keeps"),
+        ((LORA, "adapter=dict(r=4, lora_alpha=4)"), "use adapter.vision=True instead"),
+        ((LORA, "train_cfg.trainable_layers=1"), "freezes the tower, which model.vision_lora trains"),
     ],
 )
 def test_settings_that_contradict_a_tower_are_refused(sets: tuple[str, ...], reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import PIL.Image
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -153,6 +155,58 @@ def test_rows_with_and_without_images_train_as_in_a_plain_loop(
     run = trained(folders[kind], tmp_path / "run", level, ranks)
 
     assert run.losses == pytest.approx(losses_by_hand(folders[kind], kind), rel=1e-5)
+
+
+TOWER_LORA = "dict(r=4, lora_alpha=16)"
+
+
+def tower_lora_by_hand(folder: Path, kind: str) -> list[float]:
+    """Return the losses of the plain loop: PEFT's LoRA on the tower, and all weights of the projector and the LLM."""
+    model, samples = by_hand(folder, kind)
+    within = r".*vision_tower\..*" if kind == "llava" else r".*visual\.blocks\..*"
+    linear = "q_proj|k_proj|v_proj|out_proj|fc1|fc2|qkv|proj|gate_proj|up_proj|down_proj"
+    torch.manual_seed(SETTINGS.seed)
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules=rf"{within}\.(?:{linear})")
+    adapted = get_peft_model(model.model, lora)
+    for name, weight in adapted.named_parameters():
+        if not re.search(r"vision_tower|visual\.(?!merger)", name):
+            weight.requires_grad_(True)
+    return [step.loss for step in loop.train(WithPixels(adapted, model.pixels), samples, SETTINGS)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", vision.KINDS)
+def test_lora_on_the_tower_beside_whole_other_parts_trains_as_peft_does(
+    folders: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    lora = ("--set", f"model.vision_lora={TOWER_LORA}")
+    alone = trained(folders[kind], tmp_path / "one", "none", 1, *lora, "--set", "max_steps=3")
+    # Two ranks that hold parts of the weights are stopped, and go on from their checkpoint.
+    recompute = ("--set", "train_cfg.gradient_checkpointing=True")
+    sharded = trained(folders[kind], tmp_path / "two", "zero3", 2, *lora, *recompute)
+    first = trained(folders[kind], tmp_path / "part", "zero3", 2, *lora, *recompute, "--set", "max_steps=2")
+    resumed = trained(folders[kind], tmp_path / "rest", "zero3", 2, *lora, *recompute, "--resume", str(first.path))
+
+    assert alone.losses == pytest.approx(tower_lora_by_hand(folders[kind], kind), rel=1e-5)
+    assert sharded.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert resumed.losses[-1] == sharded.losses[-1]
+    before, one, two, rest = (
+        dict(AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).named_parameters())
+        for path in (folders[kind] / "model", *(run.path / "final" for run in (alone, sharded, resumed)))
+    )
+    unchanged = {name for name in before if torch.equal(before[name], one[name])}
+    assert unchanged == {name for name in before if is_own_of_tower(name)}
+    for name in before:
+        # AdamW makes a step of any gradient, and so of one that is nothing but rounding.
+        assert float((two[name] - one[name]).detach().abs().mean()) < 1e-5
+        assert torch.equal(rest[name], two[name])
+
+
+def is_own_of_tower(name: str) -> bool:
+    """Return whether a weight is the tower's and not of a linear layer, to which LoRA is added."""
+    return bool(re.search(r"vision_tower|visual\.(?!merger)", name)) and not re.search(
+        r"(?<!embed\.)(proj|fc\d|qkv)\.weight", name
+    )
 
 
 @pytest.mark.long

@@ -28,6 +28,9 @@ model = dict(
     # Parts of a vision-language model that are not trained: 'vision' (the tower), 'projector', 'language' (the LLM).
     # With an adapter the tower and the projector are frozen, unless adapter.vision=True.
     freeze=(),
+    # LoRA on the tower's linear layers, while the other parts are trained whole: dict(r=64, lora_alpha=16,
+    # lora_dropout=0.05). At the end it is merged into the tower. With an adapter on the LLM: adapter.vision=True.
+    vision_lora=None,
 )
 
 # Facts about the model that planning needs, under the keys of its config.json. They belong to model.path: change

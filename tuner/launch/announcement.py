@@ -65,7 +65,8 @@ def _model(recipe: Recipe) -> str:
 def _method(config: RecipeConfig) -> str:
     if config.adapter is None:
         layers = config.train_cfg.trainable_layers
-        return f"the last {layers} layer{'s' * (layers > 1)}" if layers else "full fine-tuning"
+        of_tower = " with LoRA on the vision tower" if config.model.vision_lora else ""
+        return f"the last {layers} layer{'s' * (layers > 1)}" if layers else f"full fine-tuning{of_tower}"
     name = "DoRA" if config.adapter.use_dora else "LoRA"
     if config.quantization is None:
         return name

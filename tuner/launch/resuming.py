@@ -198,6 +198,7 @@ FIXED = {
     "model.chat_template": "the samples differ",
     "model.images": "other parts of the model are loaded",
     "model.freeze": "other weights are trained",
+    "model.vision_lora": "other weights are trained",
     "architecture": "the weights belong to another model",
     "quantization": "the base weights differ",
     "adapter": "the adapter differs",
@@ -210,7 +211,8 @@ FIXED = {
 }
 """The keys and blocks that a checkpoint's state depends on, and what a change of each would break."""
 _ROWS = "train_dataloader.dataset"
-_FREE = frozenset(("adapter.lora_dropout", f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_ROWS}.tokenizer_backend"))
+_OF_DROPOUT = ("adapter.lora_dropout", "model.vision_lora.lora_dropout")
+_FREE = frozenset((*_OF_DROPOUT, f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_ROWS}.tokenizer_backend"))
 """Keys that may change although their block may not: ranks check whether the same rows are skipped."""
 
 

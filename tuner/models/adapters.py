@@ -1,4 +1,4 @@
-"""The adapter on the model to train: a new one, or a trained one that is trained further.
+"""The adapter on the model to train: a new one, a trained one that is trained further, or LoRA on the tower alone.
 
 `load` loads the base model.
 """
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+)
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -19,10 +27,14 @@ from torch.nn.functional import pad
 from tuner import paths
 from tuner.errors import ModelError
 from tuner.models import vision
-from tuner.recipes.schema import Model, RecipeConfig
+from tuner.recipes.schema import Model, RecipeConfig, VisionLora
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+_NAME = "default"
+"""PEFT's name of an adapter that has none."""
 
 
 def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> PeftModel:
@@ -131,6 +143,45 @@ def _continued(model: PreTrainedModel, folder: str, dropout: float) -> PeftModel
         message = f"the adapter in {folder!r} lacks {lacking[0]}, which this model needs"
         raise ModelError(message, where=paths.ADAPTED, fix="Give the model that it was trained on: --model BASE.")
     return adapted
+
+
+def add_to_tower(model: PreTrainedModel, lora: VisionLora, seed: int) -> None:
+    """Add LoRA to the tower's linear layers and freeze the tower's own weights; the other parts stay as they are.
+
+    The model stays the class of transformers that it is, so it is trained and saved like one that is trained whole.
+    """
+    tower, dtype = vision.tower_of(model), model.dtype
+    settings = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=vision.linear_layers_of(model),
+        bias="none",
+    )
+    torch.manual_seed(seed)
+    inject_adapter_in_model(settings, tower, _NAME)
+    part_of = vision.parts_of(model)
+    for name, weight in model.named_parameters():
+        if part_of[name] == "vision" and "lora_" in name:
+            weight.data = weight.data.to(dtype)
+        # PEFT freezes a projector that is inside the tower too.
+        weight.requires_grad_(part_of[name] != "vision" or "lora_" in name)
+
+
+def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights as they were before `add_to_tower`, with its LoRA added to those of the tower.
+
+    Args:
+        model: The model that is trained.
+        state: Its whole weights, by their names.
+    """
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    result = {name.replace(".base_layer.", "."): weight for name, weight in state.items() if ".lora_" not in name}
+    for name, layer in layers.items():
+        down, up = (state[f"{name}.lora_{one}.{_NAME}.weight"].float() for one in "AB")
+        own = result[f"{name}.weight"]
+        result[f"{name}.weight"] = (own.float() + layer.scaling[_NAME] * (up @ down)).to(own.dtype)
+    return result
 
 
 def commit(model: Model, path: str) -> str | None:

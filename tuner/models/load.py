@@ -26,8 +26,7 @@ from tuner import assets, paths
 from tuner import vocabulary as vocabularies
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
-from tuner.models import compat, integrity, llava, vision
-from tuner.models.adapters import with_adapter
+from tuner.models import adapters, compat, integrity, llava, vision
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
@@ -152,9 +151,11 @@ def load_model(
     model = _load(config, path, dtype, device, shards, vocabulary)
     model.train()
     if config.reads_images:
+        if lora := config.model.vision_lora:
+            adapters.add_to_tower(model, lora, config.randomness.seed)
         vision.freeze(model, config.model.freeze)
     if config.adapter:
-        return with_adapter(model, config, path)
+        return adapters.with_adapter(model, config, path)
     if config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     return model
@@ -197,7 +198,8 @@ def _load_teacher(
         MachineError: as `load_model`.
     """
     own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
-    of_text = {"images": False, "vision": None, "freeze": (), "chat_template": None, "resize_embeddings": False}
+    of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
+    of_text |= {"chat_template": None, "resize_embeddings": False}
     bits = Quantization() if teacher.bits == 4 else None
     model = config.model.model_copy(update={**own, **of_text})
     path = source(model)

@@ -132,6 +132,15 @@ def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
     return rf"{re.escape(_prefix(model, llm))}\..*\b({'|'.join(map(re.escape, sorted(names)))})"
 
 
+def linear_layers_of(model: PreTrainedModel) -> list[str]:
+    """Return the names of the tower's linear layers, within the tower; those of a projector inside it are left out."""
+    return [
+        name
+        for name, module in tower_of(model).named_modules()
+        if isinstance(module, torch.nn.Linear) and _PROJECTORS.isdisjoint(name.split("."))
+    ]
+
+
 def outside_llm(model: PreTrainedModel) -> str:
     """Return a regular expression for the full names of the layers that are not the LLM's."""
     parent, _, llm = _prefix(model, model.get_decoder()).rpartition(".")

@@ -19,19 +19,14 @@ _END = r"_e(?P<epochs>\d+)_gpu(?P<gpus>\d+)_"
 PRETRAIN = rf"^llava_(?P<llm>.+?)_{VIT}{_END}pretrain$"
 PRETRAIN_4_BITS = rf"^llava_(?P<llm>(?:internlm|vicuna).+?|.+?(?=_quant_))(?:_quant)?_{VIT}{_END}pretrain$"
 SHAREGPT4V = rf"^llava_(?P<llm>.+?)_{VIT}{_END}sharegpt4v_pretrain$"
-FULL = rf"^llava_(?P<llm>.+?)(?:_full)?(?<!_qlora)(?<!_quant)_{VIT}{_END}finetune$"
-INTERNVL = rf"^llava_(?P<llm>.+?)_full_{VIT}(?P<tower>_full)?{_END}internvl_finetune$"
+FULL = rf"^llava_(?P<llm>.+?)(?P<full>_full)?(?<!_qlora)(?<!_quant)_{VIT}(?(full)(?P<tower>_lora)?){_END}finetune$"
+INTERNVL = rf"^llava_(?P<llm>.+?)_full_{VIT}(?P<tower>_full|_lora)?{_END}internvl_finetune$"
 QLORA = rf"^llava_(?P<llm>.+?)_qlora_{VIT}(?P<tower>_lora)?{_END}finetune$"
 OFFICIAL_PRETRAIN = r"^llava_v15_(?P<size>7b|13b)_pretrain$"
 OFFICIAL = r"^llava_v15_(?P<size>7b|13b)_finetune$"
 OFFICIAL_LORA = r"^llava_v15_(?P<size>7b|13b)_finetune_lora$"
 
 REFUSED = (
-    (
-        rf"llava_.+_full_{VIT}_lora_",
-        "trains the LLM whole and adapters on the tower, which one result of PEFT cannot hold. Without _lora behind "
-        "the tower, the same recipe freezes the tower",
-    ),
     (
         r"llava_.+_refcoco$",
         "also reads RefCOCO's boxes, of which XTuner makes questions while it trains; tuner reads conversations. "
@@ -60,11 +55,15 @@ def pretrain(match: re.Match[str]) -> Values:
 
 
 def full(match: re.Match[str]) -> Values:
-    """Return the values of a second stage that trains the projector, the LLM, and the tower if the name says so."""
+    """Return the values of a second stage that trains the projector, the LLM, and the tower or its LoRA if named."""
     groups = match.groupdict()
-    batch = 16 if "size" in groups else 4 if _is_large(groups) else 8
-    frozen = () if groups.get("tower") else ("vision",)
-    return {"model": _model(frozen, pads=True), **_steps(groups, _SECOND, batch, 2e-5)}
+    tower = groups.get("tower")
+    has_more_tokens = match.re.pattern == INTERNVL and tower == "_lora"
+    batch = 16 if "size" in groups else 4 if has_more_tokens or _is_large(groups) else 8
+    model = _model(() if tower else ("vision",), pads=True)
+    if tower == "_lora":
+        model["vision_lora"] = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.05}
+    return {"model": model, **_steps(groups, _SECOND, batch, 2e-5)}
 
 
 def adapted(match: re.Match[str]) -> Values:

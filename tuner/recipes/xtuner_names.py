@@ -138,14 +138,15 @@ SPELLINGS = (
     ),
     Spelling(
         "llava_LLM_full_clip_vit_large_p14_336_e1_gpu8_finetune",
-        "LLaVA's second stage: the projector and the LLM learn from 665 thousand conversations.",
+        "LLaVA's second stage: the projector and the LLM learn from 665 thousand conversations. With `_lora` behind "
+        "the tower, the tower has LoRA.",
         llava_names.FULL,
         r"\g<llm>_full_llava_instruct_e\g<epochs>",
         llava_names.full,
     ),
     Spelling(
         "llava_LLM_full_clip_vit_large_p14_336_full_e2_gpu8_internvl_finetune",
-        "The same on InternVL's data; with `_full` behind the tower, the tower learns too.",
+        "The same on InternVL's data; with `_full` behind the tower, the tower learns too, with `_lora` by LoRA.",
         llava_names.INTERNVL,
         r"\g<llm>_full_internvl_sft_e\g<epochs>",
         llava_names.full,

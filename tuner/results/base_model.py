@@ -37,6 +37,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False, *, i
         images=images,
         vision=None,
         freeze=(),
+        vision_lora=None,
     )
 
 

@@ -91,7 +91,8 @@ def _method(recipe: RecipeConfig) -> Iterator[Row]:
         on = f", on a base in {recipe.quantization.bits} bits" if recipe.quantization else ""
         yield "method", f"{kind}, r = {adapter.r}, lora_alpha = {adapter.lora_alpha}{on}"
     else:
-        yield "method", f"the last {layers} layers" if layers else "every weight"
+        of_tower = "; LoRA on the vision tower, merged into it" if recipe.model.vision_lora else ""
+        yield "method", f"the last {layers} layers" if layers else f"every weight{of_tower}"
     yield "objective", recipe.objective.type
     yield "data", ", ".join(_last(path) for path in _datasets(recipe))
 

@@ -19,12 +19,14 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import convert_bytes
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.data.encoder import Encoder
 from tuner.errors import DiskError
 from tuner.files import JsonObject, is_disk_error
 from tuner.hub.upload import Target, Upload
+from tuner.models import adapters
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat_checkpoints
@@ -264,6 +266,8 @@ def save_final_model(trainer: BuiltTrainer, encoder: Encoder, folder: Path) -> N
     model = trainer.accelerator.unwrap_model(trainer.model)
     state = _gathered(trainer.deepspeed, model)
     if dist.get_rank() == 0:
+        if not isinstance(model, PeftModel) and any(isinstance(one, LoraLayer) for one in model.modules()):
+            state = adapters.merged(model, model.state_dict() if state is None else state)
         # Not Trainer.save_model: it adds training_args.bin, a pickle, to files that a user will publish.
         # PEFT would save embeddings with an adapter or with added rows up to three times.
         once = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}

@@ -58,6 +58,17 @@ class Vision(Block):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
+class VisionLora(Block):
+    """LoRA on a model's vision tower while its other parts are trained whole, in PEFT's names."""
+
+    # The rank of the two matrices of each linear layer of the tower.
+    r: PositiveInt
+    # The update is scaled by lora_alpha / r.
+    lora_alpha: PositiveInt
+    # The part of the inputs of the matrices that is dropped in training.
+    lora_dropout: Fraction = 0.0
+
+
 class Model(Block):
     """The weights to start from."""
 
@@ -73,6 +84,16 @@ class Model(Block):
     images: bool | Literal["auto"]
     vision: Vision | None
     freeze: Annotated[tuple[VisionPart, ...], Lax]
+    vision_lora: VisionLora | None
+
+    @field_validator("vision_lora")
+    @classmethod
+    def _lora_needs_a_tower(cls, lora: VisionLora | None, info: ValidationInfo) -> VisionLora | None:
+        if lora and info.data.get("images") is False:
+            raise ValueError("has no effect on a model that reads text alone; use None")
+        if lora and "vision" in info.data.get("freeze", ()):
+            raise ValueError("trains the tower, which model.freeze keeps as it is; use one of them")
+        return lora
 
     @field_validator("vision")
     @classmethod
@@ -517,6 +538,10 @@ class RecipeConfig(Block):
         model = info.data.get("model")
         if adapter and model and model.freeze:
             raise ValueError("freezes every part of the model, so model.freeze has no effect; use one of them")
+        if adapter and model and model.vision_lora:
+            raise ValueError(
+                "is LoRA on the LLM, which model.vision_lora trains whole; use adapter.vision=True instead"
+            )
         return adapter
 
     @field_validator("objective")
@@ -614,6 +639,8 @@ class RecipeConfig(Block):
             raise wrong_key(
                 "trainable_layers", "has no effect with an adapter, which freezes every layer; use one of them"
             )
+        if train_cfg.trainable_layers and "model" in info.data and info.data["model"].vision_lora:
+            raise wrong_key("trainable_layers", "freezes the tower, which model.vision_lora trains; use one of them")
         return train_cfg
 
     @field_validator("train_cfg")
