@@ -121,12 +121,18 @@ def train(
 ) -> Finished:
     """Run `tuner train` to its end: forked on a CPU, unless it is a rank itself or imports read other variables."""
     words = (recipe, "--work-dir", work_dir, *arguments)
-    variables = environment(NPROC_PER_NODE=str(ranks), **env)
-    is_forked = command == COMMAND and ranks and not _has_gpus()
+    variables = environment(NPROC_PER_NODE=str(ranks), **env) if ranks else environment(**env)
+    is_forked = command == COMMAND and "--launcher" not in arguments and not _has_gpus()
     if not is_forked or (worker == WORKER and not warm().suits(variables)):
         return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
-    ended = warm().run(["train", *words], env=variables, worker=worker)
+    ended = warm(has_bitsandbytes=_is_quantized(words)).run(["train", *words], env=variables, worker=worker)
     return Finished(ended.returncode, ended.stdout + ended.stderr, work_dir)
+
+
+def _is_quantized(words: Sequence[object]) -> bool:
+    """Return whether the names and the text of a recipe ask for bitsandbytes; it decides how quickly its ranks start."""
+    texts = [*map(str, words), *(word.read_text() for word in words if isinstance(word, Path) and word.is_file())]
+    return any(name in text for text in texts for name in ("qlora", "8bit"))
 
 
 def processes_of(work_dir: Path) -> list[psutil.Process]:
