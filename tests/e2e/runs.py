@@ -130,8 +130,9 @@ def train(
 
 
 def _is_quantized(words: Sequence[object]) -> bool:
-    """Return whether the names and the text of a recipe ask for bitsandbytes; it decides how quickly its ranks start."""
-    texts = [*map(str, words), *(word.read_text() for word in words if isinstance(word, Path) and word.is_file())]
+    """Return whether a recipe seems to need bitsandbytes: if that is wrong, its ranks start as a user's do."""
+    recipe = words[0]
+    texts = [*map(str, words), recipe.read_text() if isinstance(recipe, Path) else ""]
     return any(name in text for text in texts for name in ("qlora", "8bit"))
 
 
