@@ -121,12 +121,19 @@ def train(
 ) -> Finished:
     """Run `tuner train` to its end: forked on a CPU, unless it is a rank itself or imports read other variables."""
     words = (recipe, "--work-dir", work_dir, *arguments)
-    variables = environment(NPROC_PER_NODE=str(ranks), **env)
-    is_forked = command == COMMAND and ranks and not _has_gpus()
+    variables = environment(NPROC_PER_NODE=str(ranks), **env) if ranks else environment(**env)
+    is_forked = command == COMMAND and "--launcher" not in arguments and not _has_gpus()
     if not is_forked or (worker == WORKER and not warm().suits(variables)):
         return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
-    ended = warm().run(["train", *words], env=variables, worker=worker)
+    ended = warm(has_bitsandbytes=_is_quantized(words)).run(["train", *words], env=variables, worker=worker)
     return Finished(ended.returncode, ended.stdout + ended.stderr, work_dir)
+
+
+def _is_quantized(words: Sequence[object]) -> bool:
+    """Return whether a recipe seems to need bitsandbytes: if that is wrong, its ranks start as a user's do."""
+    recipe = words[0]
+    texts = [*map(str, words), recipe.read_text() if isinstance(recipe, Path) else ""]
+    return any(name in text for text in texts for name in ("qlora", "8bit"))
 
 
 def processes_of(work_dir: Path) -> list[psutil.Process]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.runs import (
-    COMMAND,
     environment,
     finish,
     fork,
@@ -23,6 +20,7 @@ from tests.e2e.runs import (
     wait_until,
     written_lines,
 )
+from tests.e2e.warm import warm
 from tuner.runs import checkpoints
 
 pytestmark = pytest.mark.e2e
@@ -60,17 +58,15 @@ def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss
         "--set",
         "num_samples=0",
     )
-    alone = ("--launcher", "none")
-    flags = (*alone, *short, "--set", "val_dataloader=none", "--seed", "7")
-    command = [*COMMAND, "copy", "tiny_full_sample_e1", tmp_path / "mine.py"]
-    subprocess.run(command, check=True, env=environment(), capture_output=True)
+    flags = (*short, "--set", "val_dataloader=none", "--seed", "7")
+    copied = warm().run(["copy", "tiny_full_sample_e1", tmp_path / "mine.py"], env=environment())
+    assert copied.returncode == 0, copied.stderr
 
-    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags, ranks=0))
-    copied = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags, ranks=0))
-    os.chdir(tmp_path)
-    again = ok(train(named.path / "recipe.py", tmp_path / "again", *alone, ranks=0))
+    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags, ranks=1))
+    mine = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags, ranks=1))
+    again = ok(train(named.path / "recipe.py", tmp_path / "again", ranks=1))
 
-    assert copied.losses == named.losses == again.losses
+    assert mine.losses == named.losses == again.losses
     assert again.json("deepspeed.json") == named.json("deepspeed.json")
     facts = named.json("run.json")
     assert facts["seed"] == 7

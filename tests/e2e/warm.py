@@ -1,8 +1,8 @@
 """Run `tuner` in processes forked from one that has imported the libraries: the imports are over half of a short run.
 
 Use it where a test asks what a run computes or leaves. The launcher and each rank are processes with the environment,
-the output, the signals and the exit codes of a user's run. Tests of how processes start and end start the command
-itself (`runs.start`). A rank that needs bitsandbytes starts as a user's does: the libraries here are imported without.
+the command line, the output, the signals and the exit codes of a user's run. Tests of how processes start start the
+command itself (`runs.start`). A rank that needs bitsandbytes is forked from a process that has imported it too.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class Forked:
 class Warm:
     """The process that commands are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_bitsandbytes: bool) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = _ENVIRON | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
-        command = [sys.executable, "-P", "-m", "tests.e2e.warm", " " * _LONGEST_ARGV]
+        command = [sys.executable, "-P", "-m", "tests.e2e.warm", "01"[has_bitsandbytes], " " * _LONGEST_ARGV]
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self._lock = threading.Lock()
         atexit.register(self._end)
@@ -175,13 +175,14 @@ class Warm:
 
 
 @cache
-def warm() -> Warm:
-    """Return the one such process of this test process."""
-    return Warm()
+def warm(*, has_bitsandbytes: bool = False) -> Warm:
+    """Return the one such process of this test process, or that for runs of quantized models."""
+    return Warm(has_bitsandbytes=has_bitsandbytes)
 
 
 # In the process that commands are forked from, and in its children
 
+_HAS_BITSANDBYTES = __name__ == "__main__" and sys.argv[1] == "1"
 OF_A_RANK: set[str] = set()
 """The modules that a rank loads before it trains."""
 
@@ -199,10 +200,17 @@ class _Rank(subprocess.Popen[bytes]):
         self.pid = _fork(lambda: _become_rank(argv, **options))
 
 
+def _leave_bitsandbytes() -> None:
+    """Let no library import it, as a rank does that needs none; with it transformers imports more."""
+    if not _HAS_BITSANDBYTES:
+        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+
+
 def _is_forked(argv: Sequence[str]) -> bool:
     if list(argv[1:-1]) != ["-m", import_module("tuner.launch.render").WORKER]:
         return False
-    return not json.loads((Path(argv[-1]) / "run.json").read_bytes())["needs_bitsandbytes"]
+    needed: bool = json.loads((Path(argv[-1]) / "run.json").read_bytes())["needs_bitsandbytes"]
+    return needed == _HAS_BITSANDBYTES
 
 
 def _become_rank(
@@ -223,7 +231,7 @@ def _become_rank(
             os.close(fd)
     _take_over(env)
     preexec_fn()
-    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # as a rank does that needs none
+    _leave_bitsandbytes()
     sys.argv = argv[2:]
     _show(argv)
     if argv[2] == WORKER:
@@ -280,7 +288,8 @@ def _command(argv: list[str], env: Mapping[str, str], cwd: str, worker: str, cod
     sys.stdout = open(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _take_over(env)
-    sys.modules.pop("bitsandbytes")  # the checks of a run look whether it is installed
+    if not _HAS_BITSANDBYTES:
+        sys.modules.pop("bitsandbytes")  # the checks of a run look whether it is installed
     if code:
         sys.argv = ["-c", *argv]
         exec(code, {"__name__": "__main__"})  # noqa: S102
@@ -314,7 +323,7 @@ def _keep(request: dict[str, Any], folder: str) -> None:
 
 
 def _serve() -> NoReturn:
-    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # as a rank does that needs none
+    _leave_bitsandbytes()
     import_module("tuner.worker.quiet").quiet_libraries()
     gc.disable()
     import_module("tuner.worker.train")
