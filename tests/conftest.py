@@ -54,12 +54,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def signals_of_a_fresh_process() -> Iterator[None]:
-    """Under Slurm `tuner train` blocks a signal until its process becomes a rank; here it becomes none."""
+def a_fresh_process() -> Iterator[None]:
+    """Put back what a command leaves of its process: the signals, and the variables that quiet the libraries.
+
+    Under Slurm `tuner train` blocks a signal until its process becomes a rank; here it becomes none.
+    """
     mask, handler = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)
+    variables = dict(os.environ)
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGTERM, handler)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import tuner
+from tests.e2e.warm import warm
 from tests.each import each
 from tuner import hooks
 from tuner.recipes import catalog
@@ -253,10 +254,9 @@ def test_a_rank_reads_recipes_through_the_schema_alone(path: Path) -> None:
     assert [module for module in imports(path) if module.startswith("tuner.") and is_for_launchers(module)] == []
 
 
-def test_a_rank_loads_no_module_of_a_launcher(tmp_path: Path) -> None:
-    code = "import sys, tuner.worker.train; print(*(name for name in sys.modules if name.startswith('tuner.')))"
-    argv, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT.parent)}
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+def test_a_rank_loads_no_module_of_a_launcher() -> None:
+    code = "import sys; print(*(name for name in sys.modules['__main__'].OF_A_RANK if name.startswith('tuner.')))"
+    done = warm().run([], code=code, env=os.environ)
 
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1].split()

@@ -64,6 +64,7 @@ def test_every_example_is_run_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SCRIPTS.keys()
 
 
+@pytest.mark.long
 def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}

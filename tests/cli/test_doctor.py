@@ -53,6 +53,7 @@ def told(found: doctor.Report, name: str) -> Row:
     return next(row for row in found.rows if row.name == name)
 
 
+@pytest.mark.long
 def test_this_machine_can_train_and_the_report_tells_no_secret(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
@@ -99,9 +100,9 @@ def test_a_rank_that_fails_speaks_for_those_that_wait_for_it(run: Run) -> None:
     started = time.monotonic()
 
     row = run(
-        "import time\nfrom torch.multiprocessing import spawn\n"
+        "import time\nfrom torch.multiprocessing import start_processes\n"
         "def rank(number):\n    if number:\n        raise OSError('no network')\n    time.sleep(600)\n"
-        "if __name__ == '__main__':\n    spawn(rank, (), 2)\n"
+        "if __name__ == '__main__':\n    start_processes(rank, (), 2, start_method='fork')\n"
     )
 
     assert row.text == "OSError: no network"

@@ -16,8 +16,7 @@ import pytest
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers, processors
 
 from tests.data.conftest import Settings, conversation, make_tokenizer
-from tuner.data import fast_tokens, processes
-from tuner.data.encoding import BATCH_ROWS
+from tuner.data import encoding, fast_tokens, processes
 from tuner.data.fast_tokens import EVERY, MAX_BYTES, Differs, FastTokens
 from tuner.data.prepare import prepare, trusts_fastokens
 from tuner.data.text_encoder import TextEncoder
@@ -35,10 +34,14 @@ LETTERS = [
 ]
 
 
+BATCH_ROWS = 64
+
+
 @pytest.fixture(autouse=True)
 def few_rows_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start fastokens and other processes after one batch of rows, so that the tests need fewer of them."""
+    """Start fastokens and other processes after one small batch of rows, so that the tests need fewer of them."""
     monkeypatch.setattr(processes, "ALONE", 1)
+    monkeypatch.setattr(encoding, "BATCH_ROWS", BATCH_ROWS)
 
 
 def plain() -> Any:
@@ -88,7 +91,7 @@ def as_lists(found: Sequence[Any]) -> list[tuple[list[int], list[tuple[int, ...]
 def test_ids_and_offsets_are_those_of_tokenizers(make: Callable[[], Any]) -> None:
     tokenizer, asked = make(), list[str]()
     draw = random.Random(0)  # noqa: S311 -- data for a test
-    texts = ["".join(draw.choices(LETTERS, k=draw.randint(1, 120))) for _ in range(1_000)]
+    texts = ["".join(draw.choices(LETTERS, k=draw.randint(1, 120))) for _ in range(300)]
     fast = FastTokens.of(tokenizer)
     assert fast
 
@@ -258,7 +261,7 @@ def many_rows(
     num_proc: int,
     objective: str = "sft",
     *,
-    count: int = BATCH_ROWS + 700,
+    count: int = 2 * BATCH_ROWS + 50,
     name: str = "rows.jsonl",
     last: str = "last",
 ) -> Settings:

@@ -129,7 +129,7 @@ def test_a_run_goes_on_with_the_very_rows_that_would_have_followed(
     rows = undisturbed.take(80)
     assert sorted(rows[:34]) == sorted(rows[34:68]) == sorted(whole(dataset, tokenizer))
 
-    for step in (1, 3, 6, 9, 12):
+    for step in (1, 3, 6, 9, 12) if kind == "jsonl" else (6, 12):  # 12: in the second epoch
         stopped = started(dataset)
         stopped.take(step * GLOBAL_BATCH)
         start, sha256 = stopped.maker.at(step * GLOBAL_BATCH)
@@ -160,7 +160,7 @@ def test_no_more_than_two_blocks_are_there_at_any_time(
     stream = started(block_of(jsonl(rows_of(100))))  # ten whole blocks: beside a short one a third is made
     for _ in range(5):  # however much time there is
         stream.take(24)
-        until = time.monotonic() + 0.5
+        until = time.monotonic() + 0.2
         while time.monotonic() < until:
             stream.maker.go_on(0.05)
             time.sleep(0.01)
@@ -194,7 +194,9 @@ def test_what_lies_before_the_block_of_the_next_row_is_not_read(
     for text in texts[10:40]:  # the first ones are among the bytes by which the file is known
         assert content.count(text.encode()) == 5
         content = content.replace(text.encode(), b"\xff" * len(text))
-    path.write_bytes(content)
+    other = path.with_suffix(".new")  # the maker of the undisturbed stream has the old file mapped
+    other.write_bytes(content)
+    other.replace(path)
     with pytest.raises(DataError):
         list(readers.read(path))
 

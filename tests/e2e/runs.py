@@ -17,11 +17,12 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.warm import WORKER, warm
+from tests.e2e.warm import WORKER, Forked, warm
 from tuner.machine.hardware import detect
 from tuner.machine.launchers import without_variables
 
 COMMAND = [sys.executable, "-m", "tuner"]
+Started = subprocess.Popen[str] | Forked
 # A learning rate above 0 from the first step on, and every loss in metrics.jsonl.
 QUICK = """
 _base_ = "tiny_{method}_sample_e1"
@@ -82,7 +83,16 @@ def start(*arguments: object, ranks: int = 2, command: Sequence[str] = COMMAND, 
     )
 
 
-def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 900) -> Finished:
+def fork(*arguments: object, ranks: int = 2, worker: str = WORKER, **env: str) -> Started:
+    """Start `tuner train` as `start` does, but forked if it can be, to be looked at or disturbed while it runs."""
+    variables = environment(NPROC_PER_NODE=str(ranks), **env)
+    if _has_gpus() or not warm().suits(variables):
+        assert worker == WORKER, "such a run is forked"
+        return start(*arguments, ranks=ranks, **env)
+    return warm().start(["train", *arguments], env=variables, worker=worker)
+
+
+def finish(process: Started, work_dir: Path, timeout_s: float = 900) -> Finished:
     """Wait for a run; whatever happens, no process of it survives the test."""
     try:
         text, _ = process.communicate(timeout=timeout_s)
@@ -111,12 +121,19 @@ def train(
 ) -> Finished:
     """Run `tuner train` to its end: forked on a CPU, unless it is a rank itself or imports read other variables."""
     words = (recipe, "--work-dir", work_dir, *arguments)
-    variables = environment(NPROC_PER_NODE=str(ranks), **env)
-    is_forked = command == COMMAND and ranks and not _has_gpus()
+    variables = environment(NPROC_PER_NODE=str(ranks), **env) if ranks else environment(**env)
+    is_forked = command == COMMAND and "--launcher" not in arguments and not _has_gpus()
     if not is_forked or (worker == WORKER and not warm().suits(variables)):
         return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
-    ended = warm().run(["train", *words], env=variables, worker=worker)
+    ended = warm(has_bitsandbytes=_is_quantized(words)).run(["train", *words], env=variables, worker=worker)
     return Finished(ended.returncode, ended.stdout + ended.stderr, work_dir)
+
+
+def _is_quantized(words: Sequence[object]) -> bool:
+    """Return whether a recipe seems to need bitsandbytes: if that is wrong, its ranks start as a user's do."""
+    recipe = words[0]
+    texts = [*map(str, words), recipe.read_text() if isinstance(recipe, Path) else ""]
+    return any(name in text for text in texts for name in ("qlora", "8bit"))
 
 
 def processes_of(work_dir: Path) -> list[psutil.Process]:

@@ -37,7 +37,7 @@ def said(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("method", "level"),
     [
-        ("qlora", "zero3"),
+        ("lora", "zero3"),
         *(pytest.param(*one, marks=pytest.mark.long) for one in (("full", "zero3"), ("qlora", "zero2"))),
     ],
 )

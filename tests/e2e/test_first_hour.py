@@ -11,7 +11,6 @@ import math
 import os
 import shlex
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.runs import COMMAND, environment, ok, train
+from tests.e2e.runs import environment, ok, train
+from tests.e2e.warm import Ended, warm
 from tuner import assets
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
@@ -73,11 +73,8 @@ class Person:
         assert done.returncode == code, done.stdout + done.stderr
         return json.loads(done.stderr if code == 2 else done.stdout)
 
-    def _run(self, line: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [*COMMAND, *shlex.split(line)]
-        return subprocess.run(
-            argv, cwd=self.folder, env=environment(**env), capture_output=True, text=True, timeout=400, check=False
-        )
+    def _run(self, line: str, **env: str) -> Ended:
+        return warm().run(shlex.split(line), cwd=self.folder, env=environment(**env))
 
 
 @pytest.fixture
@@ -104,8 +101,7 @@ def test_ones_own_model_and_data_go_from_a_folder_to_a_merged_model(person: Pers
     assert first.json("run.json")["name"] == "my-qwen_lora"
     assert [line for line in first.metrics if "eval_loss" in line]
 
-    asked = [*COMMAND, "chat", str(sft), "--max-new-tokens", "4"]
-    chat = subprocess.run(asked, env=environment(), input="Why?\n", capture_output=True, text=True, timeout=200)
+    chat = warm().run(["chat", sft, "--max-new-tokens", "4"], env=environment(), input="Why?\n")
     assert chat.returncode == 0, chat.stderr
 
     # At once a run's result as a model, and the reference of DPO: the first step's loss is that of two equal models.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.runs import Finished, finish, ok, quick, start
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_two_nodes_meet_and_train_in_one_run_directory(tmp_path: Path) -> None:

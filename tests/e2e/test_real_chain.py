@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.runs import COMMAND, Finished, environment, finish, ok, start
+from tests.e2e.runs import Finished, environment, ok, train
+from tests.e2e.warm import warm
 from tests.real import files, llama_cpp
 from tests.real.model import Unavailable
 from tests.results.hub import NAME, Hub, serving
@@ -21,12 +21,10 @@ from tuner.cli import tuner
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 QUESTIONS = ("What is the capital of France?", "Write the numbers from one to five.", "Name two colours of a rainbow.")
 BRIEF = ("--set", "train_dataloader.dataset.max_length=128", "--set", "num_samples=0", "--set", "global_batch_size=2")
-TWO_CORES = {"ranks": 0, "OMP_NUM_THREADS": "2"}
 
 
-def command(*words: object, **env: str) -> str:
-    argv = [*COMMAND, *map(str, words)]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment(OMP_NUM_THREADS="2", **env))
+def command(*words: object, input: str = "", **env: str) -> str:
+    done = warm().run(words, env=environment(**env), input=input)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
@@ -36,8 +34,7 @@ def sft(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Train the pretrained model on the documentation of Python."""
     path, (rows, held_out) = tmp_path_factory.mktemp("real") / "sft", files.paths(real, "docs-135")
     data = ("--data", rows, "--val", held_out, *BRIEF, "--set", "val_dataloader.dataset.max_rows=8")
-    started = start("--model", real / "smollm2", "--work-dir", path, *data, "--set", "max_steps=10", **TWO_CORES)
-    return ok(finish(started, path))
+    return ok(train(f"--model={real / 'smollm2'}", path, *data, "--set", "max_steps=10", ranks=1))
 
 
 def _losses(run: Finished) -> list[float]:
@@ -45,12 +42,9 @@ def _losses(run: Finished) -> list[float]:
 
 
 def test_a_pretrained_model_answers_a_question(real: Path) -> None:
-    asked = [*COMMAND, "chat", str(real / "smollm2"), "--temperature", "0", "--max-new-tokens", "20"]
-    done = subprocess.run(
-        asked, input="What is the capital of France?", capture_output=True, text=True, env=environment(), check=True
-    )
+    asked = ("chat", real / "smollm2", "--temperature", 0, "--max-new-tokens", 20)
 
-    assert "Paris" in done.stdout
+    assert "Paris" in command(*asked, input="What is the capital of France?")
 
 
 def test_it_learns_from_the_documentation_of_python(sft: Finished) -> None:
@@ -72,8 +66,7 @@ def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
     dpo, merged = tmp_path / "dpo", tmp_path / "merged"
 
     name, more = "smollm2_135m_instruct_dpo_lora_custom_e1", ("--set", "max_steps=2", "--set", "beta=0.5")
-    started = start(name, "--model", sft.path, "--data", pairs, "--work-dir", dpo, *BRIEF, *more, **TWO_CORES)
-    ok(finish(started, dpo))
+    ok(train(name, dpo, "--model", sft.path, "--data", pairs, *BRIEF, *more, ranks=1))
 
     command("export", dpo, merged, "--merge")
     judged = json.loads(command("eval", merged, "--data", held_out, "--max-rows", 8, "--json"))
@@ -93,7 +86,7 @@ def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
         answers.append(tokenizer.decode(expected))
 
     (tmp_path / "scratch").mkdir()
-    with served(tmp_path / "scratch" / "log", merged, "--engine", "transformers") as (_, address):
+    with served(tmp_path / "scratch", merged, "--engine", "transformers") as (_, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
         asked = [{"role": "user", "content": QUESTIONS[0]}]
         body = {"model": "merged", "messages": asked, "max_tokens": 24, "temperature": 0}

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import pty
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,10 +66,8 @@ class Terminal:
     def __init__(self, *arguments: object) -> None:
         self._main, program = pty.openpty()
         os.set_blocking(self._main, False)
-        argv = [sys.executable, "-m", "tuner", *map(str, arguments)]
-        # A session of its own makes the terminal its controlling one, so that Ctrl-C typed there is a signal.
-        argv = ["setsid", "--ctty", "--wait", *argv]
-        self.process = subprocess.Popen(argv, stdin=program, stdout=program, stderr=program, env=environment())
+        # It is the controlling terminal of the program's session: Ctrl-C typed there is a signal.
+        self.process = warm().start(arguments, env=environment(), terminal=os.ttyname(program))
         os.close(program)
         self.text = ""
 
@@ -85,8 +81,7 @@ class Terminal:
 
     def close(self) -> None:
         os.close(self._main)
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.runs import (
-    COMMAND,
     environment,
     finish,
+    fork,
     ok,
     processes_of,
     quick,
@@ -22,6 +20,7 @@ from tests.e2e.runs import (
     wait_until,
     written_lines,
 )
+from tests.e2e.warm import warm
 from tuner.runs import checkpoints
 
 pytestmark = pytest.mark.e2e
@@ -59,17 +58,15 @@ def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss
         "--set",
         "num_samples=0",
     )
-    alone = ("--launcher", "none")
-    flags = (*alone, *short, "--set", "val_dataloader=none", "--seed", "7")
-    command = [*COMMAND, "copy", "tiny_full_sample_e1", tmp_path / "mine.py"]
-    subprocess.run(command, check=True, env=environment(), capture_output=True)
+    flags = (*short, "--set", "val_dataloader=none", "--seed", "7")
+    copied = warm().run(["copy", "tiny_full_sample_e1", tmp_path / "mine.py"], env=environment())
+    assert copied.returncode == 0, copied.stderr
 
-    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags, ranks=0))
-    copied = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags, ranks=0))
-    os.chdir(tmp_path)
-    again = ok(train(named.path / "recipe.py", tmp_path / "again", *alone, ranks=0))
+    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags, ranks=1))
+    mine = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags, ranks=1))
+    again = ok(train(named.path / "recipe.py", tmp_path / "again", ranks=1))
 
-    assert copied.losses == named.losses == again.losses
+    assert mine.losses == named.losses == again.losses
     assert again.json("deepspeed.json") == named.json("deepspeed.json")
     facts = named.json("run.json")
     assert facts["seed"] == 7
@@ -118,7 +115,7 @@ def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_pa
 
 def test_two_signals_end_a_run_at_once_with_the_signals_code(tmp_path: Path) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=1)
+    process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=1)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     process.send_signal(signal.SIGINT)
@@ -144,7 +141,7 @@ def test_a_signal_before_training_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
+    process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     of_ranks = [one for one in processes_of(work_dir) if "tuner.worker" in one.cmdline()]
@@ -159,7 +156,7 @@ def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)
+    process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     process.kill()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.conftest import conversation
-from tests.e2e.runs import finish, ok, processes_of, quick, start, train, wait_until, written_lines
+from tests.e2e.runs import finish, fork, ok, processes_of, quick, train, wait_until, written_lines
 from tests.faults.conftest import Faulty, faulty
 
 pytestmark = pytest.mark.e2e
@@ -141,7 +141,7 @@ def test_a_signal_to_all_processes_of_a_run_stops_it_at_a_step_and_leaves_none_o
 ) -> None:
     """As Slurm sends it, to what prepares the rows of the next step too."""
     path = tmp_path / "run"
-    process = start(quick(tmp_path, "lora"), "--work-dir", path, *_asked(rows, "max_steps=200"))
+    process = fork(quick(tmp_path, "lora"), "--work-dir", path, *_asked(rows, "max_steps=200"))
     wait_until(lambda: process.poll() is not None or written_lines(path / "metrics.jsonl") > 1)
     os.killpg(process.pid, signal.SIGTERM)
 

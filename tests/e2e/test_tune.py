@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import COMMAND, environment
+from tests.e2e.runs import environment
+from tests.e2e.warm import warm
 from tuner.recipes import loading
 
 pytestmark = pytest.mark.e2e
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.e2e
 
 def test_the_fastest_of_what_was_measured_is_written_as_a_recipe(tmp_path: Path) -> None:
     asked = ("--set", "global_batch_size=2", "--steps", "2", "--minutes", "0.001", "--json", "-o", "fast.py")
-    command = [*COMMAND, "tune", "tiny_lora_sample_e1", *asked]
+    command = ["tune", "tiny_lora_sample_e1", *asked]
     env = environment(TMPDIR=str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
 
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = warm().run(command, env=env, cwd=tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -29,5 +29,5 @@ def test_the_fastest_of_what_was_measured_is_written_as_a_recipe(tmp_path: Path)
     assert only["tokens_per_second"] > 0 and only["peak_bytes"] > 0
     assert loading.load(str(tmp_path / "fast.py")).config.split.samples == 2
     assert list((tmp_path / "scratch").iterdir()) == []
-    again = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    again = warm().run(command, env=env, cwd=tmp_path)
     assert again.returncode == 2 and "exists" in again.stdout + again.stderr

@@ -1,17 +1,19 @@
 """Run `tuner` in processes forked from one that has imported the libraries: the imports are over half of a short run.
 
 Use it where a test asks what a run computes or leaves. The launcher and each rank are processes with the environment,
-the output, the signals and the exit codes of a user's run. Tests of how processes start and end start the command
-itself (`runs.start`). A rank that needs bitsandbytes starts as a user's does: the libraries here are imported without.
+the command line, the output, the signals and the exit codes of a user's run. Tests of how processes start start the
+command itself (`runs.start`). A rank that needs bitsandbytes is forked from a process that has imported it too.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +30,18 @@ from typing import IO, Any, NoReturn, cast
 
 import psutil
 
+from tuner.worker.quiet import QUIET
+
 ROOT = Path(__file__).parents[2]
 WORKER = "tuner.worker"
 _READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TUNER_CACHE")
 """How the names of variables begin that libraries and the package read when they are imported."""
-_LAST_S = 5.0
-"""How long what a command leaves behind may take to end."""
+_ENVIRON = dict(os.environ)
+"""The variables before any test: a command that a test calls in its own process may have set others."""
+_LAST_S = 30.0
+"""How long what a command leaves behind may take to end: ranks of a killed launcher save first."""
+_LONGEST_ARGV = 16_384
+"""Bytes of the longest command line of a forked process."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +53,57 @@ class Ended:
     stderr: str
 
 
-class Warm:
-    """The process that commands are forked from; one command runs at a time."""
+class Forked:
+    """A forked command, with the methods of a `Popen` that tests use; `pid` is that of a session of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: tempfile.TemporaryDirectory[str]) -> None:
+        self._scratch = scratch
+        self._reports = (Path(scratch.name) / "reports").open("rb", buffering=0)  # waits until it is forked
+        self.pid = int(self._reports.readline())
+        self.returncode: int | None = None
+        self._texts = ("", "")
+
+    def poll(self) -> int | None:
+        """Return the exit code of a command that has ended; a process that outlives it is an error."""
+        if self.returncode is None and select.select([self._reports], [], [], 0)[0]:
+            self.returncode, num_left = map(int, self._reports.readline().split())
+            self._reports.close()
+            files = (Path(self._scratch.name) / name for name in "12")
+            out, err = (file.read_text(encoding="utf-8", errors="replace") if file.exists() else "" for file in files)
+            self._texts = out, err
+            self._scratch.cleanup()
+            assert num_left == 0, f"{num_left} processes outlived the command\n{out}{err}"
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the command and return its exit code."""
+        if self.returncode is None and not select.select([self._reports], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a forked command", cast(float, timeout))
+        return cast(int, self.poll())
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end of the command and return its standard output and standard error."""
+        self.wait(timeout)
+        return self._texts
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command alone, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the command alone."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Warm:
+    """The process that commands are forked from."""
+
+    def __init__(self, *, has_bitsandbytes: bool) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        env = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
-        command = [sys.executable, "-P", "-m", "tests.e2e.warm"]
-        self._environ = env
-        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        env = _ENVIRON | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
+        command = [sys.executable, "-P", "-m", "tests.e2e.warm", "01"[has_bitsandbytes], " " * _LONGEST_ARGV]
+        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self._lock = threading.Lock()
         atexit.register(self._end)
 
@@ -63,8 +113,9 @@ class Warm:
 
     def suits(self, env: Mapping[str, str]) -> bool:
         """Return whether a command with these variables would import the libraries as they were imported here."""
-        names = {name for name in (*env, *self._environ) if name.startswith(_READ_AT_IMPORT)}
-        return all(env.get(name) == self._environ.get(name) for name in names)
+        asked, here = QUIET | dict(env), QUIET | _ENVIRON
+        names = {name for name in (*asked, *here) if name.startswith(_READ_AT_IMPORT)}
+        return all(asked.get(name) == here.get(name) for name in names)
 
     def run(
         self,
@@ -74,36 +125,66 @@ class Warm:
         cwd: object = None,
         input: str = "",
         worker: str = WORKER,
+        code: str = "",
         timeout_s: float = 900,
     ) -> Ended:
         """Run `tuner ARGV...` to its end; a process that outlives it is an error.
 
         Args:
             worker: The module that ranks are, with a function `main`: the package's, or one that wraps it.
+            code: Python to run instead, as `python -c CODE ARGV...` would.
         """
-        stdin, stdout = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
-        with self._lock, tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            (folder / "0").write_text(input, encoding="utf-8")
-            request = {"argv": [*map(str, argv)], "env": dict(env), "cwd": str(cwd or tempfile.gettempdir())}
-            print(json.dumps({**request, "worker": worker, "folder": scratch}), file=stdin, flush=True)
-            launcher = int(stdout.readline())
-            killer = threading.Timer(timeout_s, os.kill, (launcher, signal.SIGKILL))
-            killer.start()
-            code, num_left = map(int, stdout.readline().split())
-            killer.cancel()
-            texts = [(folder / name).read_text(encoding="utf-8", errors="replace") for name in ("1", "2")]
-        assert num_left == 0, f"{num_left} processes outlived the command\n{''.join(texts)}"
-        return Ended(code, *texts)
+        command = self.start(argv, env=env, cwd=cwd, input=input, worker=worker, code=code, has_two_outputs=True)
+        killer = threading.Timer(timeout_s, os.kill, (command.pid, signal.SIGKILL))
+        killer.start()
+        texts = command.communicate()
+        killer.cancel()
+        return Ended(cast(int, command.returncode), *texts)
+
+    def start(
+        self,
+        argv: Sequence[object],
+        *,
+        env: Mapping[str, str],
+        cwd: object = None,
+        input: str = "",
+        worker: str = WORKER,
+        code: str = "",
+        terminal: str | None = None,
+        has_two_outputs: bool = False,
+    ) -> Forked:
+        """Start `tuner ARGV...`.
+
+        Args:
+            worker: As for `run`, and so is `code`.
+            terminal: The path of the terminal that the command gets, with its input and its output.
+            has_two_outputs: Its output and its errors are not one stream.
+        """
+        scratch = tempfile.TemporaryDirectory()
+        folder = Path(scratch.name)
+        (folder / "0").write_text(input, encoding="utf-8")
+        os.mkfifo(folder / "reports")
+        streams = [terminal] * 3 if terminal else [f"{folder}/{name}" for name in ("0", "1", "12"[has_two_outputs])]
+        request = {"argv": [*map(str, argv)], "env": dict(env), "cwd": str(cwd or tempfile.gettempdir())}
+        request |= {"worker": worker, "code": code, "streams": streams}
+        with self._lock:
+            stdin = cast(IO[str], self._process.stdin)
+            print(json.dumps(request), scratch.name, sep="\t", file=stdin)
+            stdin.flush()
+        return Forked(scratch)
 
 
 @cache
-def warm() -> Warm:
-    """Return the one such process of this test process."""
-    return Warm()
+def warm(*, has_bitsandbytes: bool = False) -> Warm:
+    """Return the one such process of this test process, or that for runs of quantized models."""
+    return Warm(has_bitsandbytes=has_bitsandbytes)
 
 
 # In the process that commands are forked from, and in its children
+
+_HAS_BITSANDBYTES = __name__ == "__main__" and sys.argv[1] == "1"
+OF_A_RANK: set[str] = set()
+"""The modules that a rank loads before it trains."""
 
 
 class _Rank(subprocess.Popen[bytes]):
@@ -119,10 +200,17 @@ class _Rank(subprocess.Popen[bytes]):
         self.pid = _fork(lambda: _become_rank(argv, **options))
 
 
+def _leave_bitsandbytes() -> None:
+    """Let no library import it, as a rank does that needs none; with it transformers imports more."""
+    if not _HAS_BITSANDBYTES:
+        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+
+
 def _is_forked(argv: Sequence[str]) -> bool:
     if list(argv[1:-1]) != ["-m", import_module("tuner.launch.render").WORKER]:
         return False
-    return not json.loads((Path(argv[-1]) / "run.json").read_bytes())["needs_bitsandbytes"]
+    needed: bool = json.loads((Path(argv[-1]) / "run.json").read_bytes())["needs_bitsandbytes"]
+    return needed == _HAS_BITSANDBYTES
 
 
 def _become_rank(
@@ -143,8 +231,9 @@ def _become_rank(
             os.close(fd)
     _take_over(env)
     preexec_fn()
-    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # as a rank does that needs none
+    _leave_bitsandbytes()
     sys.argv = argv[2:]
+    _show(argv)
     if argv[2] == WORKER:
         import_module("tuner.worker.__main__")  # it is the program
     else:
@@ -155,6 +244,14 @@ def _take_over(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # TMPDIR is read again
+    sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
+
+
+def _show(argv: Sequence[str]) -> None:
+    """Make this the command line that others see of this process: the kernel reads it from the process's memory."""
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    line = "\0".join(argv).encode()[: end - begin - 1]
+    ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
 
 
 def _fork(work: Callable[[], None]) -> int:
@@ -182,14 +279,23 @@ def _fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def _command(argv: list[str], env: Mapping[str, str], cwd: str, worker: str, folder: str) -> None:
+def _command(argv: list[str], env: Mapping[str, str], cwd: str, worker: str, code: str, streams: list[str]) -> None:
     os.chdir(cwd)
-    for number, flags in enumerate((os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND] * 2)):
-        os.dup2(os.open(f"{folder}/{number}", flags), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
+    for number, flags in enumerate((os.O_RDONLY, *[os.O_RDWR | os.O_CREAT | os.O_APPEND] * 2)):
+        os.dup2(os.open(streams[number], flags), number)  # a terminal becomes that of the session
+    # As long as the process; a terminal shows each line when it is written.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _take_over(env)
-    sys.modules.pop("bitsandbytes")  # the checks of a run look whether it is installed
+    if not _HAS_BITSANDBYTES:
+        sys.modules.pop("bitsandbytes")  # the checks of a run look whether it is installed
+    if code:
+        sys.argv = ["-c", *argv]
+        exec(code, {"__name__": "__main__"})  # noqa: S102
+        return
     sys.argv = ["tuner", *argv]
+    _show([sys.executable, "-m", *sys.argv])
     supervise = import_module("tuner.launch.supervise")
     supervise.subprocess = SimpleNamespace(Popen=_Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
     for module in ("tuner.launch.render", "tuner.runs.lock"):
@@ -206,22 +312,31 @@ def _left() -> int:
     return len(alive)
 
 
+def _keep(request: dict[str, Any], folder: str) -> None:
+    """Fork a command; report its number, and then its exit code and how many processes it has left behind."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+    with Path(folder, "reports").open("w", buffering=1) as reports:
+        pid = _fork(lambda: _command(**request))
+        print(pid, file=reports)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print(code, _left(), file=reports)
+
+
 def _serve() -> NoReturn:
-    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # as a rank does that needs none
+    _leave_bitsandbytes()
     import_module("tuner.worker.quiet").quiet_libraries()
     gc.disable()
-    for name in ("tuner.worker.train", "tuner.cli.train"):
-        import_module(name)
+    import_module("tuner.worker.train")
+    OF_A_RANK.update(sys.modules)
+    import_module("tuner.cli.train")
     gc.freeze()
     gc.enable()
-    libc = import_module("ctypes").CDLL(None)
-    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
     for line in sys.stdin:
-        request = json.loads(line)
-        pid = _fork(lambda request=request: _command(**request))  # type: ignore[misc]
-        print(pid, flush=True)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        print(code, _left(), flush=True)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        request, _, folder = line.rstrip("\n").partition("\t")
+        _fork(partial(_keep, json.loads(request), folder))
     sys.exit()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.e2e.runs import Finished, finish, ok, quick, start, train
+from tests.e2e.runs import Finished, Started, finish, fork, ok, quick, start, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,12 +42,14 @@ class Faulty:
         work_dir: Path,
         *arguments: object,
         ranks: int = 2,
-        command: Sequence[str] = FAULTY,
-    ) -> subprocess.Popen[str]:
-        """Start it in a session of its own, and leave it to the test; `command` leads to `FAULTY`."""
+        command: Sequence[str] | None = None,
+    ) -> Started:
+        """Start it in a session of its own, and leave it to the test; a `command` of its own leads to `FAULTY`."""
+        words = (recipe, "--work-dir", work_dir, *arguments)
+        if not command:
+            return fork(*words, ranks=ranks, worker="tests.faults.worker", TUNER_FAULT=fault)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        at = ("--work-dir", work_dir)
-        return start(recipe, *at, *arguments, ranks=ranks, command=command, TUNER_FAULT=fault, PYTHONPATH=path)
+        return start(*words, ranks=ranks, command=command, TUNER_FAULT=fault, PYTHONPATH=path)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import Finished, distance, ok, processes_of, quick, start, train
+from tests.e2e.runs import Finished, distance, fork, ok, processes_of, quick, train
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -122,7 +122,7 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told_who_has_the_ru
     killed = faulty("kill@0:3", recipe, tmp_path / "run", ranks=1)
     assert killed.code == 137
 
-    both = [start(recipe, "--work-dir", killed.path, "--resume", "auto", ranks=1) for _ in range(2)]
+    both = [fork(recipe, "--work-dir", killed.path, "--resume", "auto", ranks=1) for _ in range(2)]
     said = [process.communicate(timeout=600)[0] for process in both]  # and not `finish`, which ends what is left
     ended = [Finished(process.returncode, text, killed.path) for process, text in zip(both, said, strict=True)]
 

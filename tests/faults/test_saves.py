@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import finish, ok, processes_of, quick, start, train, wait_until
+from tests.e2e.runs import finish, fork, ok, processes_of, quick, train, wait_until
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -28,7 +28,7 @@ def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_take
     wait_until((work_dir / "held").exists)
     assert checkpoints.listed(work_dir / "checkpoints") == [], "a save under way is no checkpoint"
 
-    second = start(recipe, "--work-dir", work_dir, "--resume", "auto")
+    second = fork(recipe, "--work-dir", work_dir, "--resume", "auto")
     refused, _ = second.communicate(timeout=300)
     ranks = [one for one in processes_of(work_dir) if one.pid != process.pid]
     ranks[-1].send_signal(signal.SIGTERM)

@@ -73,6 +73,7 @@ def test_a_run_that_failed_or_names_no_repository_asks_the_hub_nothing(hub: Hub,
     assert hub.asked == []
 
 
+@pytest.mark.long
 def test_a_push_that_fails_is_a_warning_with_the_command_that_pushes_later(
     hub: Hub, run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:

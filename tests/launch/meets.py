@@ -1,4 +1,4 @@
-"""A rank that meets the others of its run, and nobody else's: `python -m tests.launch.meets RUN`."""
+"""A rank that meets the others of its run, and nobody else's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch.distributed as dist
 
 from tuner.worker.process import serve_store
 
-serve_store()
-dist.init_process_group("gloo")
-said: list[str | None] = [None] * dist.get_world_size()
-dist.all_gather_object(said, sys.argv[-1])
-dist.barrier()
-os._exit(0 if set(said) == {sys.argv[-1]} else 1)
+
+def main() -> None:
+    serve_store()
+    dist.init_process_group("gloo")
+    said: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, sys.argv[-1])
+    dist.barrier()
+    os._exit(0 if set(said) == {sys.argv[-1]} else 1)

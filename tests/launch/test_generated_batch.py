@@ -57,6 +57,15 @@ def test_the_announcement_counts_prompts_and_completions() -> None:
     assert lines[-1].startswith("batch size: 4 prompts x 4 completions = 16 (16 per device")
 
 
+def test_the_announcement_counts_the_steps_on_completions_that_were_generated_at_once() -> None:
+    sets = ("global_batch_size=16", "generation_batch_size=64", "num_iterations=2")
+    run = made(*sets, recipe=RECIPE, hardware=CPU)
+
+    lines = of_recipe(run.recipe, run.steps, run.batch)
+
+    assert lines[-1] == "generation: 64 completions at once, then 8 steps on them, 2 passes over each"
+
+
 def test_an_epoch_has_a_step_for_each_batch_of_prompts() -> None:
     run = made("global_batch_size=16", "num_generations=4", "max_rows=10", recipe=RECIPE, hardware=CPU)
 
@@ -70,9 +79,44 @@ def test_an_epoch_has_all_steps_on_the_same_completions() -> None:
 
 
 @pytest.mark.parametrize("key", ["checkpoint.interval", "train_cfg.val_interval"])
-def test_a_checkpoint_between_two_steps_on_the_same_completions_is_refused(key: str) -> None:
-    with pytest.raises(RecipeError, match=r"= 5 is no multiple of objective.num_iterations = 2; set it to 6"):
-        load(RECIPE, Overrides(pairs=[("--set", "num_iterations=2"), ("--set", f"{key}=5")]))
+@pytest.mark.parametrize("shared", ["num_iterations=2", "generation_batch_size=32"])
+def test_a_checkpoint_between_two_steps_on_completions_that_were_generated_at_once_is_refused(
+    key: str, shared: str
+) -> None:
+    with pytest.raises(RecipeError, match="5 is not a multiple of 2, the steps that train on the same") as caught:
+        made("global_batch_size=16", shared, f"{key}=5", recipe=RECIPE, hardware=CPU)
+
+    assert caught.value.fix == "Set it to 6."
+
+
+def test_an_epoch_trains_on_all_completions_that_were_generated_at_once() -> None:
+    sets = ("global_batch_size=16", "num_generations=4", "max_rows=10", "generation_batch_size=32")
+
+    assert made(*sets, recipe=RECIPE, hardware=CPU).steps.per_epoch.value == 4, "10 prompts, 8 of them at once, 2 steps"
+
+
+def test_the_batch_is_chosen_so_that_steps_share_what_is_generated_at_once() -> None:
+    sets = ("generation_batch_size=48", "num_generations=4")
+    run = made(*sets, recipe=RECIPE, hardware=CPU, flags={"nproc_per_node": 2})
+
+    assert 48 % run.batch.global_batch == 0
+    assert run.batch.global_batch // 2 % 4 == 0, "a rank has whole groups"
+    steps = 48 // run.batch.global_batch
+    assert run.recipe.config.checkpoint.interval % steps == 0, "the package's interval is rounded up"
+
+
+@pytest.mark.parametrize(
+    ("sets", "message", "fix"),
+    [
+        (("global_batch_size=16", "generation_batch_size=24"), "24 completions are not a multiple of the batch", "32"),
+        (("global_batch_size=8", "generation_batch_size=16"), "splits the 8 completions of a prompt", "16"),
+    ],
+)
+def test_a_generation_that_steps_cannot_share_is_refused(sets: tuple[str, ...], message: str, fix: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        made(*sets, recipe=RECIPE, hardware=CPU, flags={"nproc_per_node": 2})
+
+    assert caught.value.fix and fix in caught.value.fix
 
 
 def test_a_batch_that_splits_a_group_is_refused_with_the_nearest_that_do_not() -> None:

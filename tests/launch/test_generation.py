@@ -55,7 +55,7 @@ def address() -> Iterator[str]:
             """Keep the test's output clean."""
 
     server = HTTPServer(("127.0.0.1", 0), Health)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -102,9 +102,10 @@ def test_the_engine_of_the_ranks_needs_nothing(tmp_path: Path) -> None:
     assert not any("vLLM" in warning for warning in preflight.foresee(generating(tmp_path)))
 
 
-def test_the_plan_counts_a_reward_model_beside_each_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rewards", ["[{}]", "{}"], ids=["a list", "one"])
+def test_the_plan_counts_a_reward_model_beside_each_rank(tmp_path: Path, rewards: str) -> None:
     block = dict(type="model", path="Qwen/Qwen3-0.6B")  # a base of known size
-    run = generating(tmp_path, f"objective.rewards=[{block!r}]", hardware=machine(A100))
+    run = generating(tmp_path, f"objective.rewards={rewards.format(block)}", hardware=machine(A100))
     assert run.fit is not None
 
     assert run.fit.peak.gpu["rewards"] == pytest.approx(2 * 0.596e9 + CONTEXT_BYTES, rel=0.01)

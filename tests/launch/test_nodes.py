@@ -55,11 +55,11 @@ def test_a_node_that_never_ends_is_named(run: RunDirectory) -> None:
 def test_a_node_whose_ranks_still_move_is_waited_for(run: RunDirectory) -> None:
     retry.report_ended(run, 0, None)
     heard: list[str | None] = []
-    waits = threading.Thread(target=lambda: heard.append(retry.await_objection(run, 2, 2.0)))
+    waits = threading.Thread(target=lambda: heard.append(retry.await_objection(run, 2, 0.8)))
     waits.start()
     for moment in range(1, 7):
         (run.ranks / "1.beat").write_text(str(moment))
-        waits.join(0.5)
+        waits.join(0.2)
     assert waits.is_alive()
 
     retry.report_ended(run, 1, None)

@@ -59,7 +59,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             def log_message(self, *args: object) -> None: ...
 
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        Thread(target=servers[0].serve_forever, daemon=True).start()
+        Thread(target=servers[0].serve_forever, args=(0.01,), daemon=True).start()
         _point_to(monkeypatch, servers[0].server_port)
         return asked
 

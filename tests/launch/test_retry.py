@@ -313,7 +313,7 @@ def test_ranks_that_nobody_watches_are_not_started_again(launcher: str) -> None:
 
 def test_a_run_that_was_asked_to_stop_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    asks = f"os.kill({os.getpid()}, signal.SIGTERM) or time.sleep(1) or report(1, 1, OOM) or sys.exit(1)"
+    asks = f"os.kill({os.getpid()}, signal.SIGTERM) or time.sleep(0.4) or report(1, 1, OOM) or sys.exit(1)"
     handles = f"signal.signal(signal.SIGTERM, lambda *_: None) and False or {asks}"
 
     assert _run(monkeypatch, run, handles) == 1

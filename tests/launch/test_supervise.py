@@ -34,6 +34,7 @@ from pathlib import Path
 from tuner.launch import supervise
 from tuner.runs.directory import RunDirectory
 run = RunDirectory(Path(sys.argv[2]))
+supervise._LOOK_S = supervise._STACKS_S = 0.1
 sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, **json.loads(sys.argv[3])))
 """
 TERM_SAVES = "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\n"
@@ -42,6 +43,13 @@ signal.signal(signal.SIGTERM, lambda *_: (said('asked'), until('go on'), report(
 """
 IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 STAYS = "said('ready')\ntime.sleep(60)\n"
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for new ranks ten times a second, not once."""
+    monkeypatch.setattr(supervise, "_LOOK_S", 0.1)
+    monkeypatch.setattr(supervise, "_STACKS_S", 0.1)
 
 
 @pytest.fixture
@@ -309,14 +317,14 @@ def test_a_grandchild_that_ignores_sigterm_in_a_session_of_its_own_is_killed(run
     grandchild = f"{IGNORES_TERM}said('grandchild'); time.sleep(60)"
     child = f"spawn({grandchild!r}, start_new_session=True); time.sleep(60)"
 
-    code = _supervised(run, f"spawn({child!r}, start_new_session=True); until('grandchild'); time.sleep(1.5)")
+    code = _supervised(run, f"spawn({child!r}, start_new_session=True); until('grandchild'); time.sleep(0.5)")
 
     assert code == 0
     assert alive(run.path) == []
 
 
 def test_an_orphan_that_was_seen_is_killed(run: RunDirectory) -> None:
-    child = "spawn('time.sleep(60)'); said('spawned'); time.sleep(1.5)"
+    child = "spawn('time.sleep(60)'); said('spawned'); time.sleep(0.5)"
 
     _supervised(run, f"spawn({child!r}).wait()")
 
@@ -452,7 +460,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory
 
 
 def test_the_grace_is_longer_than_saves_took(run: RunDirectory) -> None:
-    saves = "lambda *_: (time.sleep(3), report(0, 75, 'saved'), os._exit(1))"
+    saves = "lambda *_: (time.sleep(1.5), report(0, 75, 'saved'), os._exit(1))"
     rank = f"signal.signal(signal.SIGTERM, {saves})\nbeat(0, save_s=2.5)\n{STAYS}"
     agent = "rank = None\nsignal.signal(signal.SIGTERM, lambda *_: rank.terminate())\n"
     driven = _Driven(run, f"{agent}rank = spawn({rank!r})\nrank.wait()", grace_s=0.5)
@@ -553,7 +561,7 @@ def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: R
 
 @pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3)])
 def test_the_only_ranks_end_is_told_as_its_own(run: RunDirectory, end: str, code: int) -> None:
-    orphan = "spawn('time.sleep(60)', start_new_session=True); time.sleep(1.5)"
+    orphan = "spawn('time.sleep(60)', start_new_session=True); time.sleep(0.5)"
 
     assert _watched(process(run.path, f"{orphan}; {end}"), os.environ, run, ranks=RANKS[:1]) == code
     assert _status(run)["diagnosis"]["rank"] == 0
@@ -656,7 +664,10 @@ socket.create_connection(("127.0.0.1", port)).sendall(b"1")
 # The log of the real torchrun
 
 
-@pytest.mark.parametrize(("rank", "end", "code"), [("0", "sys.exit(3)", 3), ("1", "os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("rank", "end", "code"),
+    [("1", "os.kill(os.getpid(), 9)", 137), pytest.param("0", "sys.exit(3)", 3, marks=pytest.mark.long)],
+)
 def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: str, code: int, rank: str) -> None:
     ranks = process(run.path, f"{end} if os.environ['RANK'] == '{rank}' else time.sleep(60)")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]

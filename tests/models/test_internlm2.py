@@ -9,8 +9,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from transformers import (
     TokenizersBackend,
 )
 
+from tests.e2e.warm import warm
 from tests.models import published
 from tests.models.published import GROUPS, HEAD_DIM, HEADS, LAYERS, POSITIONS, SPECIALS, VOCAB
 from tuner.errors import ModelError
@@ -339,9 +338,7 @@ def test_zero_3_loads_partitioned_and_saves_the_published_layout(checkpoint: Pat
         port = str(listener.getsockname()[1])
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
-    command = [sys.executable, "-c", ZERO3, str(checkpoint), str(tmp_path)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, env=os.environ | rank, cwd=root, capture_output=True, text=True, timeout=120)
+    done = warm().run([checkpoint, tmp_path], code=ZERO3, env=os.environ | rank)
 
     assert "partitioned True same True" in done.stdout, done.stderr
 

@@ -198,6 +198,7 @@ model(input_ids=torch.tensor([[3, 4, 5]]))
 """
 
 
+@pytest.mark.long
 def test_an_installed_kernel_for_gpus_is_left_alone_on_a_cpu(tmp_path: Path) -> None:
     """The package stands for the real one, which cannot be built without CUDA."""
     AutoModelForCausalLM.from_config(brought("lfm2")).save_pretrained(tmp_path / "model")

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from tests.e2e.warm import warm
 from tests.machine.gpus import CPU
 from tests.models import published
 from tuner import assets
@@ -205,9 +204,7 @@ def test_zero_3_refuses_what_is_not_whole_and_loads_what_is(tmp_path: Path) -> N
     asked += [full, changed(tmp_path / "bias", plus("model.layers.0.self_attn.q_proj.bias"))]
     asked += [full, str(tiny()), reward, str(tiny()), full, str(tmp_path / "internlm2")]
 
-    command = [sys.executable, "-c", ZERO3, *asked]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, env=os.environ | rank, cwd=root, capture_output=True, text=True, timeout=120)
+    done = warm().run(asked, code=ZERO3, env=os.environ | rank)
 
     told = [line for line in done.stdout.splitlines() if line.startswith(("bad-model", "Llama", "InternLM"))]
     assert len(told) == 5, done.stderr

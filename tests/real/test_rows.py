@@ -68,6 +68,7 @@ def test_a_rejected_answer_is_another_rows_answer(contents: dict[str, list[dict[
     assert all(line["rejected"] != line["chosen"] for line in contents["pairs"])
 
 
+@pytest.mark.long
 def test_another_process_with_other_hashes_writes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     again = written(tmp_path, "7")
 

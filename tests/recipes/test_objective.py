@@ -24,6 +24,7 @@ def changed(name: str, *pairs: str) -> Recipe:
     [
         (DPO, "objective.loss_type=ipoo", ("objective.loss_type = 'ipoo'", "Did you mean 'ipo'?")),
         (DPO, "objective.type=dop", ("objective.type = 'dop'", "Did you mean 'dpo'?", "'reward'")),
+        (DPO, "objective.type=ppo", ("tuner has no objective 'ppo'", "Use grpo or rloo")),
         (DPO, "objective.type=orpo", ("objective.loss_type belongs to dpo, kto", "'orpo'", "tiny_orpo_full_sample_e3")),
         (DPO, "objective.type=sft", ("objective.beta belongs to dpo, orpo, kto", "'sft'", "the recipe's name")),
         (DPO, "objective.bta=1", ("no key 'objective.bta'", "Did you mean 'objective.beta'?")),

@@ -14,10 +14,11 @@ from tuner.errors import RecipeError
 from tuner.recipes import loading
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Vision, schema_keys
+from tuner.recipes.schema import Vision, VisionLora, schema_keys
 
 PRESENT = loading.load("tiny_qlora_sample_e3").values
 PRESENT["model"]["vision"] = Vision(path="a tower").model_dump()  # every block is there
+PRESENT["model"]["vision_lora"] = VisionLora(r=8, lora_alpha=16).model_dump()
 FULL = loading.load("tiny_full_custom_e3").values  # no adapter, no quantization, no validation
 KEYS = sorted(schema_keys())
 

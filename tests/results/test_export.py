@@ -6,8 +6,6 @@ import json
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -202,17 +200,15 @@ def test_options_that_do_not_fit_are_refused(
 
 
 def test_a_full_disk_leaves_nothing_and_exits_74(tmp_path: Path, adapter: Path) -> None:
-    def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+    before, limit = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limit[1]))
+    try:
+        done = exported(adapter, tmp_path / "new" / "out", "--merge")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
-    before = sorted(tmp_path.iterdir())
-    command = [sys.executable, "-m", "tuner", "export", adapter, tmp_path / "new" / "out", "--merge"]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small_disk)
-
-    assert done.returncode == 74, done.stderr
-    *_, message, more = done.stderr.splitlines()
-    assert re.fullmatch(r"error\[disk\]: cannot write model.safetensors: .*File too large .*DEST\.", message)
-    assert more == "More: tuner explain disk"
+    assert getattr(done.exception, "exit_code", None) == 74
+    assert re.fullmatch(r"disk: cannot write model.safetensors: .*File too large .*DEST\.", str(done.exception))
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "new"]
     assert list((tmp_path / "new").iterdir()) == []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.e2e.runs import environment
+from tests.e2e.warm import Forked, warm
 from tests.machine.gpus import CPU
 from tests.models import vision
 from tests.models.published import write_checkpoint
@@ -36,19 +35,16 @@ QUESTION = "What is the capital of Denmark?"
 
 
 @contextmanager
-def served(log: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def served(scratch: Path, *arguments: object) -> Iterator[tuple[Forked, str]]:
     """Serve until it answers; yield the process and its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = [sys.executable, "-m", "tuner", "serve", *map(str, arguments), "--port", str(port)]
-    env = environment(TMPDIR=str(log.parent), HF_HUB_CACHE=str(log.parent.parent / "not-there"))
-    with log.open("wb") as stream:
-        process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=env)
+    process = warm().start(["serve", *arguments, "--port", port], env=environment(TMPDIR=str(scratch)))
     try:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            assert process.poll() is None, log.read_text()
+            assert process.poll() is None, process.communicate()
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
@@ -81,7 +77,7 @@ def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: i
         "temperature": 0,
     }
 
-    with served(scratch / "log", run.path) as (process, address):
+    with served(scratch, run.path) as (process, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
         listed = [model.id for model in client.models.list()]
         whole = client.chat.completions.create(**body).choices[0].message.content
@@ -89,14 +85,15 @@ def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: i
         with pytest.raises(openai.APIStatusError) as refused:
             client.chat.completions.create(**body | {"model": "another"})
         process.send_signal(end)
-        assert process.wait(60) == 0, (scratch / "log").read_text()
+        text, _ = process.communicate(60)
+        assert process.returncode == 0, text
 
     chat = Chat(load(spec_of(str(run.path), None), CPU), Settings(max_new_tokens=8, temperature=0))
     assert listed == ["my-run"], "and nothing of the hub's cache, which may not be there"
     assert whole == "".join(parts) == chat.ask(QUESTION, lambda _: None).text
     assert 400 <= refused.value.status_code < 500
-    assert "Stopped." in (scratch / "log").read_text()
-    assert [entry.name for entry in scratch.iterdir()] == ["log"]
+    assert "Stopped." in text
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.long
@@ -111,7 +108,7 @@ def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(tmp_p
     scratch = tmp_path / "scratch"
     scratch.mkdir()
 
-    with served(scratch / "log", model) as (_, address):
+    with served(scratch, model) as (_, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
 
         def ask(url: str) -> str:

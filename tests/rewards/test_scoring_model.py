@@ -41,6 +41,7 @@ def test_a_reward_model_scores_prompt_and_completion_together(tmp_path: Path) ->
     reward.close()
 
 
+@pytest.mark.long
 def test_a_model_that_generates_is_no_reward_model(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"no weights for score.weight, so it is not a reward model"):
         _saved(tmp_path, LlamaForCausalLM)(["Why?"], ["No."])

@@ -83,7 +83,18 @@ def real_steps(config: RecipeConfig, batch: Batch) -> int:
     return batch.steps_per_epoch(len(prepared.dataset)) * config.train_cfg.max_epochs
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = (
+    "few short rows",
+    "rows above max_length",
+    "a long tail",
+    "another script",
+    "a batch and a length of packs by hand",
+)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_the_announced_number_of_steps_is_within_a_fifth(tmp_path: Path, case: str) -> None:
     row_of, count, sets = CASES[case]
     rng, file = random.Random(case), tmp_path / "rows.jsonl"  # noqa: S311

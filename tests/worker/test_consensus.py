@@ -65,7 +65,7 @@ class _Trainer(SimpleNamespace):
         self.batches_of_step, self.num_items_of_step, self.num_tokens = [{"factor": one} for one in factors], None, 7
         self.compute_loss_context_manager = nullcontext
 
-    num_iterations = 1
+    steps_per_generation = 1
 
     def compute_loss(self, engine: _Engine, batch: dict[str, float], num_items_in_batch: None) -> torch.Tensor:
         loss: torch.Tensor = (engine.module(torch.ones(2)) * batch["factor"]).sum()
@@ -192,7 +192,7 @@ def test_a_stop_in_the_middle_of_an_epoch_waits_for_no_validation(is_asked: bool
 def test_a_stop_waits_for_all_steps_on_the_same_completions() -> None:
     consensus, stops = _begun(_Engine()), []
     consensus.guard.stop_requested = True
-    consensus.trainer.num_iterations = 2
+    consensus.trainer.steps_per_generation = 2
     for step in (3, 4):
         _step(consensus)
         control = _Control()

@@ -51,6 +51,26 @@ def test_every_prompt_of_an_epoch_has_all_its_completions_in_one_step_on_any_num
     assert len(set(numbers)) == len(numbers), "each completion has a seed of its own"
 
 
+@given(some.integers(1, 30), some.integers(1, 3), some.integers(2, 5), some.integers(1, 3), some.integers(2, 3))
+@settings(max_examples=100, deadline=None)
+def test_steps_that_share_a_generation_train_on_the_same_prompts_on_any_number_of_ranks(
+    num_rows: int, prompts: int, generations: int, ranks: int, steps: int
+) -> None:
+    of_rank = prompts * generations
+
+    def steps_of(ranks: int, of_rank: int) -> list[list[list[Numbered]]]:
+        """Return what all ranks train on, step by step."""
+        how = {"generations": generations, "repeats": 1, "seed": 1, "steps": steps}
+        made = [list(PromptBatches(num_rows, of_rank=of_rank, rank=rank, ranks=ranks, **how)) for rank in range(ranks)]
+        return [
+            [one for part in parts for one in part[step * of_rank : (step + 1) * of_rank]]
+            for parts in zip(*made, strict=True)
+            for step in range(steps)
+        ]
+
+    assert steps_of(ranks, of_rank) == steps_of(1, of_rank * ranks)
+
+
 def test_each_epoch_has_another_order_and_the_same_seed_has_the_same() -> None:
     first, again, other = (batches(20, 2, 2, 1, epoch) for epoch in (0, 0, 1))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.warm import warm
 from tests.launch.processes import wait_until
 from tests.machine.fake_slurm import FakeSlurm
 from tuner.files import write_json
@@ -103,9 +104,9 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
 
 
 def test_a_failed_rank_without_a_supervisor_leaves_the_report(run: RunDirectory) -> None:
-    argv, env = [sys.executable, "-m", "tuner.worker", str(run.path)], {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
 
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = warm().run([run.path], code="import tuner.worker.__main__", env=env)
 
     assert done.returncode == _status(run)["exit_code"] != 0
     assert "recipe.json is missing" in run.report.read_text(encoding="utf-8")
@@ -405,13 +406,13 @@ def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
 @pytest.mark.parametrize("world_size", ["1", "2"])
 def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, world_size: str) -> None:
     # A rank that is busy when it goes on: whatever reads its stacks from outside then crashes it.
-    busy = "end_s = time.monotonic() + 6\nwhile time.monotonic() < end_s: str(run)"
-    work = f"guard.watch(3)\nprint('ready')\n{busy}\n{GOES_ON}"
+    busy = "end_s = time.monotonic() + 4\nwhile time.monotonic() < end_s: str(run)"
+    work = f"guard.watch(2)\nprint('ready')\n{busy}\n{GOES_ON}"
     process = _start(run, work, WORLD_SIZE=world_size)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     process.send_signal(signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(3)
     process.send_signal(signal.SIGCONT)
     process.communicate(timeout=60)
 

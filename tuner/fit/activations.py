@@ -183,18 +183,19 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
 
 
-def of_generation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:
+def of_generation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2, ranks: int = 1) -> float:
     """Return the bytes at the peak of generation by the model that trains; 0 if it does not generate.
 
-    All completions of a step of this rank are generated together. The peak is while the model reads the prompts, or at
-    the end, when keys and values of all tokens are kept and the next token is chosen. Layers with a window count as
-    others; those without softmax attention count nothing, because transformers keeps little for them.
+    A rank generates all its completions of a step, or of several steps, together. The peak is while the model reads the
+    prompts, or at the end, when keys and values of all tokens are kept and the next token is chosen. Layers with a
+    window count as others; those without softmax attention count nothing, because transformers keeps little for them.
     """
     generation = recipe.objective.generated_by
     if generation is None or generation.engine != "transformers":
         return 0.0
     loader, completion = recipe.train_dataloader, recipe.objective.completion_tokens
-    completions, prompt = loader.micro_batch * recipe.split.accumulation, loader.dataset.max_length
+    batch, prompt = loader.micro_batch * recipe.split.accumulation * ranks, loader.dataset.max_length
+    completions = recipe.objective.generated_at_once(batch) // ranks
     of_values = architecture.v_head_dim or architecture.head_dim
     width = architecture.num_key_value_heads * (architecture.head_dim + of_values)
     attending = sum(map(architecture.attends_to_all, range(architecture.num_hidden_layers)))

@@ -75,7 +75,7 @@ def peak(
     buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
     validates = activations.of_validation(recipe, architecture, weight_bytes)
     moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
-    if generates := activations.of_generation(recipe, architecture, weight_bytes):
+    if generates := activations.of_generation(recipe, architecture, weight_bytes, world_size):
         moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **buffers})
         if level.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
             moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)

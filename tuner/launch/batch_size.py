@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
+from tuner.errors import RecipeError
 from tuner.fit import activations, shares
 from tuner.fit.levels import Level, Machines
 from tuner.fit.parameters import has_formula
@@ -59,9 +60,15 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
+    at_once = config.objective.generated_at_once(unit)
+    if at_once > unit:  # several steps share them, and then all completions of a prompt are in the same rank
+        unit = math.lcm(unit, ranks * config.objective.samples_a_row)
     if not steps.packs(config):
         rows = _rows(config, sources)
-        chosen: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
+        samples = batch or _samples(config, rows, unit, ranks)
+        if not batch and at_once > unit:
+            samples = max((size for size in range(unit, samples + 1, unit) if at_once % size == 0), default=unit)
+        chosen: Mapping[str, int | None] = {GLOBAL_BATCH: samples}
         why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
     else:
         tokens = steps.estimate_tokens(config, sources)
@@ -74,6 +81,42 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
         if loader.dataset.pack_length == "auto":
             values[f"{key}.dataset.pack_length"] = chosen.get("pack_length")
     return loaded.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
+
+
+def share_generation(loaded: Recipe, batch: Batch) -> Recipe:
+    """Check that steps can share the completions that are generated at once.
+
+    Returns:
+        The recipe; the package's own intervals of checkpoints and validations are multiples of these steps.
+
+    Raises:
+        RecipeError: steps cannot share them evenly, or a checkpoint or a validation would come between such steps.
+    """
+    config, size = loaded.config, batch.global_batch
+    at_once, steps = config.objective.generated_at_once(size), config.objective.steps_per_generation(size)
+    key, a_row = "objective.generation_batch_size", config.objective.samples_a_row
+    if at_once % size:
+        near = -(-at_once // size) * size
+        message = f"{at_once} completions are not a multiple of the batch, which is {size}"
+        raise RecipeError(message, where=f"{key} ({loaded.origins[key].source})", fix=f"Set it to {near}.")
+    if at_once > size and size // batch.ranks % a_row:
+        unit = batch.ranks * a_row
+        message = f"a batch of {size} on {batch.ranks} ranks splits the {a_row} completions of a prompt between ranks"
+        fix = f"With {key}, set train_cfg.global_batch_size to {-(-size // unit) * unit}, a multiple of {unit}."
+        raise RecipeError(message, where="train_cfg.global_batch_size", fix=fix)
+    for key in ("checkpoint.interval", "train_cfg.val_interval"):
+        interval = attrgetter(key)(config)
+        if not interval or interval % steps == 0:
+            continue
+        near, origin = -(-interval // steps) * steps, loaded.origins[key]
+        if origin.place.kind is not Kind.PACKAGE:
+            # A checkpoint has no completions: a run that resumes generates new ones.
+            message = f"{interval} is not a multiple of {steps}, the steps that train on the same completions"
+            raise RecipeError(message, where=f"{key} ({origin.source})", fix=f"Set it to {near}.")
+        loaded = loaded.settled(
+            {key: near}, Place(Kind.DERIVED, f"derived: {interval}, as a multiple of {steps} steps")
+        )
+    return loaded
 
 
 def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: int) -> dict[str, int | None]:

@@ -243,6 +243,7 @@ def resolve_recipe(
 
     loaded = batch_size.choose_split(loaded, topology, hardware, dtype, merged)
     batch = Batch(*loaded.config.split[:2], ranks)
+    loaded = batch_size.share_generation(loaded, batch)
     final = merged(loaded, batch)
     level = document.preset or document.name
     loaded = _choose_loss(loaded, final.config, topology, hardware, dtype)

@@ -169,12 +169,19 @@ def count_steps(
     samples = _samples(sources, rows, config)
     if resumed and resumed.samples is not None:
         samples = Count(resumed.samples)
-    steps_a_batch = config.objective.steps_a_batch
     per_epoch = samples._replace(
-        value=None if samples.value is None else batch.steps_per_epoch(samples.value) * steps_a_batch
+        value=None if samples.value is None else _steps_per_epoch(samples.value, config, batch)
     )
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
+
+
+def _steps_per_epoch(samples: int, config: RecipeConfig, batch: Batch) -> int:
+    """Return the steps of an epoch; completions that are generated at once are all trained on."""
+    objective, size = config.objective, batch.global_batch
+    if not objective.facts.generates:
+        return batch.steps_per_epoch(samples)
+    return -(-samples // objective.generated_at_once(size)) * objective.steps_per_generation(size)
 
 
 def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:

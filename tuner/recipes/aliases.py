@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tuner.errors import did_you_mean
 
@@ -45,11 +45,21 @@ def by_word(groups: Mapping[str, Meaning]) -> dict[str, Meaning]:
 
 
 @cache
-def table() -> Mapping[str, Alias]:
-    """Return the meaning of each word."""
+def _groups() -> Mapping[str, Any]:
     import tomllib  # 2 ms, and most commands hold no other tool's word
 
-    groups = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+
+
+def instead_of_objective(name: str) -> str | None:
+    """Return what to use if tuner has no objective with another tool's name; None for other names."""
+    return by_word({words: instead for instead, words in _groups()["objectives"].items()}).get(name)
+
+
+@cache
+def table() -> Mapping[str, Alias]:
+    """Return the meaning of each word."""
+    groups = _groups()
     rows = groups["values"]
     return by_word(
         {

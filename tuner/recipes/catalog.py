@@ -8,6 +8,7 @@ installed packages, and the package's own. This module reads names of files and 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -491,9 +492,22 @@ def training(name: str) -> tuple[str, str]:
     """
     known = trainings()
     if name not in known:
+        if absent := _absent_objective(name):
+            raise RecipeError(f"tuner has no objective {absent[0]!r}", where="--method", fix=absent[1])
         fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
         raise RecipeError(f"no method {name!r}", where="--method", fix=fix)
     return known[name]
+
+
+def _absent_objective(name: str) -> tuple[str, str] | None:
+    """Return the objective of other tools in a name, and what to use instead of it; None without one."""
+    from tuner.recipes.aliases import instead_of_objective  # it reads a table that most commands do not need
+
+    words = re.sub(r"[-. ]", "_", name.lower()).split("_")
+    for word in (*map("_".join, itertools.pairwise(words)), *words):
+        if instead := instead_of_objective(word):
+            return word, instead
+    return None
 
 
 def _unknown(name: str) -> RecipeError:
@@ -507,6 +521,8 @@ def _unknown(name: str) -> RecipeError:
 
     if reason := xtuner_names.refusal(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
+    if absent := _absent_objective(name):
+        return RecipeError(f"no recipe {name!r}: tuner has no objective {absent[0]!r}", fix=absent[1])
     suggestion = _suggest_spelled(name)
     hint = f"Did you mean {suggestion!r}? " if suggestion else ""
     return RecipeError(f"no recipe {name!r}", fix=f"{hint}See: tuner list")

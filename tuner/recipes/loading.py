@@ -22,7 +22,7 @@ from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.files import JsonObject, is_writable
 from tuner.recipes import catalog, data_sets, model_facts, other_models, starting_weights
-from tuner.recipes.aliases import key_hint
+from tuner.recipes.aliases import instead_of_objective, key_hint
 from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.overrides import layer_of
 from tuner.recipes.overrides import layers as override_layers
@@ -479,6 +479,9 @@ def _explain(detail: ErrorDetails, keys: Keys, merged: Merged) -> RecipeError:
             return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
         case "union_tag_invalid":
             context = detail["ctx"]
+            if keys == ("objective",) and (instead := instead_of_objective(context["tag"])):
+                place = merged.place_of((*keys, "type"))
+                return RecipeError(f"tuner has no objective {context['tag']!r}", where=place, fix=instead)
             return _none_of((*keys, "type"), context["tag"], context["expected_tags"], merged)
         case "literal_error":
             return _none_of(keys, detail["input"], detail["ctx"]["expected"], merged)

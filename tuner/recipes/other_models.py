@@ -31,6 +31,8 @@ def _settle_teacher(merged: Merged) -> None:
 
 def _settle_rewards(merged: Merged) -> None:
     rewards = merged.get(_REWARDS)
+    if isinstance(rewards, dict):
+        rewards = [rewards]
     if not isinstance(rewards, list | tuple):
         return
     settled = [

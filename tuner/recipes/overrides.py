@@ -84,7 +84,9 @@ def _find(key: str, where: str, present: Mapping[str, object]) -> tuple[Keys, ob
     if wanted in known:
         return wanted, known[wanted]
     matches = [keys for keys in known if keys[-len(wanted) :] == wanted]
-    here = [keys for keys in matches if lookup(present, keys, ...) is not ...] or matches
+    here = [keys for keys in matches if lookup(present, keys, ...) is not ...]
+    if not here:  # no block of them is there: the outermost is the one that people mean
+        here = [keys for keys in matches if len(keys) == min(map(len, matches))]
     if len(here) == 1:
         return here[0], known[here[0]]
     if here:

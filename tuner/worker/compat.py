@@ -5,6 +5,7 @@ Seen with DeepSpeed 0.19.8, accelerate 1.14, transformers 5.23 and torch 2.13. I
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
@@ -85,6 +86,13 @@ def eval_metrics(trainer: Trainer) -> dict[str, list[float]]:
 def check_generates(trainer: type[Trainer]) -> None:
     """Refuse a trainer of TRL that does not generate as TRL 1.16 does. Errors as `check_names`."""
     require_names("trl", trainer, "_generate_and_score_completions", "_generate_single_turn", "_tokenize_prompts")
+
+
+def keep_order(trainer: type[Trainer]) -> None:
+    """Keep the completions that TRL 1.16 generated at once in their order; it would shuffle those of each rank."""
+    module = sys.modules[trainer.__module__]
+    require_names("trl", module, "shuffle_sequence_dict")
+    module.shuffle_sequence_dict = lambda completions: completions  # type: ignore[attr-defined]
 
 
 def metrics_of(trainer: Trainer, mode: str) -> dict[str, list[float]]:

@@ -81,8 +81,8 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             raise NotANumber(message, rank=0, fix="Lower the learning rate, or train in bf16.")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        # The completions of a step are not in a checkpoint: a run stops after all steps on them.
-        if self._stops and state.global_step % self.trainer.num_iterations == 0:
+        # A checkpoint has no completions: a run stops after all steps on those that were generated at once.
+        if self._stops and state.global_step % self.trainer.steps_per_generation == 0:
             self.stopped_at = state.global_step
             control.should_save = control.should_training_stop = True
         if control.should_save or control.should_training_stop:

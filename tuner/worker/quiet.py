@@ -19,7 +19,7 @@ _NOISY = (
     "bitsandbytes",
     "liger_kernel",
 )
-_QUIET = {
+QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DATASETS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -28,6 +28,7 @@ _QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "DS_LOG_LEVEL": "error",
 }
+"""Variables that are set where the user has not set them."""
 
 
 def quiet_libraries() -> None:
@@ -35,7 +36,7 @@ def quiet_libraries() -> None:
 
     A variable that the user has set, or a warning option of Python, is kept.
     """
-    for variable, value in _QUIET.items():
+    for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
     if not sys.warnoptions:
         warnings.filterwarnings("ignore")

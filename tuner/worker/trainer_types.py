@@ -63,4 +63,4 @@ class BuiltTrainer(Protocol):
     batches_of_step: list[dict[str, Any]]
     num_items_of_step: Tensor | None
     num_tokens: int
-    num_iterations: int
+    steps_per_generation: int

@@ -181,8 +181,6 @@ class TunerTrainer(CheckpointHooks):
     # rows
     weighs_rows = True
     """Whether `compute_loss` returns a mean over rows."""
-    num_iterations = 1
-    """The optimizer steps on the samples of one global batch; a trainer of TRL sets it."""
     stream: Stream | None = None
     """Where the rows come from, if they are read while the run trains."""
     images: ImageReader | None = None
@@ -194,6 +192,11 @@ class TunerTrainer(CheckpointHooks):
     is_evaluating = False
     measure_answers: Callable[[Any, int], dict[str, float]] | None = None
     """With `log.generate`: takes the model and its step, returns metrics of its answers (worker.answer_metrics)."""
+
+    @property
+    def steps_per_generation(self) -> int:
+        """The optimizer steps that are taken on completions that were generated at once."""
+        return 1
 
     # -- schedule
 

@@ -662,33 +662,11 @@ class RecipeConfig(Block):
 
     @field_validator("train_cfg")
     @classmethod
-    def _completions_are_validated_after_all_their_steps(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
-        objective = info.data.get("objective")
-        if objective and train_cfg.val_interval and train_cfg.val_interval % objective.steps_a_batch:
-            raise wrong_key("val_interval", _no_multiple(train_cfg.val_interval, objective.steps_a_batch))
-        return train_cfg
-
-    @field_validator("checkpoint")
-    @classmethod
-    def _completions_are_not_in_a_checkpoint(cls, checkpoint: Checkpoint, info: ValidationInfo) -> Checkpoint:
-        objective = info.data.get("objective")
-        if objective and checkpoint.interval % objective.steps_a_batch:
-            raise wrong_key("interval", _no_multiple(checkpoint.interval, objective.steps_a_batch))
-        return checkpoint
-
-    @field_validator("train_cfg")
-    @classmethod
     def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and not objective.facts.chooses_loss:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
         return train_cfg
-
-
-def _no_multiple(interval: int, steps: int) -> str:
-    """Return why a checkpoint or a validation would come between two steps on the same completions."""
-    near = -(-interval // steps) * steps
-    return f"= {interval} is no multiple of objective.num_iterations = {steps}; set it to {near}"
 
 
 def resolved_document(config: RecipeConfig) -> JsonObject:

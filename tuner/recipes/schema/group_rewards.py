@@ -17,8 +17,11 @@ class GroupRewards(Sampling):
     rewards: Rewards
     # Completions of each prompt. They are compared with each other.
     num_generations: Annotated[int, Field(ge=2)] = 8
-    # Optimizer steps on the completions of a step, before new ones are generated.
+    # Optimizer steps on the same completions, before new ones are generated.
     num_iterations: PositiveInt = 1
+    # Completions that all ranks generate at once, a multiple of the batch size: each of several steps then takes its
+    # part of them. None: those of one step.
+    generation_batch_size: PositiveInt | None = None
     # The weight of the distance to the reference model. 0: there is no reference model.
     beta: NonNegativeFloat = 0.0
     # How far a probability may move in a pass: it is clipped at 1 - epsilon and at 1 + epsilon.
@@ -44,10 +47,13 @@ class GroupRewards(Sampling):
         """Return the completions of a prompt."""
         return self.num_generations
 
-    @property
-    def steps_a_batch(self) -> int:
-        """The optimizer steps that are taken on the same completions."""
-        return self.num_iterations
+    def generated_at_once(self, global_batch: int) -> int:
+        """Return the completions that all ranks generate before they take steps on them."""
+        return self.generation_batch_size or global_batch
+
+    def steps_per_generation(self, global_batch: int) -> int:
+        """Return the optimizer steps that are taken before completions are generated again."""
+        return self.num_iterations * (self.generated_at_once(global_batch) // global_batch)
 
     @property
     def depends_on_micro_batch(self) -> bool:

@@ -149,9 +149,12 @@ class Objective(Block):
         """The most tokens that the model generates after a prompt of training; 0 without generation."""
         return 0
 
-    @property
-    def steps_a_batch(self) -> int:
-        """The optimizer steps that are taken on the samples of one global batch."""
+    def generated_at_once(self, global_batch: int) -> int:
+        """Return the samples that all ranks prepare before they take steps on them: those of a step."""
+        return global_batch
+
+    def steps_per_generation(self, global_batch: int) -> int:
+        """Return the optimizer steps that are taken on the same samples, or on those that were generated at once."""
         return 1
 
     @property

@@ -11,6 +11,7 @@ Seen with TRL 1.16.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,17 +81,28 @@ class Prompts(Dataset):  # type: ignore[misc]
 class PromptBatches(BatchSampler):  # type: ignore[misc]
     """The completions that this rank generates, batch by batch: each prompt of an epoch `generations` times.
 
-    TRL takes the same batch again for each of the micro-batches that it is split into.
+    TRL takes the same batch again for each of the micro-batches that it is split into. A batch holds this rank's part
+    of `steps` steps, one after another.
     """
 
     batch_size: int | None
 
     def __init__(
-        self, num_rows: int, *, of_rank: int, rank: int, ranks: int, generations: int, repeats: int, seed: int
+        self,
+        num_rows: int,
+        *,
+        of_rank: int,
+        rank: int,
+        ranks: int,
+        generations: int,
+        repeats: int,
+        seed: int,
+        steps: int = 1,
     ) -> None:
         self.num_rows, self.of_rank, self.rank, self.generations = num_rows, of_rank, rank, generations
-        self.repeats, self.seed, self.epoch = repeats, seed, 0
-        self.prompts = of_rank * ranks // generations
+        self.of_all, self.steps, self.repeats = of_rank * ranks, steps, repeats
+        self.seed, self.epoch = seed, 0
+        self.prompts = steps * self.of_all // generations
         self.batch_size, self.sampler = None, self
 
     def set_epoch(self, epoch: int) -> None:
@@ -105,7 +117,11 @@ class PromptBatches(BatchSampler):  # type: ignore[misc]
         order = torch.randperm(self.num_rows, generator=generator).tolist()
         for start in range(0, self.num_rows, self.prompts):
             first = start * self.generations + self.rank * self.of_rank
-            numbers = range(first, first + self.of_rank)
+            parts = (
+                range(first + step * self.of_all, first + step * self.of_all + self.of_rank)
+                for step in range(self.steps)
+            )
+            numbers = itertools.chain.from_iterable(parts)
             batch = [Numbered(order[number // self.generations % self.num_rows], number) for number in numbers]
             yield from [batch] * self.repeats
 
@@ -140,6 +156,15 @@ class GeneratingTrainer(TunerTrainer):
     weighs_rows = False
     num_generations = 1
     """The completions of a prompt."""
+    num_iterations = 1
+    """The steps on each part of the completions that are generated at once; TRL sets it."""
+    num_parts = 1
+    """The steps that share the completions that are generated at once, each with a part of its own."""
+
+    @property
+    def steps_per_generation(self) -> int:
+        """The optimizer steps that are taken on completions that were generated at once."""
+        return self.num_iterations * self.num_parts
 
     def __init__(self: Any, *, completions_file: Path, **others: Any) -> None:
         super().__init__(**others)
@@ -160,7 +185,8 @@ class GeneratingTrainer(TunerTrainer):
             rank=args.process_index,
             ranks=args.world_size,
             generations=self.num_generations,
-            repeats=args.gradient_accumulation_steps * self.num_iterations,
+            steps=self.num_parts,
+            repeats=args.gradient_accumulation_steps * self.steps_per_generation,
             seed=args.seed,
         )
         self.prompt_batches = batches

@@ -28,6 +28,7 @@ class GroupRewardsTrainer(GeneratingTrainer):
         """Make TRL's trainer; it would load a reference model by itself from the path in the model's config."""
         beta, args.beta = args.beta, 0.0 if ref_model is not None else args.beta
         super().__init__(args=args, **others)
+        self.num_parts = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
         self.beta = args.beta = beta
         if ref_model is not None:
             add_fused_lm_head(ref_model, temperature=self.temperature)
@@ -65,4 +66,5 @@ class GroupRewardsTraining(GeneratingTraining):
     def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
         """Weigh the rewards."""
         super().before(settings, config, model)
+        compat.keep_order(self.of_trl)
         settings.reward_weights = [reward.weight for reward in rewards_of(config.objective)]
