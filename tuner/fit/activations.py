@@ -112,6 +112,7 @@ def of_recipe(
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         kept: float = len(layers) * hidden + mask.shared
         at_layer = max(kept + step for kept, step in zip(saved, steps, strict=True))
+        at_layer = max(at_layer, _at_layer_of_tower(recipe, architecture, tokens, weight_bytes))
     else:
         # Of the head, the norm is what is left when the loss is gone.
         kept = sum(saved)
@@ -137,21 +138,47 @@ def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weig
         weight_bytes: Of a number of the compute type.
     """
     tower, rank = architecture.vision_config, rank_on_tower(recipe)
-    learns = rank or (recipe.adapter is None and "vision" not in recipe.model.freeze)
-    if not recipe.reads_images or tower is None or not tower.hidden_size or not learns:
+    if tower is None or not tower.hidden_size or not _has_gradients(recipe):
         return 0.0
-    family, width = tower_family(tower), tower.hidden_size
-    each: float = weight_bytes * (family.widths * width + family.inner * inner_of_tower(tower)) + family.fp32 * width
-    if rank:
-        each += _kept_by_lora(recipe, tower, rank, weight_bytes)
+    family, width, num_layers = tower_family(tower), tower.hidden_size, tower.num_hidden_layers or 0
+    if rank or recipe.adapter:
         # Patches are embedded without a gradient, and so is the first norm computed.
         at_begin = -max(weight_bytes * width, family.fp32 * width // 2)
     else:
         at_begin = weight_bytes * (width + pixels_of_patch(tower)) + family.fp32 * width
-    num_layers = tower.num_hidden_layers or 0
     if recipe.split.recompute:
         return patches_of(tower, tokens) * (num_layers * weight_bytes * width + max(0, at_begin))
-    return patches_of(tower, tokens) * (num_layers * each + at_begin)
+    return patches_of(tower, tokens) * (num_layers * _layer_of_tower(recipe, tower, weight_bytes) + at_begin)
+
+
+def _has_gradients(recipe: RecipeConfig) -> bool:
+    """Return whether gradients pass through the tower.
+
+    With an adapter and recomputation they do in any case: TRL 1.16 lets all embeddings require a gradient
+    (sft_trainer.py), those of patches too (transformers 5.23, `enable_input_require_grads`).
+    """
+    if not recipe.reads_images:
+        return False
+    if recipe.adapter:
+        return recipe.adapter.vision or recipe.split.recompute
+    return recipe.model.vision_lora is not None or "vision" not in recipe.model.freeze
+
+
+def _layer_of_tower(recipe: RecipeConfig, tower: Tower, weight_bytes: int) -> float:
+    """Return the bytes of a patch that a layer of the tower keeps without recomputation."""
+    family, width, rank = tower_family(tower), tower.hidden_size or 0, rank_on_tower(recipe)
+    kept = weight_bytes * (family.widths * width + family.inner * inner_of_tower(tower)) + family.fp32 * width
+    return kept + (_kept_by_lora(recipe, tower, rank, weight_bytes) if rank else 0)
+
+
+def _at_layer_of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
+    """Return the bytes at the peak of a tower layer's backward, which is computed again before it."""
+    tower = architecture.vision_config
+    if tower is None or not tower.hidden_size or not _has_gradients(recipe):
+        return 0.0
+    # As in `_backward_steps`: gradients of the hidden states, of the MLP's product and of one of its factors.
+    steps = max(tower.hidden_size + 2 * inner_of_tower(tower), _LEAST_STEPS * tower.hidden_size)
+    return patches_of(tower, tokens) * (_layer_of_tower(recipe, tower, weight_bytes) + weight_bytes * steps)
 
 
 def _kept_by_lora(recipe: RecipeConfig, tower: Tower, rank: int, weight_bytes: int) -> float:
