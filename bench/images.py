@@ -1,11 +1,11 @@
-"""Images a second of tuner and of TRL's SFTTrainer on the same rows, and how long a step of tuner waits for pixels.
+"""Images a second of tuner, TRL's SFTTrainer and LLaMA-Factory on the same rows, and how long tuner waits for pixels.
 
     python -m bench.images [--images 192] [--rounds 3]
 
 A LLaVA with random weights reads JPEG files of 640 x 480 pixels: a CLIP tower of 224 pixels (256 tokens an image) and
-an LLM, four layers each, hidden sizes 256. Both train all weights in fp32 with the same batch, rows and learning rate.
-Rounds take turns; a rate leaves out the first two steps. Waiting is the time in which a step asks for pixels that its
-threads have not made yet.
+an LLM, four layers each, hidden sizes 256. All train all weights in fp32 with the same batch, rows and learning rate.
+LLaMA-Factory runs if bench/peers.sh has installed it. Rounds take turns; a rate leaves out the first two steps. Waiting
+is the time in which a step asks for pixels that its threads have not made yet.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from bench.table import Unmeasured, failed
+from bench.tools import Command, environment, surroundings, ticks
 
 ROOT = Path(__file__).parents[1]
 BATCH, SKIPPED, LR = 4, 2, 1e-4
@@ -169,6 +172,41 @@ def trl_trains(folder: Path) -> None:
     print(json.dumps(BATCH * (len(kept) - 1) / (kept[-1] - kept[0])))
 
 
+def llamafactory_trains(folder: Path) -> float:
+    """Return the images a second of LLaMA-Factory.
+
+    Raises:
+        Unmeasured: it is not installed, or it failed.
+    """
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    columns = {"messages": "messages", "images": "images"}
+    rows = {"file_name": "rows.jsonl", "formatting": "sharegpt", "columns": columns, "tags": tags}
+    (folder / "dataset_info.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        config = {
+            **{"model_name_or_path": str(folder / "model"), "stage": "sft", "do_train": True, "template": "llava"},
+            **{"finetuning_type": "full", "freeze_vision_tower": False, "freeze_multi_modal_projector": False},
+            **{"dataset": "rows", "dataset_dir": str(folder), "media_dir": str(folder), "cutoff_len": 1024},
+            **{"per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1, "num_train_epochs": 1},
+            **{"learning_rate": LR, "lr_scheduler_type": "constant", "optim": "adamw_torch_fused"},
+            **{"disable_gradient_checkpointing": True, "bf16": False, "use_cpu": True, "save_strategy": "no"},
+            **{"output_dir": f"{scratch}/run", "report_to": "none", "dataloader_num_workers": 2},
+        }
+        file = Path(scratch) / "llamafactory.yaml"  # JSON is YAML, and its reader of JSON fails on any file
+        file.write_text(json.dumps(config), encoding="utf-8")
+        cli = environment("llamafactory") / "bin" / "llamafactory-cli"
+        command = Command([str(cli), "train", str(file)], {})
+        clock = Path(scratch) / "clock.jsonl"
+        env = surroundings(command, 1, "llamafactory") | {"BENCH_CLOCK": str(clock)}
+        done = subprocess.run(
+            command.argv, cwd=scratch, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if done.returncode or not clock.is_file():
+            raise failed("llamafactory", done.stdout)
+        ends = [tick.wall for tick in ticks(clock)][SKIPPED:]
+    return BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
+
+
 def main() -> None:
     """Take turns, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,17 +221,25 @@ def main() -> None:
         folder = Path(name)
         make_model(folder / "model")
         make_rows(folder, arguments.images)
-        ours, theirs = list[tuple[float, float]](), list[float]()
+        ours, theirs, others = list[tuple[float, float]](), list[float](), list[float]()
         for _ in range(arguments.rounds):
             ours.append(tuner_trains(folder))
             argv = [sys.executable, "-m", "bench.images", "--trl", str(folder)]
             done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
             theirs.append(json.loads(done.stdout.splitlines()[-1]))
+            try:
+                others.append(llamafactory_trains(folder))
+            except Unmeasured as error:
+                print(f"LLaMA-Factory: {error}", file=sys.stderr)
     rates, waits = zip(*ours, strict=True)
     print("| | images a second | of a step waits for pixels |\n| --- | ---: | ---: |")
     print(f"| tuner | {statistics.median(rates):.2f} | {statistics.median(waits):.1%} |")
     print(f"| TRL, 2 workers | {statistics.median(theirs):.2f} | |")
-    print(f"\ntuner / TRL: {statistics.median(rates) / statistics.median(theirs):.2f}")
+    if others:
+        print(f"| LLaMA-Factory, 2 workers | {statistics.median(others):.2f} | |")
+    for name, rate in {"TRL": theirs, "LLaMA-Factory": others}.items():
+        if rate:
+            print(f"\ntuner / {name}: {statistics.median(rates) / statistics.median(rate):.2f}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
@@ -15,22 +16,26 @@ from tests.models import vision
 from tuner.data.image_encoder import ImageEncoder
 from tuner.fit import activations, advice, parameters
 from tuner.fit.levels import Machines
+from tuner.models import adapters
+from tuner.models.load import load_model
 from tuner.models.vision import freeze, parts_of
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Split
+from tuner.recipes.schema import Adapter, Split, VisionLora, VisionPart
 from tuner.recipes.schema.architecture import Tower
 
 
-def test_a_llava_is_counted_exactly_part_by_part(tmp_path: Path) -> None:
-    config = AutoConfig.from_pretrained(vision.make("llava", tmp_path / "model"))
+@pytest.mark.parametrize("kind", vision.KINDS)
+def test_a_model_is_counted_exactly_part_by_part(kind: str, tmp_path: Path) -> None:
+    folder = vision.make(kind, tmp_path / "model")
+    config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config)
     by_part = dict.fromkeys(("vision", "projector", "language"), 0)
     part_of = parts_of(model)
     for name, weight in model.named_parameters():
         by_part[part_of[name]] += weight.numel()
-    architecture = load("tiny_vision_full_sample_images_e1").config.architecture
+    architecture = load(None, Overrides(model=str(folder), data="my.jsonl")).config.architecture
     assert architecture is not None
 
     assert parameters.of_tower(architecture) == {key: by_part[key] for key in ("vision", "projector")}
@@ -92,11 +97,21 @@ def kept_bytes(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
     return sum({one.data_ptr(): one.nbytes() for one in alive if one.data_ptr() not in weights}.values())
 
 
+LORA = VisionLora(r=4, lora_alpha=8)
+WITH_DROPOUT = LORA.model_copy(update={"lora_dropout": 0.1})
+
+
+def on_a_gpu(values: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
+    """Drop out as a GPU does, with a mask of one byte a number."""
+    return torch.native_dropout(values, p, training)[0]
+
+
 @pytest.mark.parametrize("kind", vision.KINDS)
 @pytest.mark.parametrize(("dtype", "weight_bytes"), [(torch.bfloat16, 2), (torch.float32, 4)])
 def test_what_a_tower_keeps_is_what_autograd_keeps(
-    kind: str, dtype: torch.dtype, weight_bytes: int, tmp_path: Path
+    kind: str, dtype: torch.dtype, weight_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(F, "dropout", on_a_gpu)
     folder = vision.make(kind, tmp_path / "model")
     encoder = ImageEncoder.of(vision.processor(folder), None)
     config = AutoConfig.from_pretrained(folder)
@@ -108,18 +123,52 @@ def test_what_a_tower_keeps_is_what_autograd_keeps(
         for name, values in encoder.pixels_of([picture]).items()
     }
     types = {encoder.token_types: is_image.long()} if encoder.token_types else {}
-    bytes_of = []
-    for frozen in ((), ("vision",)):
+
+    def kept(frozen: tuple[VisionPart, ...] = (), lora: VisionLora | None = None) -> int:
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype).train()
+        if lora:
+            adapters.add_to_tower(model, lora, seed=0)
         freeze(model, frozen)
-        bytes_of.append(kept_bytes(model, {"input_ids": ids, **pixels, **types}))
+        return kept_bytes(model, {"input_ids": ids, **pixels, **types})
+
     recipe = load(None, Overrides(model=str(folder), data="my.jsonl")).config
     recipe = recipe.with_values({"adapter": None}).with_split(Split(1, 1, recompute=False))
     assert recipe.architecture is not None
+    without = kept(("vision",))
+    for lora in (None, LORA, WITH_DROPOUT):
+        recipe = recipe.with_values({"model.vision_lora": lora})
+        estimate = activations.of_tower(recipe, recipe.architecture, int(is_image.sum()), weight_bytes)
+        assert estimate == pytest.approx(kept(lora=lora) - without, rel=0.05), lora
 
-    estimate = activations.of_tower(recipe, recipe.architecture, int(is_image.sum()), weight_bytes)
 
-    assert estimate == pytest.approx(bytes_of[0] - bytes_of[1], rel=0.05)
+@pytest.mark.parametrize("kind", vision.KINDS)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"adapter": None, "model.vision_lora": LORA},
+        {"adapter": Adapter(r=4, lora_alpha=8, vision=True)},
+        {"adapter": Adapter(r=4, lora_alpha=8, vision=True, vision_r=2, use_dora=True)},
+        {"adapter": Adapter(r=4, lora_alpha=8, vision=True, modules_to_save=[parameters.PROJECTOR])},
+        {"adapter": Adapter(r=4, lora_alpha=8, vision=True, target_modules=["q_proj", "qkv", "fc1", "gate_proj"])},
+    ],
+)
+def test_lora_on_a_tower_has_as_many_weights_as_peft_trains(
+    kind: str, values: dict[str, Adapter | VisionLora | None], tmp_path: Path
+) -> None:
+    folder = vision.make(kind, tmp_path / "model")
+    adapter = values["adapter"]
+    if kind != "llava" and isinstance(adapter, Adapter) and adapter.modules_to_save:
+        return  # the projector of a LLaVA alone has this name
+    recipe = load(None, Overrides(model=str(folder), data="my.jsonl")).config.with_values({**values})
+    assert recipe.architecture is not None
+
+    model = load_model(recipe, str(folder), torch.float32, "cpu", shards=False)
+
+    counted = parameters.count(recipe, recipe.architecture)
+    by_peft = {True: 0, False: 0}
+    for weight in model.parameters():
+        by_peft[weight.requires_grad] += weight.numel()
+    assert (counted.trainable, counted.frozen) == (by_peft[True], by_peft[False])
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,15 @@ def test_the_announcement_counts_prompts_and_completions() -> None:
     assert lines[-1].startswith("batch size: 4 prompts x 4 completions = 16 (16 per device")
 
 
+def test_the_announcement_counts_the_steps_on_completions_that_were_generated_at_once() -> None:
+    sets = ("global_batch_size=16", "generation_batch_size=64", "num_iterations=2")
+    run = made(*sets, recipe=RECIPE, hardware=CPU)
+
+    lines = of_recipe(run.recipe, run.steps, run.batch)
+
+    assert lines[-1] == "generation: 64 completions at once, then 8 steps on them, 2 passes over each"
+
+
 def test_an_epoch_has_a_step_for_each_batch_of_prompts() -> None:
     run = made("global_batch_size=16", "num_generations=4", "max_rows=10", recipe=RECIPE, hardware=CPU)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tuner.fit.families import FAMILIES, Family, Layer
-from tuner.fit.parameters import built, on_experts, patches_of
+from tuner.fit.families import FAMILIES, Family, Layer, inner_of_tower, layer_of_tower, pixels_of_patch, tower_family
+from tuner.fit.parameters import adapted, built, dropout_on_tower, on_experts, patches_of, rank_on_tower
 from tuner.recipes.schema import Dataloader, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
 from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
@@ -63,27 +63,6 @@ class Work(NamedTuple):
 
 _OFFLOAD_STASH = 5
 """Tensors that TRL 1.16's offloading leaves on the GPU until they have arrived (max_fwd_stash_size)."""
-
-
-class _LayerOfTower(NamedTuple):
-    """What a layer of a tower keeps of each patch, in numbers of the compute type (tests/fit/test_towers.py counts it).
-
-    `widths` and `inner` count numbers of the tower's width and of its MLP's; `fp32` counts bytes of its width besides.
-    """
-
-    widths: int = 8
-    inner: int = 2
-    fp32: int = 0
-
-
-_LAYERS_OF_TOWERS = {
-    **dict.fromkeys(("llava", "llava_next"), _LayerOfTower(inner=3)),  # CLIP's activation keeps its sigmoid
-    "internvl": _LayerOfTower(widths=10),  # it scales the output of each half
-    "qwen2_vl": _LayerOfTower(widths=11, inner=3),  # rotary positions, attention in windows
-    "qwen2_5_vl": _LayerOfTower(widths=11, inner=4, fp32=8),  # and gates, and RMS norms in fp32
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _LayerOfTower(widths=11)),
-}
-"""model_type of the whole model -> a layer of its tower. A model without an entry has SigLIP's."""
 
 
 class _Mask(NamedTuple):
@@ -157,21 +136,37 @@ def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weig
         tokens: Of the micro-batch, all of them of images.
         weight_bytes: Of a number of the compute type.
     """
-    tower = architecture.vision_config
-    learns = "vision" not in recipe.model.freeze and (recipe.adapter is None or recipe.adapter.vision)
+    tower, rank = architecture.vision_config, rank_on_tower(recipe)
+    learns = rank or (recipe.adapter is None and "vision" not in recipe.model.freeze)
     if not recipe.reads_images or tower is None or not tower.hidden_size or not learns:
         return 0.0
-    width, inner = tower.hidden_size, tower.intermediate_size or 4 * tower.hidden_size
-    layer = _LAYERS_OF_TOWERS.get(tower.model_type, _LayerOfTower())
-    kept = weight_bytes * (layer.widths * width + layer.inner * inner) + layer.fp32 * width
-    of_layers = (weight_bytes * width if recipe.split.recompute else kept) * (tower.num_hidden_layers or 0)
-    at_begin = weight_bytes * (width + _pixels_of_patch(tower)) + layer.fp32 * width
-    return patches_of(tower, tokens) * (of_layers + at_begin)
+    family, width = tower_family(tower), tower.hidden_size
+    each: float = weight_bytes * (family.widths * width + family.inner * inner_of_tower(tower)) + family.fp32 * width
+    if rank:
+        each += _kept_by_lora(recipe, tower, rank, weight_bytes)
+        # Patches are embedded without a gradient, and so is the first norm computed.
+        at_begin = -max(weight_bytes * width, family.fp32 * width // 2)
+    else:
+        at_begin = weight_bytes * (width + pixels_of_patch(tower)) + family.fp32 * width
+    num_layers = tower.num_hidden_layers or 0
+    if recipe.split.recompute:
+        return patches_of(tower, tokens) * (num_layers * weight_bytes * width + max(0, at_begin))
+    return patches_of(tower, tokens) * (num_layers * each + at_begin)
 
 
-def _pixels_of_patch(tower: Tower) -> int:
-    """Return the numbers of a patch before it is embedded. Qwen-VL repeats an image as two frames of a video."""
-    return 3 * (tower.patch_size or 0) ** 2 * (1 if tower.image_size else 2)
+def _kept_by_lora(recipe: RecipeConfig, tower: Tower, rank: int, weight_bytes: int) -> float:
+    """Return the bytes of a patch that LoRA keeps in a layer: low-rank values and, with dropout, masks and copies.
+
+    A mask takes 1 byte a number on a GPU (ATen/native/cuda/Dropout.cu). Of an input with a copy no original is kept.
+    """
+    linears = [*adapted(recipe, layer_of_tower(tower))]
+    low_rank = weight_bytes * rank * len(linears)
+    if not dropout_on_tower(recipe):
+        return low_rank
+    copies = (weight_bytes + 1) * sum(one.inputs for one in linears)
+    # The inputs of attention, of its last layer, of the MLP and of its last layer.
+    originals = weight_bytes * (3 * (tower.hidden_size or 0) + inner_of_tower(tower))
+    return low_rank + max(0, copies - originals)
 
 
 def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture, Tower
 
 Names = tuple[str, ...]
 
@@ -386,3 +386,70 @@ def _of_gemma_norms(architecture: Architecture) -> int:
         architecture.altup_num_inputs,
     )
     return architecture.hidden_size * (bool(own) + bool(laurel) + 2 * bool(updates))
+
+
+# Towers
+
+
+class TowerFamily(NamedTuple):
+    """How a tower is built, and what a layer keeps of each patch for backward, in numbers of the compute type.
+
+    `widths` and `inner` count numbers of the tower's width and of its MLP's; `fp32` counts bytes of its width besides.
+    """
+
+    attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "out_proj")
+    mlp: tuple[str, ...] = ("fc1", "fc2")
+    merges: bool = False
+    """Neighboring patches are merged before the projector, whose first layer keeps their width; positions rotate."""
+    norm_bias: bool = True
+    widths: int = 8
+    inner: int = 2
+    fp32: int = 0
+
+
+_TOWER_OF_QWEN = TowerFamily(("qkv", "proj"), merges=True, widths=11)
+_TOWERS = {
+    **dict.fromkeys(("llava", "llava_next"), TowerFamily(inner=3)),  # CLIP's activation keeps its sigmoid
+    "internvl": TowerFamily(("q_proj", "k_proj", "v_proj", "projection_layer"), widths=10),  # scales each half's output
+    "qwen2_vl": _TOWER_OF_QWEN._replace(inner=3),  # rotary positions, attention in windows
+    # And gates, and RMS norms in fp32.
+    "qwen2_5_vl": _TOWER_OF_QWEN._replace(mlp=("gate_proj", "up_proj", "down_proj"), norm_bias=False, inner=4, fp32=8),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _TOWER_OF_QWEN._replace(mlp=("linear_fc1", "linear_fc2"))),
+}
+"""model_type of the whole model -> its tower. A model without an entry has SigLIP's."""
+
+
+def tower_family(tower: Tower) -> TowerFamily:
+    """Return how the tower is built."""
+    return _TOWERS.get(tower.model_type, TowerFamily())
+
+
+def inner_of_tower(tower: Tower) -> int:
+    """Return the width of the tower's MLPs."""
+    return tower.intermediate_size or 4 * (tower.hidden_size or 0)
+
+
+def layer_of_tower(tower: Tower) -> Iterator[Linear]:
+    """Yield the linear layers of one layer of the tower."""
+    family, width, inner = tower_family(tower), tower.hidden_size or 0, inner_of_tower(tower)
+    *inputs, output = family.attention
+    for name in inputs:
+        yield Linear(name, width, width * 3 // len(inputs), bias=True)
+    yield Linear(output, width, width, bias=True)
+    *gates, down = family.mlp
+    for name in gates:
+        yield Linear(name, width, inner, bias=True)
+    yield Linear(down, inner, width, bias=True)
+
+
+def projector(architecture: Architecture, tower: Tower) -> tuple[Linear, Linear]:
+    """Return the linear layers between the tower and the LLM."""
+    merged, llm = (tower.hidden_size or 0) * tower.merge_size**2, architecture.hidden_size
+    if tower_family(tower).merges:
+        return Linear("mlp.0", merged, merged, bias=True), Linear("mlp.2", merged, llm, bias=True)
+    return Linear("linear_1", merged, llm, bias=True), Linear("linear_2", llm, llm, bias=True)
+
+
+def pixels_of_patch(tower: Tower) -> int:
+    """Return the numbers of a patch before it is embedded. Qwen-VL repeats an image as two frames of a video."""
+    return 3 * (tower.patch_size or 0) ** 2 * (1 if tower.image_size else 2)

@@ -11,7 +11,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.errors import ModelError, did_you_mean
-from tuner.fit.families import FAMILIES, Experts, Family, Layer, Linear, layer
+from tuner.fit.families import (
+    FAMILIES,
+    Experts,
+    Family,
+    Layer,
+    Linear,
+    layer,
+    layer_of_tower,
+    pixels_of_patch,
+    projector,
+    tower_family,
+)
 from tuner.recipes.schema import Adapter, RecipeConfig, VisionPart
 from tuner.recipes.schema.architecture import Architecture, Tower
 
@@ -213,39 +224,76 @@ def _copies(names: Iterable[str], model: Built) -> int:
 def of_tower(architecture: Architecture) -> dict[VisionPart, int]:
     """Return the parameters of the tower and of the projector; empty if config.json does not say their sizes.
 
-    The tower is counted as a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929) with biases, as CLIP's and
-    SigLIP's are: exact for LLaVA's, within a few per cent for Qwen-VL's. Its MLPs have a gate.
+    A tower is a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929), as transformers 5.23 builds it.
     """
     tower = architecture.vision_config
     if tower is None or not (tower.hidden_size and tower.num_hidden_layers and tower.patch_size):
         return {}
-    width, inner = tower.hidden_size, tower.intermediate_size or 4 * tower.hidden_size
-    layer = 4 * width * (width + 1) + 2 * width * inner + inner + width + 4 * width
-    patches = 3 * tower.patch_size**2 * width
+    family, width = tower_family(tower), tower.hidden_size
+    norm = width * (1 + family.norm_bias)
+    layers = tower.num_hidden_layers * (sum(one.parameters for one in layer_of_tower(tower)) + 2 * norm)
+    patches = pixels_of_patch(tower) * width
+    of_projector = sum(one.parameters for one in projector(architecture, tower))
+    if family.merges:
+        return {"vision": layers + patches, "projector": of_projector + norm}
     positions = (_patches_of_a_side(tower) ** 2 + 1) * width if tower.image_size else 0
-    begin_and_end = width + 4 * width  # the class token, and norms around the layers
-    llm, merged = architecture.hidden_size, width * tower.merge_size**2
-    projector = merged * llm + llm + llm * llm + llm
-    return {"vision": tower.num_hidden_layers * layer + patches + positions + begin_and_end, "projector": projector}
-
-
-def _patches_of_a_side(tower: Tower) -> int:
-    return (tower.image_size or 0) // (tower.patch_size or 1)
+    begin_and_end = width + 2 * norm  # the class token, and norms around the layers
+    return {"vision": layers + patches + positions + begin_and_end, "projector": of_projector}
 
 
 def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[int, int]:
-    """Return how many parameters of the tower and the projector are trained, and how many are frozen."""
+    """Return how many parameters of the tower and the projector are trained, LoRA's among them, and how many frozen."""
     sizes = of_tower(architecture) if recipe.reads_images else {}
+    total, low_rank = sum(sizes.values()), _of_lora(recipe, architecture) if sizes else 0
     if recipe.adapter:
         # PEFT keeps a projector that it trains whole as it was, beside the copy.
-        is_copied = PROJECTOR in (recipe.adapter.modules_to_save or ())
-        return sizes.get("projector", 0) * is_copied, sum(sizes.values())
-    num_frozen = sum(count for part, count in sizes.items() if part in recipe.model.freeze)
-    return sum(sizes.values()) - num_frozen, num_frozen
+        return sizes.get("projector", 0) * _is_copied(recipe) + low_rank, total
+    frozen = {*recipe.model.freeze, *(["vision"] if recipe.model.vision_lora else [])}
+    num_frozen = sum(count for part, count in sizes.items() if part in frozen)
+    return total - num_frozen + low_rank, num_frozen
+
+
+def _is_copied(recipe: RecipeConfig) -> bool:
+    return recipe.adapter is not None and PROJECTOR in (recipe.adapter.modules_to_save or ())
+
+
+def _of_lora(recipe: RecipeConfig, architecture: Architecture) -> int:
+    """Return the parameters of LoRA outside the LLM, and of DoRA's magnitudes there."""
+    tower, rank = architecture.vision_config, rank_on_tower(recipe)
+    if tower is None or not rank:
+        return 0
+    linears = [*adapted(recipe, layer_of_tower(tower))] * (tower.num_hidden_layers or 0)
+    if recipe.adapter and not _is_copied(recipe):
+        linears += adapted(recipe, projector(architecture, tower))
+    has_magnitudes = recipe.adapter is not None and recipe.adapter.use_dora
+    return sum(rank * (one.inputs + one.outputs) + one.outputs * has_magnitudes for one in linears)
+
+
+def rank_on_tower(recipe: RecipeConfig) -> int:
+    """Return the rank of LoRA on the tower; 0 without it."""
+    if recipe.adapter:
+        return (recipe.adapter.vision_r or recipe.adapter.r) if recipe.adapter.vision else 0
+    return recipe.model.vision_lora.r if recipe.model.vision_lora else 0
+
+
+def dropout_on_tower(recipe: RecipeConfig) -> float:
+    """Return the dropout of LoRA on the tower."""
+    lora = recipe.adapter or recipe.model.vision_lora
+    return lora.lora_dropout if lora else 0.0
+
+
+def adapted(recipe: RecipeConfig, linears: Iterator[Linear] | tuple[Linear, ...]) -> Iterator[Linear]:
+    """Yield those of the layers that get LoRA; a regular expression in target_modules counts as all of them."""
+    names = recipe.adapter.target_modules if recipe.adapter else "all-linear"
+    for one in linears:
+        if isinstance(names, str) or any(f".{one.name}".endswith(f".{name}") for name in names):
+            yield one
 
 
 PROJECTOR = "multi_modal_projector"
 """The projector of a LLaVA, as `adapter.modules_to_save` names it."""
+_SIDE, _PATCH = 512, 14
+"""Pixels of a side of an image, and of a patch, where nothing says so."""
 
 
 def tokens_of_image(tower: Tower, size: tuple[int, int] | None = None) -> int:
@@ -265,5 +313,5 @@ def patches_of(tower: Tower, tokens: int) -> float:
     return float(tokens * tower.merge_size**2)
 
 
-_SIDE, _PATCH = 512, 14
-"""Pixels of a side of an image, and of a patch, where nothing says so."""
+def _patches_of_a_side(tower: Tower) -> int:
+    return (tower.image_size or 0) // (tower.patch_size or 1)

@@ -43,6 +43,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
         f"data: {_data(config, steps)}",
         f"steps: {steps.describe()}",
         f"batch size: {_generated(config, batch)}{_batch(batch, config.train_cfg.sequence_parallel_size)}",
+        *_several_steps(config, batch.global_batch),
     ]
 
 
@@ -104,6 +105,15 @@ def _generated(config: RecipeConfig, batch: Batch) -> str:
     if not config.objective.facts.generates or generations == 1:
         return ""
     return f"{_counted(batch.global_batch // generations, 'prompt')} x {generations} completions = "
+
+
+def _several_steps(config: RecipeConfig, size: int) -> list[str]:
+    """Return a line about completions on which several steps train."""
+    at_once, steps = config.objective.generated_at_once(size), config.objective.steps_per_generation(size)
+    if steps == 1:
+        return []
+    passes = _counted(steps * size // at_once, "pass", "es")
+    return [f"generation: {at_once} completions at once, then {steps} steps on them, {passes} over each"]
 
 
 def _batch(batch: Batch, shared_by: int) -> str:
