@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.each import each
-from tests.golden.test_llava_names import OTHERWISE, REFUSED, ROWS, load
+from tests.golden.test_llava_names import OTHERWISE, ROWS, load
 from tuner.errors import RecipeError
 from tuner.importers import recipe_text, tools
 from tuner.importers.imported_recipe import Imported
@@ -22,6 +22,7 @@ from torch.optim import AdamW
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, CLIPImageProcessor, CLIPVisionModel
 from transformers import SiglipVisionModel
 from xtuner.dataset import ConcatDataset, LLaVADataset
+from xtuner.dataset.refcoco_json import InvRefCOCOJsonDataset, RefCOCOJsonDataset
 from xtuner.dataset.map_fns import llava_map_fn
 from xtuner.model import LLaVAModel
 
@@ -53,10 +54,10 @@ param_scheduler = [
 ]
 train_cfg = dict(max_epochs={max_epochs})
 """.replace("from peft", "from mmengine.optim import CosineAnnealingLR, LinearLR\nfrom peft")
-DATA_SET = """dict(type=LLaVADataset, data_path="{path}", image_folder="{image_folder}",
+DATA_SET = """dict(type={type}, max_dataset_length={limit}, data_path="{path}", image_folder="{image_folder}",
     image_processor=image_processor, dataset_map_fn=llava_map_fn,
     max_length=int({max_length} - (336 / 14) ** 2), pad_image_to_square={pads}), """
-NAMES = sorted(ROWS.keys() - REFUSED)
+TYPES = {"sharegpt": "LLaVADataset", "refcoco": "RefCOCOJsonDataset", "inv_refcoco": "InvRefCOCOJsonDataset"}
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,12 @@ def config(name: str) -> str:
     """Return a config in XTuner's keys with the values of this row."""
     row = ROWS[name] | OTHERWISE.get(name, {})
     dataset = load(name).config.train_dataloader.dataset
-    each_set = [{"path": one.path, "image_folder": one.image_folder} for one in dataset.mixture or [dataset]]
+    each_set = [
+        {"path": one.path, "image_folder": one.image_folder, "type": TYPES[one.format or ""]}
+        for one in dataset.mixture or [dataset]
+    ]
+    for one in each_set:
+        one["limit"] = "None" if one["type"] == "LLaVADataset" else "70000"
     shared = {"max_length": row["max_length"], "pads": row["pad_image_to_square"]}
     own: dict[str, Any] = {
         "llm_lora": lora(row["llm_lora"]),
@@ -100,7 +106,7 @@ ONE = config("llava_v15_7b_finetune_lora")
 WHOLE = config("llava_v15_7b_finetune")
 
 
-@each(NAMES)
+@each(sorted(ROWS))
 def test_a_config_is_the_recipe_of_its_name(name: str) -> None:
     of_name, of_file = dict(leaves(load(name).config.model_dump(mode="json"))), values_of(config(name))
 
@@ -112,8 +118,11 @@ def reasons(text: str, key: str) -> list[str]:
     return [one.why or "" for one in changed if one.setting.key.endswith(key)]
 
 
-SEVERAL = DATA_SET.format(path="a.json", image_folder="b", max_length=2048, pads=False) + "]"
+SEVERAL = (
+    DATA_SET.format(type="LLaVADataset", limit=None, path="a.json", image_folder="b", max_length=2048, pads=False) + "]"
+)
 CHANGED = [
+    (config(max(ROWS, key=lambda name: name.endswith("refcoco"))), "datasets.0.max_dataset_length", "weight = 0.22"),
     (ONE, "pretrained_pth", "model.vision.projector"),
     (config("llava_llama3_8b_instruct_quant_clip_vit_large_p14_336_e1_gpu1_pretrain"), "load_in_4bit", "16 bits"),
     (ONE.replace("path=tower)\nmodel", "path='other')\nmodel"), "image_processor", "image processor of openai/clip"),
@@ -143,7 +152,8 @@ def test_the_projector_is_trained_beside_the_modules_that_are_named() -> None:
 
 def test_keys_that_are_missing_have_the_defaults_of_xtuner() -> None:
     text = ONE.replace("r=128, lora_alpha=256, lora_dropout=0.05", "bias='none'")
-    text = text.replace("max_length=int(2048 - (336 / 14) ** 2), pad_image_to_square=True", "max_dataset_length=70")
+    text = text.replace("max_length=int(2048 - (336 / 14) ** 2), pad_image_to_square=True", "")
+    text = text.replace("max_dataset_length=None", "max_dataset_length=70")
     values = values_of(text)
 
     assert [values[f"adapter.{key}"] for key in ("r", "lora_alpha", "lora_dropout")] == [8, 8, 0.0]

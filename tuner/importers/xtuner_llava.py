@@ -24,6 +24,10 @@ _ROWS = "train_dataloader.dataset"
 _TEXT_TOKENS = 2048
 _PEFT = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """PEFT's defaults."""
+_FORMATS = {"LLaVADataset": None, "RefCOCOJsonDataset": "refcoco", "InvRefCOCOJsonDataset": "inv_refcoco"}
+"""XTuner's classes of rows with images -> the format of such rows; None: dataset_map_fn names it."""
+_OF_REFCOCO = 321_327
+"""Descriptions in the training splits of RefCOCO, RefCOCO+ and RefCOCOg (120,624, 120,191 and 80,512)."""
 _OF_TOWER = {"r": "adapter.vision_r", "lora_alpha": "adapter.vision_lora_alpha"}
 
 
@@ -33,8 +37,8 @@ def is_llava(model: object) -> bool:
 
 
 def has_images(dataset: Mapping[str, Value]) -> bool:
-    """Return whether a data set of a config has the rows of LLaVA's JSON."""
-    return last_name(dataset.get("type")) == "LLaVADataset"
+    """Return whether a data set of a config has rows with images: those of LLaVA's JSON, or of RefCOCO."""
+    return last_name(dataset.get("type")) in _FORMATS
 
 
 def defaults(model: Block) -> Mapping[str, Value]:
@@ -163,7 +167,7 @@ def recomputation(t: Translation, setting: Setting) -> None:
 
 
 def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Block:
-    """Set how the rows of a LLaVADataset become samples; return the values of its rows beside path and format.
+    """Set how the rows of a data set with images become samples; return the values of its rows beside the path.
 
     Raises:
         RecipeError: the data set has no file.
@@ -181,7 +185,22 @@ def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Blo
     _check_processor(t, written["image_processor"])
     folder, limit = written["image_folder"], written["max_dataset_length"]
     rows: Block = {"image_folder": str(folder.value)} if folder.value else {}
-    return rows | ({"max_rows": limit.whole()} if limit.value else {})
+    if limit.value:
+        rows["max_rows"] = limit.whole()
+    if format_ := _FORMATS[last_name(dataset.get("type"))]:
+        rows["format"] = format_
+        rows |= _weight(t, limit)
+    return rows
+
+
+def _weight(t: Translation, limit: Setting) -> Block:
+    """Return the weight in a mixture of RefCOCO's rows that are as many as the limit: a share has no limit of rows."""
+    if not limit.value:
+        return {}
+    weight = round(limit.whole() / _OF_REFCOCO, 2) or 0.01
+    why = f"{limit.value} of about {_OF_REFCOCO:,} rows; in a mixture weight = {weight}"
+    t.note(limit, Outcome.CHANGED, why=why)
+    return {"weight": weight}
 
 
 def _set_length(t: Translation, setting: Setting) -> None:
