@@ -427,7 +427,8 @@ def test_data_of_images_come_with_llamafactorys_defaults_for_images() -> None:
 
 _AXOLOTL = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
 _XTUNER = """from xtuner.model import LLaVAModel
-model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/seeing'), """
+model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/llm'),
+    visual_encoder=dict(pretrained_model_name_or_path='x/tower'), """
 _SEEN = "model_name_or_path: x/seeing\nstage: sft\ndataset: a.jsonl\n"
 _SWIFT_LINE = "swift sft --model x/seeing --dataset a.jsonl"
 OF_IMAGES = [
