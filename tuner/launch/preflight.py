@@ -95,6 +95,7 @@ _QUICK: tuple[Check, ...] = (
     _generation("vllm"),
     host.checkpoints,
     host.conversion,
+    host.joined_model,
     host.shared_memory,
     host.host_memory,
     host.open_files,
