@@ -170,8 +170,8 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
 TYPED: list[tuple[str, str]] = [
     ("copy-cfg internlm2_7b_full_alpaca_e3", "tuner copy RECIPE"),
     ("test x.py --checkpoint y --work-dir z --launcher none --cfg-options a=1", "tuner eval RUN"),
-    ("mmbench x --llava y --visual-encoder z --data-path d", "text models"),
-    ("eval_refcoco x --llava y --visual-encoder z --data-path d", "text models"),
+    ("mmbench x --llava y --visual-encoder z --data-path d", "no benchmarks of images"),
+    ("eval_refcoco x --llava y --visual-encoder z --data-path d", "no benchmarks of images"),
     ("preprocess arxiv src dst --start-date 2020-01-01 --categories cs.AI", "tuner data RECIPE"),
     ("preprocess refcoco --ann-path a --image-path b --save-path c", "tuner data RECIPE"),
     ("list-dataset-format", "tuner data RECIPE --data FILE"),

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
 from tests.cli.command import Tuner
@@ -146,6 +147,20 @@ def test_a_new_data_set_is_read_at_once(tuner: Tuner, file: str, objectives: lis
     assert tuner("data", next_step).code == 0
     listed = json.loads(tuner("list", "--json", "--datasets", "my_rows").out)["datasets"]["my_rows"]
     assert listed["objectives"] == (objectives or ["dpo", "orpo", "reward", "kto"])
+
+
+def test_rows_with_images_are_read_with_their_images(tuner: Tuner) -> None:
+    Path("pictures").mkdir()
+    PIL.Image.new("RGB", (8, 8)).save("pictures/a.png")
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "Red."}]
+    Path("seen.json").write_text(json.dumps([{"image": "a.png", "conversations": turns}]), encoding="utf-8")
+
+    missing = tuner("new", "dataset", "seen", "--from", "seen.json")
+    result = tuner("new", "dataset", "seen", "--from", "seen.json", "--image-folder", "pictures")
+
+    assert missing.code == 2 and "image_folder" in missing.err
+    assert result.out.splitlines()[1] == "Next: tuner data tiny_vision_lora_seen_e1"
+    assert tuner("data", "tiny_vision_lora_seen_e1").code == 0
 
 
 def test_columns_of_other_names_are_named_once(tuner: Tuner) -> None:

@@ -61,9 +61,9 @@ def test_a_laptop_shows_what_a_cluster_would_get(tuner: Tuner) -> None:
     assert found["machine"].startswith("8 x a100-80g (80 GiB); 2 nodes, 16 processes")
     assert found["deepspeed_origins"]["zero_optimization.reduce_bucket_size"]["from"].startswith("derived: h^2")
     assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
-    settled = [("--set", word) for word in ("loss=whole", "attn_implementation=sdpa", "use_liger_kernel=False")]
+    settled = [("--set", word) for word in ("loss=chunked", "attn_implementation=sdpa", "use_liger_kernel=False")]
     assert found["recipe"] == json.loads(json.dumps(loading.load(TINY, Overrides(pairs=settled)).values))
-    assert found["origins"]["train_cfg.loss"]["from"] == "derived: the full logits fit on each GPU"
+    assert found["origins"]["train_cfg.loss"]["from"] == "derived: on a GPU chunks take less memory and no more time"
 
 
 @pytest.mark.parametrize(("gpu", "half"), [("v100", "fp16"), ("a100", "bf16"), ("h100", "bf16")])
@@ -248,7 +248,7 @@ def test_two_runs_differ_in_recipe_config_versions_and_hardware(tuner: Tuner, tm
 
     found = _differences(tuner("show", one, "--diff", two, "--json"))
 
-    assert found["recipe"].keys() == {"optim_wrapper.optimizer.lr", "deepspeed"}
+    assert found["recipe"].keys() == {"optim_wrapper.optimizer.lr", "deepspeed", "train_cfg.loss"}
     assert found["deepspeed"]["bf16.enabled"]["right"]["value"] is True
     assert found["run"]["versions.torch"]["right"] == {"value": "2.0.0", "from": f"{two}/run.json", "beat": []}
     assert "hardware.gpus" in found["run"]

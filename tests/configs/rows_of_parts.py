@@ -53,6 +53,7 @@ LLAMA_FACTORY_PAIR: Row = {
     "rejected": {"from": "gpt", "value": "Who cares."},
 }
 
+REFCOCO = {"id": "1", "image": "a.png", "sents": "the cup", "bbox": [8, 8, 16, 16], "height": 32, "width": 32}
 LLAVA = {
     "id": "0",
     "image": "00001/000010001.jpg",
@@ -68,6 +69,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "internvl_sft": [LLAVA] * 9,
     "llava_instruct": LLAVA,
     "llava_pretrain": LLAVA,
+    "llava_refcoco": [REFCOCO, REFCOCO, LLAVA],
     "sharegpt4v_pretrain": LLAVA,
     "alpaca_enzh": [
         ALPACA_TEXT,

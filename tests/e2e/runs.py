@@ -132,7 +132,7 @@ def train(
 def _is_quantized(words: Sequence[object]) -> bool:
     """Return whether a recipe seems to need bitsandbytes: if that is wrong, its ranks start as a user's do."""
     recipe = words[0]
-    texts = [*map(str, words), recipe.read_text() if isinstance(recipe, Path) else ""]
+    texts = [*map(str, words), recipe.read_text() if isinstance(recipe, Path) and recipe.is_file() else ""]
     return any(name in text for text in texts for name in ("qlora", "8bit"))
 
 

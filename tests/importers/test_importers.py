@@ -427,7 +427,8 @@ def test_data_of_images_come_with_llamafactorys_defaults_for_images() -> None:
 
 _AXOLOTL = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
 _XTUNER = """from xtuner.model import LLaVAModel
-model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/seeing'), """
+model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/llm'),
+    visual_encoder=dict(pretrained_model_name_or_path='x/tower'), """
 _SEEN = "model_name_or_path: x/seeing\nstage: sft\ndataset: a.jsonl\n"
 _SWIFT_LINE = "swift sft --model x/seeing --dataset a.jsonl"
 OF_IMAGES = [
@@ -586,13 +587,13 @@ WRONG: tuple[Any, ...] = ("fast", "1e400", [], ["fast", {}], {"fast": 1}, True, 
 
 
 def _wrong(tool: Tool, name: str) -> Iterator[tuple[Keys, Any]]:
-    """Yield every key of a tool's examples and table with some of the wrong values, and each value with many keys."""
+    """Yield every key of a tool's examples and table with one of the wrong values, and each value with many keys."""
     of_examples = {keys[: end + 1] for keys, _ in walk(OF_TOOL.get(name, {}), {}) for end in range(len(keys))}
     # A reason alone looks at no value; ROLL's roles share their rules.
     looked_at = {key for key, rule in tool.table.items() if not isinstance(rule, str) and "*" not in key}
     of_table = {tuple(key.split(".")) for key in looked_at if not key.startswith(("student.", "sft_train."))}
     for at, keys in enumerate(sorted(of_examples | of_table)):
-        yield from ((keys, value) for value in WRONG[at % 5 :: 5])
+        yield keys, WRONG[at % len(WRONG)]
 
 
 @each(tools.NAMES)

@@ -16,7 +16,7 @@ from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import TunerError
 from tuner.fit.estimate import CONTEXT_BYTES
 from tuner.launch import preflight
-from tuner.launch.checks import generation
+from tuner.launch.checks import generating
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
@@ -24,7 +24,7 @@ from tuner.machine.hardware import Hardware
 VLLM = "objective.generation.engine=vllm"
 
 
-def generating(folder: Path, *sets: str, hardware: Hardware = CPU) -> ResolvedRun:
+def run_of(folder: Path, *sets: str, hardware: Hardware = CPU) -> ResolvedRun:
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{n} + 1 =", "answer": str(n + 1)}) + "\n" for n in range(64)))
     sets = (f"train_dataloader.dataset.path={rows}", "objective.rewards=['math']", *sets)
@@ -33,7 +33,7 @@ def generating(folder: Path, *sets: str, hardware: Hardware = CPU) -> ResolvedRu
 
 def problems(run: ResolvedRun) -> list[str]:
     found = []
-    for check in (generation.vllm, generation.server):
+    for check in (generating.vllm, generating.server):
         found += [one if isinstance(one, str) else f"{one.where}: {one.what}" for one in check(run)]
     return found
 
@@ -62,31 +62,31 @@ def address() -> Iterator[str]:
 
 
 def test_vllm_needs_its_package_and_a_gpu(tmp_path: Path) -> None:
-    found = problems(generating(tmp_path, VLLM))
+    found = problems(run_of(tmp_path, VLLM))
 
     assert [part for part in ("needs the package vllm", "needs NVIDIA GPUs") if part not in str(found)] == []
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_copy_of_the_model_in_vllm_needs_ranks_that_divide(tmp_path: Path) -> None:
-    run = generating(tmp_path, VLLM, "objective.generation.tensor_parallel_size=3", hardware=machine(A100, A100))
+    run = run_of(tmp_path, VLLM, "objective.generation.tensor_parallel_size=3", hardware=machine(A100, A100))
 
     assert problems(run) == [
         "objective.generation.tensor_parallel_size: "
         "2 ranks cannot be divided into groups of 3 that share a copy of the model in vLLM"
     ]
-    assert problems(generating(tmp_path, VLLM, "generation.tensor_parallel_size=2", hardware=machine(A100, A100))) == []
+    assert problems(run_of(tmp_path, VLLM, "generation.tensor_parallel_size=2", hardware=machine(A100, A100))) == []
 
 
 @each(("0.21.9", "0.31.1", "1.0.0"))
 def test_a_vllm_that_trl_does_not_know_is_a_warning(version: str) -> None:
-    assert not generation.VLLM[0] <= libraries.numbers(version) <= generation.VLLM[1]
+    assert not generating.VLLM[0] <= libraries.numbers(version) <= generating.VLLM[1]
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_server_has_to_answer_before_a_rank_starts(tmp_path: Path, address: str) -> None:
     def found(server: str) -> list[str]:
-        return problems(generating(tmp_path, VLLM, f"generation.server={server}", hardware=machine(A100)))
+        return problems(run_of(tmp_path, VLLM, f"generation.server={server}", hardware=machine(A100)))
 
     assert found(address) == []
     assert "answers 404" in str(found(f"{address}/other"))
@@ -95,26 +95,26 @@ def test_a_server_has_to_answer_before_a_rank_starts(tmp_path: Path, address: st
 
 def test_a_server_without_its_protocol_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(TunerError, match="with its protocol and port"):
-        generating(tmp_path, VLLM, "generation.server=node-1:8000")
+        run_of(tmp_path, VLLM, "generation.server=node-1:8000")
 
 
 def test_the_engine_of_the_ranks_needs_nothing(tmp_path: Path) -> None:
-    assert not any("vLLM" in warning for warning in preflight.foresee(generating(tmp_path)))
+    assert not any("vLLM" in warning for warning in preflight.foresee(run_of(tmp_path)))
 
 
 @pytest.mark.parametrize("rewards", ["[{}]", "{}"], ids=["a list", "one"])
 def test_the_plan_counts_a_reward_model_beside_each_rank(tmp_path: Path, rewards: str) -> None:
     block = dict(type="model", path="Qwen/Qwen3-0.6B")  # a base of known size
-    run = generating(tmp_path, f"objective.rewards={rewards.format(block)}", hardware=machine(A100))
+    run = run_of(tmp_path, f"objective.rewards={rewards.format(block)}", hardware=machine(A100))
     assert run.fit is not None
 
     assert run.fit.peak.gpu["rewards"] == pytest.approx(2 * 0.596e9 + CONTEXT_BYTES, rel=0.01)
-    assert "rewards" not in generating(tmp_path, hardware=machine(A100)).fit.peak.gpu  # type: ignore[union-attr]
+    assert "rewards" not in run_of(tmp_path, hardware=machine(A100)).fit.peak.gpu  # type: ignore[union-attr]
 
 
 def test_the_plan_counts_what_vllm_holds_of_each_gpu(tmp_path: Path) -> None:
     def held(*sets: str) -> float | None:
-        run = generating(tmp_path, VLLM, *sets, hardware=machine(A100))
+        run = run_of(tmp_path, VLLM, *sets, hardware=machine(A100))
         assert run.fit is not None
         return run.fit.peak.gpu.get("vllm")
 

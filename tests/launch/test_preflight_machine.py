@@ -330,6 +330,22 @@ def test_a_disk_without_room_for_the_download_is_refused(disk: Callable[[float],
     assert list(host.download(plan)) == []
 
 
+def test_a_disk_without_room_for_the_joined_model_is_refused(disk: Callable[[float], None], tmp_path: Path) -> None:
+    environ = {"TUNER_CACHE": str(tmp_path / "cache")}
+    tower = "model.vision=dict(path='openai/clip-vit-large-patch14-336')"
+    plan = made(tower, recipe=BIG, hardware=EIGHT, environ=environ)
+
+    disk(13e9)
+    (error,) = host.joined_model(plan)
+    (tmp_path / "cache" / "llava-v1-0").mkdir(parents=True)
+    (warning,) = host.joined_model(plan)
+    disk(15e9)
+
+    assert isinstance(error, DiskError) and "TUNER_CACHE" in str(error)
+    assert isinstance(warning, str) and "unless it is there already" in warning
+    assert [*host.joined_model(plan), *host.joined_model(made(recipe=BIG, hardware=EIGHT))] == []
+
+
 def test_shared_memory_too_small_for_the_workers_batches_is_refused(disk: Callable[[float], None]) -> None:
     plan = made("train_dataloader.num_workers=64", "train_dataloader.batch_size=64", hardware=EIGHT)
 

@@ -406,13 +406,13 @@ def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
 @pytest.mark.parametrize("world_size", ["1", "2"])
 def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, world_size: str) -> None:
     # A rank that is busy when it goes on: whatever reads its stacks from outside then crashes it.
-    busy = "end_s = time.monotonic() + 4\nwhile time.monotonic() < end_s: str(run)"
+    busy = "end_s = time.monotonic() + 5\nwhile time.monotonic() < end_s: str(run)"
     work = f"guard.watch(2)\nprint('ready')\n{busy}\n{GOES_ON}"
     process = _start(run, work, WORLD_SIZE=world_size)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     process.send_signal(signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(4)
     process.send_signal(signal.SIGCONT)
     process.communicate(timeout=60)
 

@@ -84,7 +84,15 @@ def _size(facts: JsonObject) -> str:
     metavar="OURS=THEIRS",
     help="A column under another name, such as prompt=question.",
 )
-def dataset(name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...]) -> None:
+@click.option(
+    "--image-folder",
+    metavar="PATH",
+    shell_complete=complete.files,
+    help="The folder in which the paths of images begin. [default: that of the data set's file]",
+)
+def dataset(
+    name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...], image_folder: str | None
+) -> None:
     """Add a data set: NAME is its word in recipe names. Its first rows are read."""
     from tuner.data import first_look, formats
     from tuner.recipes import new_part
@@ -94,19 +102,21 @@ def dataset(name: str, path: str, split: str, row_format: str | None, columns: t
         formats.named(row_format)
     renamed = _columns(columns)
     try:
-        rows = first_look.look(path, split, row_format, renamed)
+        rows = first_look.look(path, split, row_format, renamed, image_folder)
     except first_look.UnknownFormat as error:
         error.fix = f"{error.fix} With tuner new, use --column OURS=THEIRS or --format NAME."
         raise
     where = _lasting(path)
     count = f", {rows.num_rows:,} row{'s' * (rows.num_rows != 1)}" if rows.is_all else ""
     summary = f"{Path(path).name}: format {rows.format!r}{count}."
-    text = new_part.dataset(summary, where, split, rows.format, renamed, rows.columns, rows.objectives)
+    folder = _lasting(image_folder) if image_folder else None
+    text = new_part.dataset(summary, where, split, rows.format, renamed, rows.columns, rows.objectives, folder)
     _write("datasets", name, dest, text)
     if rows.num_bad:
         say(f"{rows.num_bad:,} of the first {rows.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
     training = "lora" if rows.objectives[0] == DEFAULT_OBJECTIVE else f"{rows.objectives[0]}_lora"
-    say(f"Next: tuner data tiny_{training}_{name}_e1{_again()}")
+    model = "tiny_vision" if rows.has_images else "tiny"
+    say(f"Next: tuner data {model}_{training}_{name}_e1{_again()}")
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str]:

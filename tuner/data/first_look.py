@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tuner import paths
 from tuner.data import formats, sources
 from tuner.data.images import size_of
 from tuner.data.pipeline import DETECT_ROWS
@@ -27,7 +28,10 @@ class UnknownFormat(DataError):
 
 @dataclass(frozen=True)
 class FirstLook:
-    """`num_rows` were read, `num_bad` of them do not fit the format; `is_all`: there are no others."""
+    """`num_rows` were read, `num_bad` of them do not fit the format; `is_all`: there are no others.
+
+    `has_images`: a row that fits has an image.
+    """
 
     format: str
     columns: tuple[str, ...]
@@ -35,14 +39,18 @@ class FirstLook:
     num_rows: int
     num_bad: int
     is_all: bool
+    has_images: bool = False
 
 
-def look(path: str, split: str, row_format: str | None, columns: Mapping[str, str]) -> FirstLook:
+def look(
+    path: str, split: str, row_format: str | None, columns: Mapping[str, str], image_folder: str | None = None
+) -> FirstLook:
     """Read the first rows of the data at `path`.
 
     Args:
         row_format: None: it is told from the columns.
         columns: A format's column -> the data set's.
+        image_folder: Where the paths of images begin. None: in the folder of the rows' file.
 
     Raises:
         UnknownFormat: the format is to be told from the columns, and cannot be.
@@ -57,12 +65,14 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
     is_all, rows = len(rows) <= MAX_ROWS, rows[:MAX_ROWS]
     first = [row for _, row in rows[:DETECT_ROWS]]
     name = row_format or _detected(first, source.place, columns)
-    samples = 0
+    has_images = False
+    samples, images = 0, formats.ImagePaths(paths.expanded(image_folder) if image_folder else None, source.files)
     for place, row in rows:
         try:
-            sample = formats.read(name, row, place, columns=columns, images=formats.ImagePaths(files=source.files))
+            sample = formats.read(name, row, place, columns=columns, images=images)
             for image in [] if isinstance(sample, str) else images_of(turns_of(sample)):
                 size_of(image, place)
+                has_images = True
             samples += 1
         except DataError as error:
             if not error.of_row:
@@ -73,7 +83,7 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
     there = tuple(dict.fromkeys(str(column) for row in first for column in row))
     kind = formats.named(name).kind
     objectives = tuple(objective for objective in OBJECTIVES if kind in kinds_of(objective))
-    return FirstLook(name, there, objectives, samples + len(errors), len(errors), is_all)
+    return FirstLook(name, there, objectives, samples + len(errors), len(errors), is_all, has_images)
 
 
 def _detected(rows: list[Row], place: str, columns: Mapping[str, str]) -> str:

@@ -35,6 +35,11 @@ class Name:
         return self.text
 
 
+def last_name(value: object) -> str:
+    """Return the last part of a Python name or of a dotted text."""
+    return value.last if isinstance(value, Name) else str(value).rpartition(".")[2]
+
+
 @dataclass(frozen=True)
 class Document:
     """One config.

@@ -11,8 +11,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.importers import image_keys, key_tables, shared_rules
-from tuner.importers.document import Block, Document, Keys, Name, Value
+from tuner.importers import key_tables, shared_rules, xtuner_llava
+from tuner.importers.document import Block, Document, Keys, Value, last_name
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
 from tuner.recipes.aliases import by_word
@@ -43,27 +43,26 @@ _LEFT_OF_DATASET = (
 _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_files"}
 
 
-def _last(value: object) -> str:
-    return value.last if isinstance(value, Name) else str(value).rpartition(".")[2]
-
-
 def _prepare(t: Translation) -> None:
     if "training_args" in t.document.values:
         problem = "an XTuner config for Hugging Face's Trainer (training_args, train_dataset), which is not supported"
         raise t.document.wrong(problem, ("training_args",), "Use the config of the same name without _hf.")
     model = t.document.values.get("model")
     model = model if isinstance(model, dict) else {}
-    kind = _last(model.get("type", "SupervisedFinetune"))
+    kind = last_name(model.get("type", "SupervisedFinetune"))
     t.objective = _OBJECTIVES.get(kind, "sft")
+    if xtuner_llava.is_llava(model):
+        xtuner_llava.prepare(t, model)
+        return
     if kind not in _OBJECTIVES:
-        t.obstacle = f"{kind} joins an LLM and a vision tower in the config, which is not translated (docs/vision.md)"
+        t.obstacle = f"{kind} is a model that only XTuner makes, which is not translated (docs/vision.md)"
     quantized = lookup(model, ("llm", "quantization_config"))
     t.method = ("qlora" if quantized else "lora") if model.get("lora") else "full"
 
 
 def optimizer_type(t: Translation, setting: Setting) -> None:
     """Set the optimizer from its class."""
-    shared_rules.optimizer(t, replace(setting, value=_last(setting.value)))
+    shared_rules.optimizer(t, replace(setting, value=last_name(setting.value)))
 
 
 def scheduler(t: Translation, setting: Setting) -> None:
@@ -71,11 +70,11 @@ def scheduler(t: Translation, setting: Setting) -> None:
     stages = setting.value if isinstance(setting.value, list) else [setting.value]
     stages = [one for one in stages if isinstance(one, dict)]
     epochs = t.number("train_cfg.max_epochs", 1) or 1
-    warm = next((one for one in stages if _last(one.get("type")) == "LinearLR" and len(stages) > 1), None)
+    warm = next((one for one in stages if last_name(one.get("type")) == "LinearLR" and len(stages) > 1), None)
     main: Block = next((one for one in stages if one is not warm), {})
     kinds = {"CosineAnnealingLR": "cosine", "LinearLR": "linear", "ConstantLR": "constant", "PolyLR": "polynomial"}
-    kind = kinds.get(_last(main.get("type")), "cosine")
-    t.set(setting, "param_scheduler.type", kind, f"of {', '.join(_last(one.get('type')) for one in stages)}")
+    kind = kinds.get(last_name(main.get("type")), "cosine")
+    t.set(setting, "param_scheduler.type", kind, f"of {', '.join(last_name(one.get('type')) for one in stages)}")
     # `end` is in epochs unless by_epoch is false: warmup_ratio x max_epochs.
     end = replace(setting, key=f"{setting.key}.end", value=warm.get("end") or 0).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
@@ -95,7 +94,10 @@ def dataset(t: Translation, setting: Setting) -> None:
 
 
 def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys: Keys) -> None:
-    t.check_block("a data set", value, keys, _OF_DATASET, _LEFT_OF_DATASET)
+    has_images = xtuner_llava.has_images(value)
+    read = xtuner_llava.OF_DATASET if has_images else _OF_DATASET
+    left = xtuner_llava.LEFT_OF_DATASET if has_images else _LEFT_OF_DATASET
+    t.check_block("a data set", value, keys, read, left)
     inner = value.get("datasets") or value.get("datasets_cfg")
     if isinstance(inner, list | tuple):
         name = "datasets" if value.get("datasets") else "datasets_cfg"
@@ -104,11 +106,16 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
                 raise t.document.wrong("no data set", (*keys, name, str(number)))
             _dataset(t, setting, one, (*keys, name, str(number)))
         return
+    if template := lookup(value, ("template_map_fn", "template")):
+        shared_rules.own_template(t, t.inner((*keys, "template_map_fn", "template"), last_name(template)))
+    if has_images:
+        of_images = xtuner_llava.settle_rows(t, value, keys)
+        rows = _rows(t, {"path": value["data_path"]}, value)
+        t.datasets.append({key: rows.get(key) for key in ("path", "format", "columns")} | of_images)
+        return
     for name, ours in (("max_length", "max_length"), ("pack_to_max_length", "packing")):
         if value.get(name) is not None:
             t.set(t.inner((*keys, name), value[name]), f"train_dataloader.dataset.{ours}", value[name])
-    if template := lookup(value, ("template_map_fn", "template")):
-        shared_rules.own_template(t, t.inner((*keys, "template_map_fn", "template"), _last(template)))
     source = value.get("dataset")
     if not isinstance(source, dict):
         t.obstacle = t.obstacle or "tuner does not support its data: give yours with --data"
@@ -126,7 +133,7 @@ def _rows(t: Translation, source: Mapping[str, Value], value: Mapping[str, Value
     path = shared_rules.source(source.get("path") or source.get("dataset_path"), source.get("data_files"))
     rows = {"path": path, "name": source.get("name"), "split": str(source.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
-    word = _last(map_fn) if map_fn is not None else ""
+    word = last_name(map_fn) if map_fn is not None else ""
     known = _of_catalog(path)
     if word == "pretrain_map_fn" and t.objective == "sft":
         t.objective = "pretrain"
@@ -194,8 +201,11 @@ def variable(t: Translation, setting: Setting) -> None:
     t.leave(setting, "nothing in the file uses it")
 
 
-def _defaults(_: Document) -> Mapping[str, Value]:
+def _defaults(document: Document) -> Mapping[str, Value]:
+    model = document.values.get("model")
+    of_llava = xtuner_llava.defaults(model) if isinstance(model, dict) and xtuner_llava.is_llava(model) else {}
     return {
+        **of_llava,
         "optim_wrapper.accumulative_counts": 1,
         "train_dataloader.batch_size": 1,
         "optim_wrapper.optimizer.weight_decay": 0.01,
@@ -205,13 +215,12 @@ def _defaults(_: Document) -> Mapping[str, Value]:
 _WORDS = key_tables.of("xtuner")
 TABLE: Mapping[str, Rule] = {
     **_WORDS.rules,
+    **xtuner_llava.RULES,
     **by_word(
         {
             "model.type": shared_rules.learned,
-            "model.freeze_llm": image_keys.frozen("language"),
-            "model.freeze_visual_encoder": image_keys.frozen("vision"),
             "model.llm.pretrained_model_name_or_path": shared_rules.model,
-            "model.llm.quantization_config.load_in_4bit model.llm.quantization_config.load_in_8bit": shared_rules.bits,
+            "model.llm.quantization_config.load_in_4bit model.llm.quantization_config.load_in_8bit": xtuner_llava.bits,
             "train_dataloader.dataset": dataset,
             "optim_wrapper.optimizer.type": optimizer_type,
             "param_scheduler": scheduler,

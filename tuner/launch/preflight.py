@@ -51,9 +51,9 @@ def _inputs(run: ResolvedRun) -> Iterator[Finding]:
 
 def _teacher(run: ResolvedRun) -> Iterator[Finding]:
     if run.recipe.config.objective.taught_by:
-        from tuner.launch.checks import teacher_files  # few objectives have a teacher
+        from tuner.launch.checks import generating  # urllib
 
-        yield from _findings(run, teacher_files.fitting, teacher_files.same_tokens)
+        yield from _findings(run, generating.teacher, generating.teachers_tokens)
 
 
 def _generation(name: str) -> Check:
@@ -63,9 +63,9 @@ def _generation(name: str) -> Check:
         program = run.recipe.config.objective.generated_by
         if program is None or program.engine == "transformers":
             return
-        from tuner.launch.checks import generation  # urllib
+        from tuner.launch.checks import generating  # urllib
 
-        yield from getattr(generation, name)(run)
+        yield from getattr(generating, name)(run)
 
     return check
 
@@ -95,6 +95,7 @@ _QUICK: tuple[Check, ...] = (
     _generation("vllm"),
     host.checkpoints,
     host.conversion,
+    host.joined_model,
     host.shared_memory,
     host.host_memory,
     host.open_files,

@@ -1,6 +1,6 @@
 """XTuner's LLaVA recipes: what their names set, by the rules that its 33 files follow.
 
-    llava_{llm}[_qlora|_full|_quant]_clip_vit_large_p14_336[_lora|_full]_e1_gpu8_{pretrain|finetune}
+    llava_{llm}[_qlora|_full|_quant]_clip_vit_large_p14_336[_lora|_full]_e1_gpu8_{pretrain|finetune}[_refcoco]
 
 `xtuner_names` finds the names. XTuner counts max_length in tokens of text, and tuner with those of the image: the parts
 of the data sets have the sum.
@@ -22,16 +22,12 @@ SHAREGPT4V = rf"^llava_(?P<llm>.+?)_{VIT}{_END}sharegpt4v_pretrain$"
 FULL = rf"^llava_(?P<llm>.+?)(?P<full>_full)?(?<!_qlora)(?<!_quant)_{VIT}(?(full)(?P<tower>_lora)?){_END}finetune$"
 INTERNVL = rf"^llava_(?P<llm>.+?)_full_{VIT}(?P<tower>_full|_lora)?{_END}internvl_finetune$"
 QLORA = rf"^llava_(?P<llm>.+?)_qlora_{VIT}(?P<tower>_lora)?{_END}finetune$"
+REFCOCO = rf"^llava_(?P<llm>.+?)_qlora_{VIT}(?P<tower>_lora)?{_END}finetune_refcoco$"
 OFFICIAL_PRETRAIN = r"^llava_v15_(?P<size>7b|13b)_pretrain$"
 OFFICIAL = r"^llava_v15_(?P<size>7b|13b)_finetune$"
 OFFICIAL_LORA = r"^llava_v15_(?P<size>7b|13b)_finetune_lora$"
 
 REFUSED = (
-    (
-        r"llava_.+_refcoco$",
-        "also reads RefCOCO's boxes, of which XTuner makes questions while it trains; tuner reads conversations. "
-        "Without _refcoco, the same recipe reads LLaVA's",
-    ),
     (
         r"internvl_v(?P<version>1_5|2)_",
         "trains an InternVL that is published only with code of its own; transformers, and so tuner, loads those with "

@@ -21,7 +21,7 @@ from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.files import JsonObject, is_writable
-from tuner.recipes import catalog, data_sets, model_facts, other_models, starting_weights
+from tuner.recipes import catalog, data_sets, model_facts, starting_weights
 from tuner.recipes.aliases import instead_of_objective, key_hint
 from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.overrides import layer_of
@@ -85,7 +85,7 @@ def _settle(merged: Merged) -> None:
     """Derive the values that depend on others; the schema refuses values of a wrong type later."""
     if isinstance(merged.values.get("model"), dict):
         starting_weights.settle(merged)
-    other_models.settle(merged)
+    model_facts.settle_other_models(merged)
     data_sets.settle_mixtures(merged)
     data_sets.settle_validation(merged)
     model_facts.settle_constraints(merged, model_facts.kind_of(merged))

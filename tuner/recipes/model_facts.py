@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tuner import assets, paths
 from tuner.errors import RecipeError
 from tuner.files import JsonObject, read_json_object
-from tuner.recipes import catalog
+from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
@@ -389,3 +389,42 @@ def _replace_value(merged: Merged, keys: Keys, value: object, why: str) -> None:
     if place.kind not in (Kind.PACKAGE, Kind.DERIVED):  # the user's
         raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or remove it.")
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(keys, value), note=f"{dotted}={value!r}: {why}"))
+
+
+# --- A teacher and reward models ---
+
+_TEACHER, _REWARDS = ("objective", "teacher"), ("objective", "rewards")
+
+
+def settle_other_models(merged: Merged) -> None:
+    """Set runs to their results, and the architectures of the other models to what their config.json say."""
+    _settle_teacher(merged)
+    _settle_rewards(merged)
+
+
+def _settle_teacher(merged: Merged) -> None:
+    path = merged.get(_TEACHER)
+    if not isinstance(path, str):
+        return
+    if (result := starting_weights.result_of(path)) and result != path:
+        merged.lay(Layer.at(merged.place_of(_TEACHER), {"objective": {"teacher": result}}))
+        path = result
+    facts, place = facts_of(path, merged.get(("objective", "teacher_revision")))
+    written = {"_delete_": True, **facts} if facts else None
+    merged.lay(Layer.at(place, {"objective": {"teacher_architecture": written}}))
+
+
+def _settle_rewards(merged: Merged) -> None:
+    rewards = merged.get(_REWARDS)
+    if isinstance(rewards, dict):
+        rewards = [rewards]
+    if not isinstance(rewards, list | tuple):
+        return
+    settled = [
+        {**one, "architecture": facts_of(one["path"], None)[0]}
+        if isinstance(one, dict) and one.get("type") == "model" and isinstance(one.get("path"), str)
+        else one
+        for one in rewards
+    ]
+    if settled != [*rewards]:
+        merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(settled)}}))

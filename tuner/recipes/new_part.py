@@ -101,6 +101,7 @@ def dataset(
     columns: Mapping[str, str],
     there: Sequence[str],
     objectives: Sequence[str],
+    image_folder: str | None = None,
 ) -> str:
     """Return the text of a data-set part.
 
@@ -109,6 +110,7 @@ def dataset(
         columns: A format's column -> the data set's, for those that the user named.
         there: The columns of the rows.
         objectives: The objectives that learn from rows of this format.
+        image_folder: Where the paths of images begin, if the user named it.
     """
     lines = [
         render_docstring(summary),
@@ -124,6 +126,7 @@ def dataset(
         f"        format={render(row_format, 8)},",
         "        # A format's column -> the data set's, where they differ.",
         f"        {'' if columns else '# '}columns={render(dict(columns), 8) if columns else _EXAMPLE},",
+        *([f"        image_folder={render(image_folder, 8)},"] if image_folder else []),
         "        # Tokens; a longer sample is split when packing, else truncated. `tuner data` shows the lengths.",
         "        # max_length=4096,",
         "        # A system prompt for conversations that have none.",

@@ -159,6 +159,13 @@ SPELLINGS = (
         llava_names.adapted,
     ),
     Spelling(
+        "llava_LLM_qlora_clip_vit_large_p14_336_lora_e1_gpu8_finetune_refcoco",
+        "The same, with questions for RefCOCO's boxes.",
+        llava_names.REFCOCO,
+        r"\g<llm>_qlora_llava_refcoco_e\g<epochs>",
+        llava_names.adapted,
+    ),
+    Spelling(
         "llava_v15_7b_pretrain",
         "The first stage of LLaVA 1.5, on Vicuna.",
         llava_names.OFFICIAL_PRETRAIN,

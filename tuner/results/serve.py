@@ -18,21 +18,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers.utils.import_utils import is_serve_available
 
 from tuner import paths
+from tuner.data import images
+from tuner.data.formats import image_places
+from tuner.data.formats.cells import Misfit
 from tuner.data.image_encoder import ImageEncoder
-from tuner.errors import MachineError, ModelError, TunerError, UsageError
+from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import pinned
-from tuner.results import compat, served_images
+from tuner.results import compat
 from tuner.results.base_model import folder_of
 from tuner.results.loaded_model import ModelSpec, dtype_of, encoder_of, quantization_of
 from tuner.results.peft_adapter import STEM, read_config
 from tuner.results.tensors import Stored
 from tuner.runs.follow import tail
+
+if TYPE_CHECKING:
+    import PIL.Image
+    from transformers.cli.serving.utils import Modality
+
+    from tuner.data.encoder import Encoder
+
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_IMAGES = ("image_url", "input_image")
+_Request = Sequence[dict[str, Any]]
+"""The messages of a request, as OpenAI's clients send them."""
 
 
 def name_of(source: str) -> str:
@@ -82,7 +97,7 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
         )
     block = quantization_of(spec, bits)
     encoder = encoder_of(spec)
-    served_images.read_images(encoder)
+    _read_images(encoder)
     if isinstance(encoder, ImageEncoder):
         compat.use_processor(ModelManager, encoder.processor)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: removes the folder of links first
@@ -221,3 +236,60 @@ class Server:
     def _last_lines(self) -> str:
         lines = [line for line in tail(Path(self._log.name)).splitlines() if line.strip()]
         return " ".join(lines[-_MAX_LINES:]) or f"exit code {self._process.returncode}"
+
+
+# The images of requests: read as in training, from data URIs alone. The server itself would download addresses and
+# open files of this machine, and leave out the images for a model of text.
+
+
+def _read_images(encoder: Encoder) -> None:
+    """Make transformers' server in this process read the images of requests with `encoder`.
+
+    A request with an image that is no data URI, or with an image for a model of text alone, gets status 400.
+    """
+    from transformers.cli.serving.utils import BaseHandler  # an extra
+
+    as_it_was = BaseHandler.get_processor_inputs_from_messages
+
+    def with_images(messages: _Request, modality: Modality) -> _Request:
+        opened = iter(_opened(messages, encoder))
+        turns: _Request = as_it_was(list(messages), modality)
+        for part in _parts(turns):
+            if part["type"] == "image":
+                part["image"] = next(opened)
+                del part["url"]
+        return turns
+
+    BaseHandler.get_processor_inputs_from_messages = staticmethod(with_images)
+
+
+def _parts(messages: _Request) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and "tool_calls" not in message:  # the server ignores the content beside calls
+            yield from content
+
+
+def _opened(messages: _Request, encoder: Encoder) -> list[PIL.Image.Image]:
+    """Return the images of the messages in their order."""
+    from fastapi import HTTPException  # an extra
+
+    try:
+        return [_image(part, encoder) for part in _parts(messages) if part["type"] not in _TEXTS]
+    except (Misfit, DataError) as error:
+        raise HTTPException(400, error.what if isinstance(error, DataError) else str(error)) from error
+
+
+def _image(part: dict[str, Any], encoder: Encoder) -> PIL.Image.Image:
+    if part["type"] not in _IMAGES:
+        raise Misfit(f"this server reads text and images, and no {part['type']!r}")
+    if not isinstance(encoder, ImageEncoder):
+        raise Misfit("the request has an image, and this model reads text alone")
+    address = part.get("image_url")
+    address = address.get("url") if isinstance(address, dict) else address
+    image = image_places.of_data_uri(address) if isinstance(address, str) else None
+    if image is None:
+        raise Misfit(
+            "an image must be a data URI (data:image/png;base64,...): this server opens no files and addresses"
+        )
+    return encoder.fitted(images.load(image))

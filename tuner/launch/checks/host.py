@@ -34,6 +34,8 @@ SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
 """Source: NVIDIA, NCCL User Guide, "Troubleshooting", "Shared memory": docker run --shm-size=1g."""
 _PREFETCHED = 2
+_BYTES_OF_WEIGHT = 2
+"""Published LLMs have 16 bits a weight."""
 _BATCH_BYTES_A_TOKEN = 3 * 8
 """input_ids, labels and positions, as int64."""
 
@@ -67,6 +69,24 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
         savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
         fix = f"Free space, choose another --work-dir, or use the {savers} that saved it."
         yield DiskError(f"{message}, until the next one is saved", where=place, fix=fix)
+
+
+def joined_model(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a disk without room for the folder in which an LLM and a vision tower are joined.
+
+    If the cache holds such a folder, it may be that of this run.
+    """
+    facts, cache = run.recipe.config.architecture, paths.cache(run.environ)
+    if run.recipe.config.model.vision is None or facts is None or not has_formula(facts):
+        return
+    needed, free = num_parameters(facts) * _BYTES_OF_WEIGHT, shutil.disk_usage(existing(cache)).free
+    if free >= needed:
+        return
+    message = f"{gib(free)} are free, and the joined model needs {gib(needed)}"
+    if any(cache.glob("llava-v*")):
+        yield f"{cache}: {message}, unless it is there already."
+    else:
+        yield DiskError(message, where=cache, fix="Free space, or set TUNER_CACHE to a folder on another disk.")
 
 
 def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, float]:

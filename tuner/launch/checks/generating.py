@@ -1,15 +1,22 @@
-"""Whether the program that writes completions can run: vLLM on the GPUs of the ranks, or a server of it."""
+"""What an objective that generates needs beside its model: vLLM, or a server of it, and a teacher.
+
+It reads small files and the first bytes of large files. A rank checks again what it loads.
+"""
 
 from __future__ import annotations
 
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
-from tuner.errors import MachineError, RecipeError
-from tuner.launch.checks import Finding
+from tuner import assets, paths, vocabulary
+from tuner.errors import MachineError, ModelError, RecipeError
+from tuner.fit.parameters import has_formula
+from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
+from tuner.vocabulary import TEACHER
 
 VLLM = ((0, 22, 0), (0, 31, 0))
 """The oldest and the newest vLLM that TRL 1.16 supports (trl/import_utils.py, is_vllm_available)."""
@@ -62,3 +69,41 @@ def server(run: ResolvedRun) -> Iterator[Finding]:
         """--weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
     )
     yield MachineError(problem, where=f"{_KEY}.server", fix=fix)
+
+
+def teacher(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a teacher that cannot be loaded, or with another vocabulary than the model that is trained."""
+    config = run.recipe.config
+    taught_by = config.objective.taught_by
+    if taught_by is None or taught_by.path is None:
+        return
+    ours, theirs = config.architecture, config.teacher_architecture
+    if ours and theirs and ours.vocab_size != theirs.vocab_size:
+        yield vocabulary.other_size(ours.vocab_size, theirs.vocab_size, taught_by.path)
+    if theirs is None or not has_formula(theirs):
+        yield f"the size of the teacher {taught_by.path!r} is not known, so memory is planned without it"
+    known = model_files.known_types(scores=False)
+    if theirs and known and theirs.model_type not in known:
+        problem = f"transformers has no language model of the teacher's model_type {theirs.model_type!r}"
+        yield ModelError(problem, where=TEACHER, fix="A newer transformers may support it.")
+    place = _folder(taught_by.path)
+    if place is not None:
+        yield from model_files.missing_weights(place, TEACHER)
+
+
+def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a teacher with another tokenizer. It reads tokenizer.json; ranks check others."""
+    config = run.recipe.config
+    taught_by, student = config.objective.taught_by, config.model.path
+    if taught_by is None or taught_by.path is None or student is None:
+        return
+    places = _folder(student), _folder(taught_by.path)
+    known = [vocabulary.read(place) if place else None for place in places]
+    if known[0] and known[1]:
+        vocabulary.check_same(known[0].ids, known[1].ids, taught_by.path)
+    yield from ()
+
+
+def _folder(path: str) -> Path | None:
+    """Return a model's folder; None for an id on the hub, and for a model that the package makes."""
+    return None if path.startswith(assets.ASSET) else paths.local(path)
