@@ -133,7 +133,56 @@ GPT_OSS_20B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 131072,
 }
+LLAVA_7B = {
+    "model_type": "llava",
+    "text_config": LLAMA_2_7B,
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "num_hidden_layers": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "image_size": 336,
+        "patch_size": 14,
+        "projection_dim": 768,
+    },
+    "image_token_index": 31999,
+    "image_seq_length": 576,
+    "tie_word_embeddings": False,
+}
+QWEN_2_5_VL_3B = {
+    "model_type": "qwen2_5_vl",
+    "text_config": {
+        "model_type": "qwen2_5_vl_text",
+        "num_hidden_layers": 36,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
+    },
+    "vision_config": {
+        "model_type": "qwen2_5_vl",
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+    "image_token_id": 151655,
+    "tie_word_embeddings": True,
+}
 MODELS: dict[str, dict[str, Any]] = {
+    "LLaVA 1.5 7B": LLAVA_7B,
+    "Qwen2.5-VL 3B": QWEN_2_5_VL_3B,
     "Llama 2 7B": LLAMA_2_7B,
     "Llama 3 8B": LLAMA_3_8B,
     "Qwen 2.5 1.5B": QWEN_2_5_1B,
@@ -162,7 +211,9 @@ class Point:
     loss: str = "chunked"
     gpu: str = "A100"
     layers: int | None = None
-    """Fewer than the model has; None: as many."""
+    """Fewer than the LLM has; None: as many."""
+    num_images: int = 0
+    """Images in each row: nearly all of its tokens are theirs."""
 
     def __str__(self) -> str:
         """Return its name, by which `--point` selects it."""
@@ -179,7 +230,9 @@ class Point:
     def config(self) -> dict[str, Any]:
         """Return the model's config.json."""
         whole = MODELS[self.model]
-        return whole | {"num_hidden_layers": min(self.layers or sys.maxsize, whole["num_hidden_layers"])}
+        text = whole.get("text_config", whole)
+        text = text | {"num_hidden_layers": min(self.layers or sys.maxsize, text["num_hidden_layers"])}
+        return whole | {"text_config": text} if "text_config" in whole else text
 
 
 KINDS = (
@@ -230,6 +283,19 @@ POINTS = (
 )
 
 
+IMAGES = tuple(
+    Point(model, method, zero, ranks, tokens=2368, recompute=recompute, num_images=4)
+    for model in ("LLaVA 1.5 7B", "Qwen2.5-VL 3B")
+    for method, zero, ranks, recompute in (
+        ("full", 1, 8, True),
+        ("full", 2, 8, False),
+        ("lora", 0, 1, True),
+        ("lora", 2, 8, False),
+    )
+)
+"""Models that read images: 4 of 576 tokens in a row."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """One point: what was simulated, and the lines of the plan's estimate in bytes."""
@@ -248,7 +314,7 @@ def compare(point: Point, folder: Path) -> Compared:
     run = resolved(point, folder)
     assert run.fit is not None
     estimated = {name: size for name, size in run.fit.peak.gpu.items() if name not in ("context", "fragmentation")}
-    return Compared(of_fullest_rank(job_of(run)), estimated)
+    return Compared(of_fullest_rank(replace(job_of(run), num_images=point.num_images)), estimated)
 
 
 def of_fullest_rank(job: Job) -> Simulated:
@@ -267,7 +333,8 @@ def of_fullest_rank(job: Job) -> Simulated:
 def resolved(point: Point, folder: Path) -> ResolvedRun:
     """Return the run of a point as `tuner train` resolves it where flash-attn and Liger are not installed."""
     (folder / "config.json").write_text(json.dumps(point.config()), encoding="utf-8")
-    (folder / "rows.jsonl").write_text('{"text": "So?"}\n', encoding="utf-8")
+    row = {"messages": [{"role": role, "content": "So?"} for role in ("user", "assistant")]}
+    (folder / "rows.jsonl").write_text(json.dumps(row if point.num_images else {"text": "So?"}), encoding="utf-8")
     sets = {
         "train_dataloader.batch_size": point.rows,
         "optim_wrapper.accumulative_counts": point.accumulation,
@@ -283,7 +350,7 @@ def resolved(point: Point, folder: Path) -> ResolvedRun:
     nodes = -(-point.ranks // 8)
     flags = LaunchFlags(nproc_per_node=point.ranks // nodes, nnodes=nodes, master_addr="host" if nodes > 1 else None)
     level = f"deepspeed_zero{point.zero}{'_offload' * point.offload}" if point.zero else "none"
-    name = f"tiny_pretrain_{point.method}_custom_e1"
+    name = f"tiny_{'' if point.num_images else 'pretrain_'}{point.method}_custom_e1"
     request = Request(name, overrides, level, flags, work_dir=folder / "run", ignore_fit=True)
     machine = Hardware((GPUS[point.gpu],) * (point.ranks // nodes), 64, 2000 * GIB, True)
     with mock.patch.object(libraries, "installed_flash_attention", lambda *_: ()):
@@ -334,7 +401,7 @@ def main() -> None:
     parser.add_argument("--lines", action="store_true", help="what the two peaks consist of, too")
     given = parser.parse_args()
     table = Table("simulate", "Peaks of one GPU in GB (10^9 bytes), estimated by the plan and simulated.")
-    for point in (replace(one, layers=given.layers) for one in POINTS if given.point in str(one)):
+    for point in (replace(one, layers=given.layers) for one in (*POINTS, *IMAGES) if given.point in str(one)):
         with tempfile.TemporaryDirectory() as folder:
             found = compare(point, Path(folder))
         row: dict[str, Any] = {

@@ -38,18 +38,31 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, Trainer, masking_utils
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    Trainer,
+    masking_utils,
+)
 from transformers.initialization import no_init_weights
 from transformers.integrations import sdpa_attention
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.models.llava import modeling_llava
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.quantizers.base import HfQuantizer
 from trl.trainer.utils import add_fused_lm_head
 
 from bench.gpu_loss import as_on_a_gpu
 from tuner.models.compat import repeat_heads_on_old_gpus
+from tuner.models.vision import lora_targets
+from tuner.recipes.schema import Adapter
 from tuner.worker.loss import use_whole_logits
 
 META = "meta"
+IMAGE_TOKENS_OF_A_SIDE = 24
+"""An image that may have any size has the square of this many tokens."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 _METRICS = ("entropy", "is_top1")
@@ -92,6 +105,8 @@ class Job:
     """Arguments of `BitsAndBytesConfig`, for 4 bits."""
     capability: tuple[int, int] = (8, 0)
     rank: int = 0
+    num_images: int = 0
+    """Images of a LLaVA in each row, which begins with their tokens."""
 
     @property
     def stage(self) -> int:
@@ -147,7 +162,8 @@ def _with_any_optimizer(job: Job) -> dict[str, Any]:
 
 def build(job: Job) -> Any:
     """Return the model with its adapter, ready to train, on the current default device."""
-    model: Any = AutoModelForCausalLM.from_config(job.config, dtype=job.dtype, attn_implementation=job.attention)
+    auto = AutoModelForImageTextToText if job.num_images else AutoModelForCausalLM
+    model: Any = auto.from_config(job.config, dtype=job.dtype, attn_implementation=job.attention)
     model.tie_weights()
     model.config.use_cache = False
     if job.quantization:
@@ -161,7 +177,10 @@ def build(job: Job) -> Any:
     model.train()
     trained = model
     if job.adapter:
-        lora = LoraConfig(task_type="CAUSAL_LM", **job.adapter)
+        settings = dict(job.adapter)
+        if job.num_images:
+            settings["target_modules"] = lora_targets(model, Adapter(**settings))
+        lora = LoraConfig(task_type="CAUSAL_LM", **settings)
         trained = get_peft_model(model, lora, autocast_adapter_dtype=False)
         for parameter in trained.parameters():
             if parameter.requires_grad:
@@ -215,9 +234,25 @@ def _loss(engine: Any, job: Job, device: str) -> Tensor:
     batch["labels"] = batch["input_ids"]
     if job.is_packed:
         batch["position_ids"] = torch.arange(job.row_tokens, device=device).remainder(job.row_tokens // 2).expand(shape)
+    if job.num_images:
+        batch |= _images(job, device)
     outputs = engine(**batch, use_cache=False, fused_lm_head=True)
     loss: Tensor = -outputs.log_probs.sum() / math.prod(shape)
     return loss if outputs.aux_loss is None else loss + text.router_aux_loss_coef * outputs.aux_loss
+
+
+def _images(job: Job, device: str) -> dict[str, Tensor]:
+    """Return the pixels of the images of a micro-batch, as the processor of the model makes them."""
+    tower, number = job.config.vision_config, job.rows * job.num_images
+    if side := getattr(tower, "image_size", None):
+        return {"pixel_values": torch.empty((number, 3, side, side), dtype=job.dtype, device=device)}
+    patches = 2 * IMAGE_TOKENS_OF_A_SIDE
+    pixels = 3 * tower.temporal_patch_size * tower.patch_size**2
+    return {
+        "pixel_values": torch.empty((number * patches**2, pixels), dtype=job.dtype, device=device),
+        "image_grid_thw": torch.tensor([[1, patches, patches]] * number),
+        "position_ids": torch.empty((3, job.rows, job.row_tokens), dtype=torch.long, device=device),
+    }
 
 
 def _weights(model: Any) -> Iterator[Tensor]:
@@ -341,6 +376,21 @@ def _num_elements(args: Any) -> int:
     return math.prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
 
 
+class _Scattered(torch.autograd.Function):
+    """Tensor.masked_scatter, of which meta tensors do not know how many values the mask selects."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        context.save_for_backward(mask)
+        context.source = source.shape
+        return torch.empty_like(values)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        return torch.empty_like(gradient), None, gradient.new_empty(context.source)
+
+
 class GpuKernels(TorchFunctionMode):
     """Computes what torch 2.13 computes otherwise on a GPU than on meta tensors."""
 
@@ -352,6 +402,8 @@ class GpuKernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is Tensor.masked_scatter:
+            return _Scattered.apply(*args)
         if func is F.dropout:
             return _dropout(*args, **kwargs)
         if func == _DEVICE and args[0].is_meta and self.memory.is_on_host(args[0]):
@@ -486,6 +538,19 @@ class Ranks:
         return lambda *_, async_op=False, **__: _Done() if async_op else None
 
 
+def _first_on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose first result is a meta tensor: what it computes from is real, and on the host."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if isinstance(result, Tensor):
+            return torch.empty_like(result, device=META)
+        first, *others = result
+        return torch.empty_like(first, device=META), *others
+
+    return wrapped
+
+
 @contextmanager
 def _stand_ins(job: Job) -> Iterator[Memory]:
     memory, run_backward = Memory(), torch.autograd._engine_run_backward
@@ -502,6 +567,10 @@ def _stand_ins(job: Job) -> Iterator[Memory]:
         (partitioned_param_coordinator, "assert_ints_same_as_other_ranks", nothing),
         (importlib.import_module("torch.optim.adam"), "_device_dtype_check_for_fused", nothing),
         (torch.autograd, "_engine_run_backward", backward),
+        (modeling_qwen2_5_vl, "get_vision_position_ids", _first_on_meta(modeling_qwen2_5_vl.get_vision_position_ids)),
+        (modeling_qwen2_5_vl, "get_vision_window_index", _first_on_meta(modeling_qwen2_5_vl.get_vision_window_index)),
+        # Meta tensors hold no tokens of images.
+        *((module, "torch_compilable_check", nothing) for module in (modeling_llava, modeling_qwen2_5_vl)),
         (torch, "is_autocast_enabled", lambda *_: False),
         (torch, "get_autocast_dtype", lambda *_: job.dtype),
         (torch, "autocast", lambda *_, **__: nullcontext()),
