@@ -38,6 +38,7 @@ def check(point: Point, folder: Path, least: float = LEAST, most: float = MOST) 
     [
         pytest.param(replace(point, layers=4), marks=() if number == 2 else pytest.mark.long)
         for number, point in enumerate(IMAGES)
+        if not (point.model.startswith("Qwen") and point.method == "full")  # minutes: the tower has 32 layers
     ],
     ids=str,
 )
