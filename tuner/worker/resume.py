@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copyreg
 import io
 import pickle
 import shutil
@@ -69,6 +70,8 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
     """
     # A new run also loads a checkpoint: its best one, at the end.
     torch.serialization.add_safe_globals(list(_OF_DEEPSPEED))
+    # Python 3.11.0 to 3.11.3 would save the member of an enum as a call of `getattr`, which is refused as code.
+    copyreg.pickle(ZeroStageEnum, lambda stage: (ZeroStageEnum, (stage.value,)))
     compat_checkpoints.load_swapped_whole()
     if point is None:
         return None

@@ -23,7 +23,7 @@ _MAX_NUMBER_LENGTH = 100
 _INT_LIMIT = 2**63
 
 # Possessive, so that no input makes the matcher go back: a file is scanned once.
-_SPACE = re.compile(r"(?:[ \t\r\n]++|//[^\n]*+|#[^\n]*+|/\*(?s:.*?)\*/)*+")
+_SPACE = re.compile(r"[ \t\r\n]++|//[^\n]*+|#[^\n]*+|/\*(?s:.*?)\*/")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(\.[0-9]++)?([eE][-+]?[0-9]++)?(?![\w.+-])")
 _WORD = re.compile(r'"[^"\n]{0,40}"?|[^\s,:{}\[\]"#/]{1,40}')
 _CHEAP_STRING = re.compile(r'"([^"\\\x00-\x1f]*+)"')
@@ -81,8 +81,9 @@ class _Parser:
 
     def peek(self) -> str:
         """Return the next character that is neither space nor comment, or '' at the end."""
-        match = _SPACE.match(self.text, self.at)
-        self.at = match.end() if match else self.at
+        # Not one pattern that repeats them: re of Python 3.11.2 then matches a comment that is never closed.
+        while match := _SPACE.match(self.text, self.at):
+            self.at = match.end()
         if self.text.startswith("/*", self.at):
             self.fail("a comment that starts with /* is never closed", "Close it with */.")
         return self.text[self.at : self.at + 1]
