@@ -105,6 +105,14 @@ def test_the_batch_is_chosen_so_that_steps_share_what_is_generated_at_once() -> 
     assert run.recipe.config.checkpoint.interval % steps == 0, "the package's interval is rounded up"
 
 
+@pytest.mark.parametrize(("at_once", "ranks"), [(8, 1), (16, 1), (16, 2), (48, 3)])
+def test_the_batch_that_is_chosen_is_not_larger_than_what_is_generated_at_once(at_once: int, ranks: int) -> None:
+    flags = {"nproc_per_node": ranks}
+    run = made(f"generation_batch_size={at_once}", recipe=RECIPE, hardware=CPU, flags=flags)
+
+    assert at_once % run.batch.global_batch == 0
+
+
 @pytest.mark.parametrize(
     ("sets", "message", "fix"),
     [

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.fit.parameters import tokens_of_image
 from tuner.importers import shared_rules
 from tuner.importers.document import Block, Keys, Value, last_name
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes import model_facts
+from tuner.recipes.schema.architecture import Tower
 
 OF_DATASET = {
     *("type", "data_path", "image_folder", "image_processor", "dataset_map_fn", "template_map_fn", "max_length"),
@@ -209,7 +211,7 @@ def _set_length(t: Translation, setting: Setting) -> None:
     path = str((_model_of(t).get("visual_encoder") or {}).get(_PATH))
     facts = model_facts.read_tower(path) or {}
     if facts.get("image_size") and facts.get("patch_size"):
-        image = (facts["image_size"] // facts["patch_size"]) ** 2
+        image = tokens_of_image(Tower.model_validate(facts))
         t.set(setting, f"{_ROWS}.max_length", text + image, f"{text} of text and {image} of an image")
     else:
         why = f"tuner counts the tokens of an image too, and does not know how many {path} makes"

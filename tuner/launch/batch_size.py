@@ -60,15 +60,9 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
-    at_once = config.objective.generated_at_once(unit)
-    if at_once > unit:  # several steps share them, and then all completions of a prompt are in the same rank
-        unit = math.lcm(unit, ranks * config.objective.samples_a_row)
     if not steps.packs(config):
         rows = _rows(config, sources)
-        samples = batch or _samples(config, rows, unit, ranks)
-        if not batch and at_once > unit:
-            samples = max((size for size in range(unit, samples + 1, unit) if at_once % size == 0), default=unit)
-        chosen: Mapping[str, int | None] = {GLOBAL_BATCH: samples}
+        chosen: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
         why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
     else:
         tokens = steps.estimate_tokens(config, sources)
@@ -143,7 +137,17 @@ def _samples(config: RecipeConfig, rows: int | None, unit: int, ranks: int) -> i
     samples = unit * max(1, MAX_SAMPLES * min(config.objective.samples_a_row, MAX_PROMPTS) // unit)
     while rows and samples % (2 * unit) == 0 and _num_steps(config, rows, samples, ranks) < ENOUGH:
         samples //= 2
-    return samples
+    shared = (size for size in range(samples, 0, -unit) if _can_share_generation(config, size, ranks))
+    return next(shared, samples)
+
+
+def _can_share_generation(config: RecipeConfig, size: int, ranks: int) -> bool:
+    """Return whether steps of this batch can share the completions that are generated at once.
+
+    If they are several steps, all completions of a prompt have to be in the same rank.
+    """
+    at_once = config.objective.generated_at_once(size)
+    return at_once == size or at_once % size == 0 == size // ranks % config.objective.samples_a_row
 
 
 def _rows(config: RecipeConfig, sources: tuple[steps.DatasetSize, ...]) -> int | None:

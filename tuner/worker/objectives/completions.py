@@ -11,7 +11,6 @@ Seen with TRL 1.16.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,11 +116,8 @@ class PromptBatches(BatchSampler):  # type: ignore[misc]
         order = torch.randperm(self.num_rows, generator=generator).tolist()
         for start in range(0, self.num_rows, self.prompts):
             first = start * self.generations + self.rank * self.of_rank
-            parts = (
-                range(first + step * self.of_all, first + step * self.of_all + self.of_rank)
-                for step in range(self.steps)
-            )
-            numbers = itertools.chain.from_iterable(parts)
+            firsts = range(first, first + self.steps * self.of_all, self.of_all)
+            numbers = [number for one in firsts for number in range(one, one + self.of_rank)]
             batch = [Numbered(order[number // self.generations % self.num_rows], number) for number in numbers]
             yield from [batch] * self.repeats
 
