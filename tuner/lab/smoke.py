@@ -29,7 +29,7 @@ from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
-from tuner.runs import directory
+from tuner.runs import creation
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class _Smoke:
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""
-        run = directory.create(plan.run_path, render.files(plan), resume=False)
+        run = creation.create(plan.run_path, render.files(plan), resume=False)
         if code := supervise.run_ranks(plan, run, shows_rank_0=False):
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)
