@@ -83,7 +83,7 @@ def test_every_change_advised_makes_its_level_fit(name: str, machines: Machines)
     for change in advised:
         flags = shlex.split(change.flags)
         pairs = [value for flag, value in itertools.pairwise(flags) if flag == "--set"]
-        assert any(found(name, change.machines, *pairs)), change.what
+        assert any(found(name, change.machines, *pairs)), change.description
 
 
 def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:

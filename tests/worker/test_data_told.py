@@ -29,7 +29,7 @@ def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[Re
     run.path.mkdir()
     run.run.write_text(render.files(plan)["run.json"])
     config = plan.recipe.config
-    return config, prepare(config.train_dataloader.dataset, TextEncoder(make_tokenizer())), run
+    return config, prepare(config.train_dataloader.dataset, TextEncoder(make_tokenizer()), objective="sft"), run
 
 
 def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(

@@ -568,7 +568,7 @@ def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) ->
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
-        source = recipe.asked or Asked(recipe.name, Overrides())
+        source = recipe.arguments or Asked(recipe.name, Overrides())
         return Asked(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)

@@ -161,10 +161,10 @@ def _saved_files(folder: Path, split: str) -> list[Path] | None:
 
 
 def _list_at(key: str, values: Mapping[str, Any], about: Path) -> list[Any] | None:
-    found = values.get(key)
-    if found is not None and not isinstance(found, list):
-        raise _malformed(about, f"{key} = {brief_repr(found)} is not a list")
-    return found
+    value = values.get(key)
+    if value is not None and not isinstance(value, list):
+        raise _malformed(about, f"{key} = {brief_repr(value)} is not a list")
+    return value
 
 
 def _saved_json(about: Path) -> dict[str, Any]:
@@ -173,10 +173,10 @@ def _saved_json(about: Path) -> dict[str, Any]:
         return {}
     text = read_named_text(about, DataError, max_bytes=_MAX_ABOUT_BYTES, fix=_SAVE_AGAIN, name=str(about))
     try:
-        found = load_json(text)
+        saved = load_json(text)
     except ValueError as error:
         raise _malformed(about, f"not valid JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return saved if isinstance(saved, dict) else {}
 
 
 def _plain_name(about: Path, name: object) -> str:
