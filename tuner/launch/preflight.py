@@ -57,9 +57,9 @@ def _local_inputs(run: ResolvedRun) -> Iterator[Finding]:
 
 def _teacher(run: ResolvedRun) -> Iterator[Finding]:
     if run.recipe.config.objective.taught_by:
-        from tuner.launch.checks import generating  # urllib
+        from tuner.launch.checks import inputs  # few runs have a teacher
 
-        yield from _findings(run, generating.teacher, generating.teachers_tokens)
+        yield from _findings(run, inputs.teacher, inputs.teachers_tokens)
 
 
 def _generation(name: str) -> Check:
@@ -69,9 +69,9 @@ def _generation(name: str) -> Check:
         program = run.recipe.config.objective.generated_by
         if program is None or program.engine == "transformers":
             return
-        from tuner.launch.checks import generating  # urllib
+        from tuner.launch.checks import inputs  # as above
 
-        yield from getattr(generating, name)(run)
+        yield from getattr(inputs, name)(run)
 
     return check
 
