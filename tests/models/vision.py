@@ -8,8 +8,7 @@ from typing import Any
 
 from tuner import assets
 from tuner.models import compat
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 KINDS = ("llava", "qwen2_5_vl")
 _ASSET = "package:tiny_vision"
@@ -20,7 +19,7 @@ _PART = "<|vision_start|><|image_pad|><|vision_end|>"
 def make(kind: str, folder: Path) -> Path:
     """Return a folder with a small model of this kind, as it would be published."""
     if kind == "llava":
-        shutil.copytree(materialize(Path(assets.asset(_ASSET)), CACHE), folder)
+        shutil.copytree(make_tiny(Path(assets.asset(_ASSET)), CACHE), folder)
     else:
         _make_qwen(folder)
     return folder

@@ -19,7 +19,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors, write_text
-from tuner.lab import small_vision, stand_ins
+from tuner.lab import stand_ins
 from tuner.launch import preflight, render, supervise
 from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
@@ -137,7 +137,7 @@ class _Smoke:
         assert facts is not None, "refused before"
         model, folder = self.loaded.with_template_text().config.model, self.scratch / "model"
         if self.loaded.config.reads_images:
-            small, num_parameters, self.processor, is_own = small_vision.make(model, facts, folder, seed)
+            small, num_parameters, self.processor, is_own = stand_ins.make_vision_model(model, facts, folder, seed)
             stand_in = "a small LLaVA stands in for the model"
         else:
             tokenizer, is_own = stand_ins.tokenizer_of(model)

@@ -385,6 +385,6 @@ def validate(merged: Merged) -> RecipeConfig:
     try:
         return RecipeConfig.model_validate(merged.values)
     except ValidationError as error:
-        from tuner.recipes import mistakes  # 200 lines with the names of other tools, and most recipes are right
+        from tuner.recipes import mistaken  # 300 lines with the names of other tools, and most recipes are right
 
-        raise mistakes.explained(error, merged) from None
+        raise mistaken.explained(error, merged) from None
