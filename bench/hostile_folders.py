@@ -52,11 +52,10 @@ class Sources:
         work = ["tiny_lora_sample_e1", "--work-dir", str(scratch / "run"), "--deepspeed", "zero2", *sets]
         env = {**os.environ, "NPROC_PER_NODE": "1"}
         subprocess.run([sys.executable, "-m", "tuner", "train", *work], check=True, env=env, stdout=subprocess.DEVNULL)
-        from tuner.models.load import CACHE
-        from tuner.models.tiny import materialize
+        from tuner.models.load import CACHE, make_tiny
 
         model = scratch / "model"
-        shutil.copytree(materialize(Path(assets.asset("package:tiny")), CACHE), model)
+        shutil.copytree(make_tiny(Path(assets.asset("package:tiny")), CACHE), model)
         (model / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.5, "do_sample": true}')
         return cls(scratch / "run", model)
 

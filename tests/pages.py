@@ -59,6 +59,8 @@ def lay_out(folder: Path, text: str) -> None:
     for name in ("my.jsonl", "val.jsonl", "more.jsonl", "books.jsonl", "other.jsonl"):
         row = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
         (folder / name).write_text(f"{json.dumps(row)}\n")
+    (folder / "photos.jsonl").write_text((folder / "my.jsonl").read_text())
+    (folder / "sums.jsonl").write_text('{"prompt": "12 + 30 =", "answer": "42"}\n')
     (folder / "prefs.jsonl").write_text('{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n')
     for name in ("my-model", "my-llm", "my-qwen", "acme-7b", "runs/sft-merged"):
         (folder / name).mkdir(parents=True)

@@ -27,7 +27,7 @@ from tuner import hooks
 from tuner.recipes import catalog
 from tuner.recipes.loading import with_xtuner
 from tuner.recipes.merging import Merged, leaves
-from tuner.recipes.overrides import layer_of
+from tuner.recipes.recipe import layer_of
 from tuner.recipes.recipe_file import read_file, read_part
 from tuner.recipes.schema import RecipeConfig, schema_keys
 from tuner.recipes.schema.objectives import OBJECTIVES

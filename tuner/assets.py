@@ -15,7 +15,8 @@ ASSET = "package:"
 """Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 TEMPLATES = "chat_templates"
 """The folder of a catalog that holds chat templates."""
-
+WORKER = "tuner.worker"
+"""The module that a rank is, as its command line names it."""
 _JINJA = ("{{", "{%")
 """Every chat template holds one of these, and no name of a template does."""
 _GENERATION_MARK = r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}"

@@ -11,7 +11,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request
 from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
-from tuner.runs import directory
+from tuner.runs import creation
 
 
 def make_run(path: Path, recipe: str, deepspeed: str, *sets: str, hardware: Hardware = CPU) -> Path:
@@ -19,5 +19,5 @@ def make_run(path: Path, recipe: str, deepspeed: str, *sets: str, hardware: Hard
     overrides = Overrides(pairs=[("--set", text) for text in sets])
     request = Request(recipe, overrides, deepspeed, work_dir=path)
     made = resolve_run(request, {}, hardware, datetime.now().astimezone())
-    directory.create(made.run_path, render.files(made), resume=False)
+    creation.create(made.run_path, render.files(made), resume=False)
     return path

@@ -11,10 +11,10 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from tuner.data import first_look, formats, limits, mixing
+from tuner.data import formats, limits, mixing
 from tuner.data.formats import ImagePaths
 from tuner.data.images import load
-from tuner.data.pipeline import Pipeline
+from tuner.data.pipeline import Pipeline, first_look
 from tuner.data.sample import Chat, Image, Message, images_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -178,7 +178,7 @@ def test_a_preference_has_its_images_in_the_prompt() -> None:
     ("row", "problem"),
     [
         (asked("<image>", images=[png("red"), png("blue")]), "2 images and 1 places"),
-        (asked("<image> <image>", images=[png("red")]), "1 images and 2 places"),
+        (asked("<image> <image>", images=[png("red")]), "1 image and 2 places"),
         (asked([{"type": "image"}]), "0 images and 1 places"),
         (asked("<image>\nWhat?"), "placeholder '<image>'"),
         (asked("q", answer="<image>", images=[png("red"), 7]), "an image is of type int"),
@@ -259,7 +259,7 @@ def test_the_first_look_opens_images(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(asked("q")) + "\n" + json.dumps(asked("q", images="no.png")) + "\n")
 
-    assert first_look.look(str(file), "train", None, {}).num_bad == 1
+    assert first_look(str(file), "train", None, {}).num_bad == 1
 
 
 def test_the_image_folder_alone_changes_the_fingerprint_of_rows(tmp_path: Path) -> None:

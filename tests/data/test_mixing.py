@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tuner.data import mixing
-from tuner.data.mixing import Holdout
+from tuner.data.holdout import Holdout
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Share
 

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM
 from tests.e2e.runs import environment, ok, train
 from tests.e2e.warm import Ended, warm
 from tuner import assets
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -83,7 +82,7 @@ def person(tmp_path: Path) -> Person:
 
 
 def tiny() -> Path:
-    return materialize(Path(assets.asset("package:tiny")), CACHE)
+    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 @pytest.mark.long

@@ -11,8 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from tests.e2e.runs import ok, train
 from tuner import assets
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +30,7 @@ log = dict(interval=1, num_samples=0)
 
 def llama(folder: Path, *, is_tied: bool) -> Path:
     """Write a small Llama with the tokenizer of the package's tiny model."""
-    tiny = materialize(Path(assets.asset("package:tiny")), CACHE)
+    tiny = make_tiny(Path(assets.asset("package:tiny")), CACHE)
     vocab_size = AutoModelForCausalLM.from_pretrained(tiny).config.vocab_size
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)

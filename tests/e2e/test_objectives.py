@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, ok, train
 from tuner import assets
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -57,7 +56,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def tiny() -> Path:
     """Return the folder that the runs started from."""
-    return materialize(Path(assets.asset("package:tiny")), CACHE)
+    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 def held_out() -> list[dict[str, str]]:

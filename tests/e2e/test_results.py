@@ -15,8 +15,7 @@ from tests.cli.command import runner
 from tests.e2e.runs import Finished, environment, ok, train, wait_until
 from tests.e2e.warm import warm
 from tuner import assets
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -88,7 +87,7 @@ class Terminal:
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
     # It has learned no end of an answer, so its own goes on until it is interrupted.
-    untrained = materialize(Path(assets.asset("package:tiny")), CACHE)
+    untrained = make_tiny(Path(assets.asset("package:tiny")), CACHE)
     made = Terminal("chat", untrained, "--max-new-tokens", 400, "--temperature", 1)
     yield made
     made.close()

@@ -16,8 +16,7 @@ from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.launch.plans import written_run
 from tuner import assets
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 TINY = "tiny_full_sample_e1"
 NAMES = (
@@ -139,7 +138,7 @@ def test_a_pipe_is_waited_for_by_no_command(tuner: Tuner) -> None:
 
 def hostile_model(folder: Path) -> Path:
     """Return a copy of the tiny model whose config and tokenizer ask for code of their own."""
-    made = materialize(Path(assets.asset("package:tiny")), CACHE)
+    made = make_tiny(Path(assets.asset("package:tiny")), CACHE)
     folder.mkdir()
     for file in made.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -16,7 +16,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.templates import answers_end
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
-from tuner.lab import small_vision, stand_ins
+from tuner.lab import stand_ins
 from tuner.lab.smoke import Stage, Verdict, smaller, smoke
 from tuner.launch.resolved_run import Request
 from tuner.recipes import catalog, loading
@@ -159,7 +159,7 @@ def test_a_small_model_that_reads_images_is_of_the_same_kind(kind: str, tmp_path
     facts = Architecture.model_validate(read_architecture(large))
 
     for seed in (1, 2):
-        small = small_vision.make(model_block(str(large)), facts, tmp_path / str(seed), seed)
+        small = stand_ins.make_vision_model(model_block(str(large)), facts, tmp_path / str(seed), seed)
 
     assert small.is_own
     assert small.facts.vision_config and facts.vision_config
@@ -173,7 +173,7 @@ def test_a_small_llava_stands_in_for_a_model_with_images_that_is_not_here(tmp_pa
     facts = config_of("tiny_vision_full_sample_images_e1").architecture
     assert facts is not None
 
-    small = small_vision.make(model_block("nobody/not-in-the-cache"), facts, tmp_path, 0)
+    small = stand_ins.make_vision_model(model_block("nobody/not-in-the-cache"), facts, tmp_path, 0)
 
     assert not small.is_own
     assert small.facts.vision_config and small.facts.vision_config.model_type == "llava"

@@ -16,7 +16,7 @@ from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides
-from tuner.runs import checkpoints, directory
+from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
 
 TINY = "tiny_full_sample_e1"
@@ -59,7 +59,7 @@ def task(rank: int, *, tasks: int = 2, **more: str) -> dict[str, str]:
 
 def written_run(path: Path, *, resume: bool = False, **request: Any) -> RunDirectory:
     """Write the directory of a planned run, as its start would."""
-    return directory.create(path, render.files(made(work_dir=path, **request)) if not resume else {}, resume=resume)
+    return creation.create(path, render.files(made(work_dir=path, **request)) if not resume else {}, resume=resume)
 
 
 def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Path:

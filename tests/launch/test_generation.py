@@ -16,7 +16,7 @@ from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import TunerError
 from tuner.fit.estimate import CONTEXT_BYTES
 from tuner.launch import preflight
-from tuner.launch.checks import generating
+from tuner.launch.checks import inputs
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
@@ -33,7 +33,7 @@ def run_of(folder: Path, *sets: str, hardware: Hardware = CPU) -> ResolvedRun:
 
 def problems(run: ResolvedRun) -> list[str]:
     found = []
-    for check in (generating.vllm, generating.server):
+    for check in (inputs.vllm, inputs.server):
         found += [one if isinstance(one, str) else f"{one.where}: {one.what}" for one in check(run)]
     return found
 
@@ -80,7 +80,7 @@ def test_a_copy_of_the_model_in_vllm_needs_ranks_that_divide(tmp_path: Path) -> 
 
 @each(("0.21.9", "0.31.1", "1.0.0"))
 def test_a_vllm_that_trl_does_not_know_is_a_warning(version: str) -> None:
-    assert not generating.VLLM[0] <= libraries.numbers(version) <= generating.VLLM[1]
+    assert not inputs.VLLM[0] <= libraries.numbers(version) <= inputs.VLLM[1]
 
 
 @pytest.mark.usefixtures("installed")

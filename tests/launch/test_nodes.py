@@ -12,7 +12,7 @@ from tuner.files import write_json
 from tuner.launch import render, retry
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.runs import checkpoints, directory
+from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
 
 
@@ -108,7 +108,7 @@ def _two(
     where = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
     asked = {"work_dir": folder, "max_restarts": 2, "grace_s": grace_s}
     plans = [made(*sets, flags={**where, "node_rank": rank}, **asked) for rank in (0, 1)]
-    run = directory.create(folder, render.files(plans[0]), resume=False)
+    run = creation.create(folder, render.files(plans[0]), resume=False)
     run.ranks.mkdir()
     run.write_status("failed", **facts)
     return run, plans[0], plans[1]
@@ -144,7 +144,7 @@ def test_both_nodes_go_on_in_the_attempt_that_node_0_writes(tmp_path: Path) -> N
 
     first_again = retry.next_attempt(first, run, 1, resolve_run)
     assert first_again and first_again.launch_id != first.launch_id, "node 1 must tell the attempts apart"
-    directory.create(run.path, render.files(first_again), resume=True)
+    creation.create(run.path, render.files(first_again), resume=True)
     run.ranks.mkdir()
     run.write_status("failed")
     second_again = retry.next_attempt(second, run, 1, resolve_run)
@@ -165,7 +165,7 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
 
     first_again = retry.next_attempt(first, run, 1, resolve_run)
     assert first_again and sorted(hashed) == ["model.safetensors", "recipe.py"]
-    directory.create(run.path, render.files(first_again), resume=True)
+    creation.create(run.path, render.files(first_again), resume=True)
     run.ranks.mkdir()
     run.write_status("failed")
     hashed.clear()

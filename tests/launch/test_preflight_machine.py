@@ -22,7 +22,7 @@ from tuner.launch.checks import Finding, gpus, host
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
-from tuner.runs import directory
+from tuner.runs import creation
 from tuner.runs.checkpoints import unfinished
 
 Disk = namedtuple("Disk", "total used free")
@@ -241,7 +241,7 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
 ) -> None:
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
     run, two = tmp_path / "run", {"nproc_per_node": 2}
-    directory.create(run, render.files(made(*batch, work_dir=run, deepspeed="zero2", flags=two)), resume=False)
+    creation.create(run, render.files(made(*batch, work_dir=run, deepspeed="zero2", flags=two)), resume=False)
     saved = checkpoint(run, 2)
     states = saved / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     states.parent.mkdir()

@@ -15,7 +15,7 @@ from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.launch import render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes import loading
-from tuner.runs import checkpoints
+from tuner.runs import checkpoints, creation
 
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
 """A global batch of 16 on two ranks."""
@@ -237,10 +237,9 @@ def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
 
 def _run(path: Path, *sets: str, ranks: int = 2, deepspeed: str = "zero2", **facts: Any) -> Path:
     """Write a run with one checkpoint, as `ranks` ranks would have."""
-    from tuner.runs import directory
 
     plan = made(*SETS, *sets, work_dir=path, flags={"nproc_per_node": ranks}, deepspeed=deepspeed)
-    directory.create(path, render.files(plan), resume=False)
+    creation.create(path, render.files(plan), resume=False)
     checkpoint(path, 2, **facts)
     return path
 

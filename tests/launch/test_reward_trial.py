@@ -10,7 +10,7 @@ import pytest
 
 from tuner.launch.checks.inputs import trial_rows
 from tuner.recipes.schema import Dataset
-from tuner.rewards.trial import TrialRow
+from tuner.rewards.reward_function import TrialRow
 
 QUESTION = [{"role": "user", "content": "1 + 1?"}]
 CHAT = [*QUESTION, {"role": "assistant", "content": "2"}]

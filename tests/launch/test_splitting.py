@@ -14,7 +14,7 @@ from tuner.launch import render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.merging import Kind
 from tuner.recipes.schema import Split
-from tuner.runs import directory
+from tuner.runs import creation
 
 OPEN, OF_XTUNER = "llama3_1_8b_lora_alpaca_e3", "internlm2_chat_7b_qlora_oasst1_e3"
 SMALL = "tiny_lora_sample_e1"
@@ -177,7 +177,7 @@ def test_each_rank_keeps_a_sample_of_a_smaller_global_batch(tmp_path: Path) -> N
 def test_a_run_resumes_with_the_global_batch_that_its_rows_gave(tmp_path: Path) -> None:
     rows, run = own_rows(tmp_path, 300), tmp_path / "run"
     started = without_recipe(rows, work_dir=run)
-    directory.create(run, render.files(started), resume=False)
+    creation.create(run, render.files(started), resume=False)
     checkpoint(run, 5)
 
     again = without_recipe(rows, resume=str(run))

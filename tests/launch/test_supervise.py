@@ -21,7 +21,8 @@ from tests.launch.rank import process
 from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
 from tuner.runs import checkpoints
-from tuner.runs.directory import RunDirectory, create
+from tuner.runs.creation import create
+from tuner.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(60)
 _watched = partial(supervise.run, grace_s=300)

@@ -16,8 +16,7 @@ from tuner import assets
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
 from tuner.models.integrity import num_rows_of
-from tuner.models.load import CACHE, load_model, load_reference
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, load_model, load_reference, make_tiny
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import loaded_model as results_model
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def tiny() -> str:
-    return str(materialize(Path(assets.asset("package:tiny")), CACHE))
+    return str(make_tiny(Path(assets.asset("package:tiny")), CACHE))
 
 
 def larger() -> Any:

@@ -19,8 +19,7 @@ from tuner import assets
 from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.models import llava, projectors
-from tuner.models.load import CACHE, source
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny, source
 from tuner.recipes.schema import Model, Vision
 from tuner.results import llava_layouts
 from tuner.results.base_model import model_of
@@ -56,7 +55,7 @@ def write_llm(kind: str, folder: Path) -> Path:
     if kind == "internlm2":
         published.write_checkpoint(folder)
         return folder
-    tiny = materialize(Path(assets.asset("package:tiny")), CACHE)
+    tiny = make_tiny(Path(assets.asset("package:tiny")), CACHE)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, **IDS}
     config = transformers.AutoConfig.for_model(

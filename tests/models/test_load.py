@@ -19,8 +19,7 @@ from tests.models.brought import brought
 from tuner import assets
 from tuner.errors import ModelError
 from tuner.models.adapters import commit
-from tuner.models.load import CACHE, decoder_layers, load_model, load_reference
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, decoder_layers, load_model, load_reference, make_tiny
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
@@ -47,7 +46,7 @@ def recipe(name: str, *pairs: str) -> RecipeConfig:
 
 
 def tiny() -> str:
-    return str(materialize(Path(assets.asset("package:tiny")), CACHE))
+    return str(make_tiny(Path(assets.asset("package:tiny")), CACHE))
 
 
 def made(config: RecipeConfig) -> Any:

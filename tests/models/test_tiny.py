@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.configs.make_sample import CONFIGS
 from tuner.files import sha256
-from tuner.models import tiny
-from tuner.models.tiny import WEIGHTS, materialize
+from tuner.models import load
+from tuner.models.load import TINY_WEIGHTS, make_tiny
 
 ASSETS = CONFIGS / "assets" / "tiny"
 
@@ -23,12 +23,12 @@ def _materialized(number: int, folder: Path, meeting: Any, answers: Any) -> None
     torch.set_num_threads(number)
     torch.manual_seed(number)
     meeting.wait(60)
-    answers.put(materialize(ASSETS, folder))
+    answers.put(make_tiny(ASSETS, folder))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return materialize(ASSETS, tmp_path_factory.mktemp("cache"))
+    return make_tiny(ASSETS, tmp_path_factory.mktemp("cache"))
 
 
 def _bytes(folder: Path) -> dict[str, str]:
@@ -80,27 +80,27 @@ def test_processes_that_meet_agree_to_the_byte_whatever_their_seed_and_threads(f
 def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
     before = torch.get_rng_state()
 
-    materialize(ASSETS, tmp_path)
+    make_tiny(ASSETS, tmp_path)
 
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_second_call_makes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "_write_weights", _refuse)
+    monkeypatch.setattr(load, "_write_tiny", _refuse)
 
-    assert materialize(ASSETS, folder.parent) == folder
+    assert make_tiny(ASSETS, folder.parent) == folder
 
 
 def test_the_loser_of_a_race_keeps_the_winners_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = tiny._write_weights
+    write = load._write_tiny
 
     def lose(draft: Path) -> None:
         write(draft)
         shutil.copytree(draft, tmp_path / draft.name)
         (tmp_path / draft.name / "winner").touch()
 
-    monkeypatch.setattr(tiny, "_write_weights", lose)
-    folder = materialize(ASSETS, tmp_path)
+    monkeypatch.setattr(load, "_write_tiny", lose)
+    folder = make_tiny(ASSETS, tmp_path)
 
     assert (folder / "winner").exists()
     assert list(tmp_path.iterdir()) == [folder]
@@ -108,12 +108,12 @@ def test_the_loser_of_a_race_keeps_the_winners_folder(tmp_path: Path, monkeypatc
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(draft: Path) -> None:
-        (draft / WEIGHTS).write_bytes(b"half")
+        (draft / TINY_WEIGHTS).write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tiny, "_write_weights", interrupt)
+    monkeypatch.setattr(load, "_write_tiny", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        materialize(ASSETS, tmp_path)
+        make_tiny(ASSETS, tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -123,4 +123,4 @@ def test_other_assets_get_another_folder(folder: Path, tmp_path: Path) -> None:
     config = (assets / "config.json").read_text(encoding="utf-8")
     (assets / "config.json").write_text(config.replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-06'), "utf-8")
 
-    assert materialize(assets, folder.parent) != folder
+    assert make_tiny(assets, folder.parent) != folder

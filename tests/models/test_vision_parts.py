@@ -24,7 +24,9 @@ def test_a_4_bit_adapter_is_on_the_llm_alone_and_the_other_parts_keep_their_bits
     part_of = parts_of(adapted.get_base_model())
     assert {"vision", "projector", "language"} <= set(part_of.values())
     trained = {part_of[name] for name, weight in adapted.get_base_model().named_parameters() if weight.requires_grad}
-    small = {part_of[name] for name, weight in adapted.get_base_model().named_parameters() if weight.dtype == torch.uint8}
+    small = {
+        part_of[name] for name, weight in adapted.get_base_model().named_parameters() if weight.dtype == torch.uint8
+    }
     assert trained == small == {"language"}
 
 

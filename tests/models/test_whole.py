@@ -28,8 +28,7 @@ from tests.machine.gpus import CPU
 from tests.models import published
 from tuner import assets
 from tuner.errors import ModelError
-from tuner.models.load import CACHE, load_model, load_weights
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, load_model, load_weights, make_tiny
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import loaded_model as results_model
@@ -39,7 +38,7 @@ SMALL = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id":
 
 
 def tiny() -> Path:
-    return materialize(Path(assets.asset("package:tiny")), CACHE)
+    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 def changed(folder: Path, change: Callable[[Tensors], Tensors], origin: Path | None = None, **config: Any) -> str:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner import assets
 from tuner.models import compat
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +39,7 @@ class Family(NamedTuple):
 def make(kind: str, folder: Path) -> Path:
     """Return a folder with a small model of this kind, as it would be published."""
     if kind == "llava":
-        shutil.copytree(materialize(Path(assets.asset(_ASSET)), CACHE), folder)
+        shutil.copytree(make_tiny(Path(assets.asset(_ASSET)), CACHE), folder)
         return folder
     import torch
     from transformers import AutoTokenizer

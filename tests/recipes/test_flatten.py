@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.recipes import catalog
-from tuner.recipes.recipe import flatten, render, render_docstring
 from tuner.recipes.recipe_file import read_text, read_value
+from tuner.recipes.standalone import flatten, render, render_docstring
 
 BASE = '''"""Old."""
 

@@ -436,7 +436,7 @@ def test_allow_code_waits_where_another_process_has_not_yet_written_the_cache_of
     code = """
 import pathlib, sys, time
 time.sleep = lambda _: pathlib.Path(sys.argv[1]).write_bytes(pathlib.Path(sys.argv[2]).read_bytes())
-from tuner.recipes.loading import mmengine_config
+from tuner.recipes.code_file import mmengine_config
 print(mmengine_config().__name__)
 """
 

@@ -17,7 +17,7 @@ from tests.each import each
 from tuner import assets
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading
-from tuner.recipes.loading import mmengine_config
+from tuner.recipes.code_file import mmengine_config
 from tuner.recipes.recipe_file import (
     MAX_BYTES,
     MAX_DEPTH,

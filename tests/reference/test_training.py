@@ -18,8 +18,7 @@ from tests.reference import loop
 from tuner import assets
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
-from tuner.models.load import CACHE
-from tuner.models.tiny import materialize
+from tuner.models.load import CACHE, make_tiny
 from tuner.recipes.loading import load
 
 pytestmark = pytest.mark.e2e
@@ -66,7 +65,7 @@ LONG = [
 
 
 def tiny() -> Path:
-    return materialize(Path(assets.asset("package:tiny")), CACHE)
+    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 def rows_by_hand(tokenizer: Any, num_rows: int) -> list[loop.Row]:

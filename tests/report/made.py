@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import H200, machine
 from tuner.launch import render
-from tuner.runs import directory
+from tuner.runs import creation
 from tuner.runs.directory import RunDirectory
 from tuner.runs.verdict import Outcome, Verdict
 
@@ -24,7 +24,7 @@ def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: s
     files = render.files(plan)
     if name is not None:
         files["run.json"] = json.dumps({**json.loads(files["run.json"]), "name": name})
-    run = directory.create(path, files, resume=False)
+    run = creation.create(path, files, resume=False)
     for step in range(1, num_steps + 1):
         noise = math.sin(step * (7.3 + seed)) * 0.06
         line = {"step": step, "loss": 2.2 * math.exp(-step / (90 + 20 * seed)) + 0.5 + noise, "epoch": step / num_steps}
@@ -85,7 +85,7 @@ def failed(path: Path) -> RunDirectory:
         "resume_step": 4,
         "warnings": ["This run may not fit: it needs about 81 of 80 GiB."],
     }
-    run = directory.create(path, {**files, "run.json": json.dumps(facts)}, resume=True)
+    run = creation.create(path, {**files, "run.json": json.dumps(facts)}, resume=True)
     run.ranks.mkdir()
     run.log_warning("the tracker wandb is disabled for the rest of the run: ConnectionError: no route")
     for step in range(1, 7):

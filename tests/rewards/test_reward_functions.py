@@ -18,7 +18,7 @@ from tests.each import each
 from tuner.errors import RewardError
 from tuner.recipes.schema.rewards import Rewards
 from tuner.rewards import RewardFunction, reward_functions
-from tuner.rewards.trial import TrialRow, mistakes
+from tuner.rewards.reward_function import TrialRow, trial_mistakes
 
 OWN = """
 import os, time
@@ -177,7 +177,7 @@ ROWS = [TrialRow("1 + 1 = ", {"answer": "2"}), TrialRow("2 + 2 = ", {"answer": "
 
 
 def _mistakes(*rewards: Any, rows: list[TrialRow] = ROWS) -> list[str]:
-    return [one.message for one in mistakes(BLOCKS.validate_python(list(rewards)), rows)]
+    return [one.message for one in trial_mistakes(BLOCKS.validate_python(list(rewards)), rows)]
 
 
 def test_good_rewards_pass_the_trial(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tuner.runs.creation import create
 from tuner.runs.diagnose import Diagnosis, Evidence, diagnose
-from tuner.runs.directory import RunDirectory, create
+from tuner.runs.directory import RunDirectory
 from tuner.runs.evidence import gather
 
 LOGS = Path(__file__).parent / "logs"

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.runs import checkpoints, directory
-from tuner.runs.directory import RunDirectory, check_free, create, is_run, newest_run, wait_for
+from tuner.runs import checkpoints, creation, directory
+from tuner.runs.creation import create
+from tuner.runs.directory import RunDirectory, check_free, is_run, newest_run, wait_for
 
 FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": '{"launch_id": "first"}\n'}
 
@@ -36,14 +37,14 @@ def test_a_run_directory_holds_what_it_was_given_to_the_byte(tmp_path: Path) -> 
 
 def test_run_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    real = directory.write_text
+    real = creation.write_text
 
     def recording(path: Path, text: str) -> None:
         assert not (tmp_path / "run" / "run.json").exists()
         written.append(path.name)
         real(path, text)
 
-    monkeypatch.setattr(directory, "write_text", recording)
+    monkeypatch.setattr(creation, "write_text", recording)
 
     create(tmp_path / "run", {"run.json": "{}", **FILES}, resume=False)
 
@@ -56,7 +57,7 @@ def test_a_crash_in_the_middle_leaves_no_run(tmp_path: Path, monkeypatch: pytest
         if path.name == "deepspeed.json":
             raise DiskError("full")
 
-    monkeypatch.setattr(directory, "write_text", failing)
+    monkeypatch.setattr(creation, "write_text", failing)
 
     with pytest.raises(DiskError):
         create(tmp_path / "run", FILES, resume=False)
@@ -117,7 +118,7 @@ def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_of_two_runs_that_both_saw_an_empty_folder_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "check_free", lambda path, *, resume: None)  # both have looked before either wrote
+    monkeypatch.setattr(creation, "check_free", lambda path, *, resume: None)  # both have looked before either wrote
     create(tmp_path / "run", FILES, resume=False)
     before = _tree(tmp_path)
 
@@ -276,14 +277,14 @@ def test_a_line_that_a_killed_rank_left_half_written_does_not_stay_in_the_metric
 def test_whoever_looks_while_a_run_is_resumed_sees_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Slurm the other ranks look at the directory while rank 0 renews it."""
     create(tmp_path / "run", FILES, resume=False)
-    real = directory.write_text
+    real = creation.write_text
     seen: list[bool] = []
 
     def looking(path: Path, text: str) -> None:
         seen.append(is_run(tmp_path / "run"))
         real(path, text)
 
-    monkeypatch.setattr(directory, "write_text", looking)
+    monkeypatch.setattr(creation, "write_text", looking)
 
     create(tmp_path / "run", FILES, resume=True)
 

@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.runs import environment, wait_until
 from tuner.errors import RunDirectoryError
 from tuner.runs import lock
-from tuner.runs.directory import create
+from tuner.runs.creation import create
 from tuner.runs.lock import NAME, release, take
 
 TAKES = "import sys; from pathlib import Path; from tuner.runs import lock; lock.take(Path(sys.argv[1]), {}); input()"

@@ -55,7 +55,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags, Rank
     from tuner.recipes.recipe import Overrides
-    from tuner.runs import directory
+    from tuner.runs import creation
     from tuner.worker.guard import Guard
     from tuner.worker.train import run_rank
 
@@ -72,7 +72,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "HF_HOME") if name in os.environ}
     made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
     os.environ |= render.environment(made)
-    run, rank = directory.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
+    run, rank = creation.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
     run_rank(run, rank, Guard(run, rank))
     lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
     return {

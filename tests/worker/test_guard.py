@@ -20,8 +20,9 @@ from tuner.files import write_json
 from tuner.machine import topology
 from tuner.runs import beats
 from tuner.runs.causes import classify
+from tuner.runs.creation import create
 from tuner.runs.diagnose import diagnose
-from tuner.runs.directory import RunDirectory, create
+from tuner.runs.directory import RunDirectory
 from tuner.runs.evidence import gather
 
 ROOT = Path(__file__).parents[2]

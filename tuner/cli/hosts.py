@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli.options import all_of
 from tuner.cli.say import say
 from tuner.errors import UsageError
 
@@ -18,35 +17,15 @@ if TYPE_CHECKING:
     from tuner.lab.hosts import Launch
     from tuner.launch.resolved_run import Request
 
-options = all_of(
-    click.option(
-        "--hostfile",
-        type=click.Path(path_type=Path),
-        help="Start on these hosts over ssh; a file with lines such as `worker-1 slots=8`.",
-    ),
-    click.option(
-        "--include",
-        metavar="HOSTS",
-        help="Use only these hosts (and GPUs) of the hostfile, such as worker-1@worker-2:0,1.",
-    ),
-    click.option("--exclude", metavar="HOSTS", help="Leave out these hosts (or GPUs) of the hostfile."),
-    click.option(
-        "--ssh", metavar="COMMAND", help="Command that reaches the hosts, such as 'ssh -p 2222'. [default: ssh]"
-    ),
-)
-
 
 def start(
-    request: Request, hostfile: Path | None, include: str | None, exclude: str | None, ssh: str | None, *, dry_run: bool
+    request: Request, hostfile: Path, include: str | None, exclude: str | None, ssh: str | None, *, dry_run: bool
 ) -> None:
-    """Start a run on the hosts of a hostfile and end this process with its exit code; without one, do nothing.
+    """Start a run on the hosts of a hostfile and end this process with its exit code; on one of them, do nothing.
 
     Raises:
         TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
     """
-    if hostfile is None:
-        _refuse_alone({"--include": include, "--exclude": exclude, "--ssh": ssh})
-        return
     from tuner.lab import hosts as hosts_over_ssh
     from tuner.machine import hostfile as hostfiles
     from tuner.machine.variables import count, settings_of, text
@@ -75,12 +54,6 @@ def start(
         _print(launch)
         sys.exit(0)
     sys.exit(hosts_over_ssh.run(launch, hosts_over_ssh.look(launch)))
-
-
-def _refuse_alone(flags: dict[str, str | None]) -> None:
-    for flag, value in flags.items():
-        if value is not None:
-            raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
 
 
 def _refuse_beside(settings: dict[str, str], launcher: str) -> None:

@@ -94,7 +94,7 @@ def dataset(
     name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...], image_folder: str | None
 ) -> None:
     """Add a data set: NAME is its word in recipe names. Its first rows are read."""
-    from tuner.data import first_look, formats
+    from tuner.data import formats, pipeline
     from tuner.recipes import new_part
 
     dest = _dest("datasets", name)
@@ -102,8 +102,8 @@ def dataset(
         formats.named(row_format)
     renamed = _columns(columns)
     try:
-        rows = first_look.look(path, split, row_format, renamed, image_folder)
-    except first_look.UnknownFormat as error:
+        rows = pipeline.first_look(path, split, row_format, renamed, image_folder)
+    except pipeline.UnknownFormat as error:
         error.fix = f"{error.fix} With tuner new, use --column OURS=THEIRS or --format NAME."
         raise
     where = _lasting(path)

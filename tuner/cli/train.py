@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import hosts
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import columns, say
@@ -63,7 +62,18 @@ if TYPE_CHECKING:
 @click.option("--node-rank", type=int, help="Rank of this node (0 to nnodes-1). [env: NODE_RANK]")
 @click.option("--master-addr", metavar="HOST", help="Host name or address of node 0. [env: MASTER_ADDR, ADDR]")
 @click.option("--master-port", type=int, help="Free port on node 0. [env: MASTER_PORT, PORT]")
-@hosts.options
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    help="Start on these hosts over ssh; a file with lines such as `worker-1 slots=8`.",
+)
+@click.option(
+    "--include",
+    metavar="HOSTS",
+    help="Use only these hosts (and GPUs) of the hostfile, such as worker-1@worker-2:0,1.",
+)
+@click.option("--exclude", metavar="HOSTS", help="Leave out these hosts (or GPUs) of the hostfile.")
+@click.option("--ssh", metavar="COMMAND", help="Command that reaches the hosts, such as 'ssh -p 2222'. [default: ssh]")
 @click.option(
     "--bind-cores-to-rank",
     "bind_cores",
@@ -141,9 +151,11 @@ def command(
     from tuner.launch import preflight
     from tuner.launch.resolve import resolve_run
     from tuner.launch.resolved_run import Request
-    from tuner.machine import hardware, slurm
+    from tuner.machine import hardware
 
     if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
+        from tuner.machine import slurm
+
         slurm.prepare_for_signals()
     if as_json and (hostfile or (not dry_run and launcher != "torchrun")):
         where = "--hostfile" if hostfile else f"--launcher {launcher}"
@@ -176,7 +188,12 @@ def command(
         bind_cores=bind_cores,
         prints_events=as_json,
     )
-    hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
+    if hostfile is None:
+        _refuse_without_hostfile({"--include": include, "--exclude": exclude, "--ssh": ssh})
+    else:
+        from tuner.cli import hosts
+
+        hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
     environ = dict(os.environ)
     run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if is_guided and not dry_run and not guide.agrees(run, preflight.foresee(run), request.command):
@@ -190,6 +207,12 @@ def command(
     if run.topology.leads and not is_guided:  # the plan was shown
         announce(run, warnings)
     sys.exit(execute(run))
+
+
+def _refuse_without_hostfile(flags: dict[str, str | None]) -> None:
+    for flag, value in flags.items():
+        if value is not None:
+            raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
 
 
 def _is_terminal() -> bool:

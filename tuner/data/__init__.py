@@ -2,7 +2,7 @@
 
     sources     a path or hub id         -> files, or the rows of the hub
     readers     a file                   -> rows with their line
-    mixing      rows of several sources  -> one order, by weight; less those that are held out
+    mixing      rows of several sources  -> one order, by weight; less those that are held out (`holdout`)
     formats     a row                    -> a sample: a conversation, a text, a pair, feedback (`sample`)
     pipeline    all of the above; the caller's `on_error` decides what a wrong row means
     encoding    samples                  -> `tokens`, and which of them carry loss (`templates`, `rendering`, `masks`)

@@ -9,75 +9,18 @@ import hashlib
 import heapq
 import itertools
 import json
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import cached_property
 
 from tuner import paths
 from tuner.data import sources
 from tuner.data.formats.image_places import ImagePaths
+from tuner.data.holdout import Holdout, is_drawn
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Rows, Share
-
-
-@dataclass(frozen=True)
-class Holdout:
-    """A part of the rows, between 0 and 1, and the seed that chooses them; `taken`: these are read, not the others.
-
-    One at random of each 1 / part rows is held out. It looks at places in the order alone, so it says the same on every
-    rank, whatever a row holds.
-    """
-
-    part: float
-    seed: int
-    taken: bool
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> Holdout | None:
-        """Return what a `dataset` block says of held-out rows, or None where nothing is held out."""
-        if dataset.val_split is None:
-            return None
-        assert dataset.val_split != "auto", "settled by launch.data_rows before anybody asks"
-        return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
-
-    def holds(self, number: int, row: int) -> bool:
-        """Return whether row `row` of data set `number` of a mixture, both from 0, is held out."""
-        above, below = self._ratio
-        return row == self._held(number, row * above // below)
-
-    @cached_property
-    def _ratio(self) -> tuple[int, int]:
-        """The part as a fraction of the decimal that was written, so that windows have whole ends where they should."""
-        return Fraction(str(self.part)).as_integer_ratio()
-
-    def _held(self, number: int, window: int) -> int:
-        """Return the row of a window that is held out; window 0 begins at row 0 and has about 1 / part rows."""
-        above, below = self._ratio
-        start, end = -(-window * below // above), -(-(window + 1) * below // above)
-        text = f"{self.seed}-{number}-{window}".encode()
-        return start + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % (end - start)
-
-    def keeps(self, number: int, row: int) -> bool:
-        """Return whether a row is read."""
-        return self.holds(number, row) is self.taken
-
-    def count(self, number: int, rows: int, weight: float = 1.0) -> int:
-        """Return how many of the first `rows` rows of a data set are read, each as often as `WeightedSource` has it."""
-        above, below = self._ratio
-        windows = range(-(-rows * above // below))
-        held = [row for window in windows if (row := self._held(number, window)) < rows]
-        whole, rest = divmod(Fraction(str(weight)), 1)
-        num_held = int(whole) * len(held) + sum(_is_drawn(row, rest) for row in held if rest)
-        return num_held if self.taken else int(whole) * rows + math.ceil(rest * rows) - num_held
-
-
-def _is_drawn(row: int, share: Fraction) -> bool:
-    """Return whether a share of a data set has a row: ceil(count x share) of the first `count` rows, whatever count."""
-    return -row * share.numerator % share.denominator < share.numerator
 
 
 @dataclass(frozen=True)
@@ -125,7 +68,7 @@ class WeightedSource:
             yield from enumerate(self.source.read(on_error))
         if rest := weight % 1:
             for number, placed in enumerate(self.source.read(on_error)):
-                if _is_drawn(number, rest):
+                if is_drawn(number, rest):
                     yield number, placed
 
 

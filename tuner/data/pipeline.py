@@ -1,29 +1,33 @@
 """The one way of rows to samples, from a recipe's `dataset` block to what its objective learns from.
 
 The checks before a run, training, `tuner data` and the sample answers walk it alike; they differ in what they do about
-a row that is wrong. No library that training waits for is imported before one is needed.
+a row that is wrong. `first_look` describes data that no recipe names yet. A library that training waits for is imported
+only when it is needed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TextIO
 
-from tuner.data import formats, images, mixing
+from tuner import paths
+from tuner.data import formats, images, mixing, sources
 from tuner.data.formats.columns import renamed
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
-from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, fail
+from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.data.sample import Sample, images_of, lacks, turns_of
-from tuner.data.sample_kinds import WrongKind, for_objective, with_columns
+from tuner.data.sample_kinds import WrongKind, for_objective, learners_of, with_columns
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
 
 DETECT_ROWS = 8
+FIRST_ROWS = 1_000
+"""The most rows of a first look."""
 _SHAPE_ROWS = 1_000
 
 NumberedRow = tuple[int, PlacedRow]
@@ -157,3 +161,74 @@ def _check_images(sample: Sample, place: str) -> None:
     if not isinstance(sample, str):
         for image in images_of(turns_of(sample)):
             images.load(image, place)
+
+
+class UnknownFormat(DataError):
+    """Rows with columns that do not tell their format."""
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """The format of the first rows, their columns, and the objectives that learn from them.
+
+    `num_rows` were read, `num_bad` of them do not fit the format; `is_all`: there are no others. `has_images`: a row
+    that fits has an image.
+    """
+
+    format: str
+    columns: tuple[str, ...]
+    objectives: tuple[str, ...]
+    num_rows: int
+    num_bad: int
+    is_all: bool
+    has_images: bool = False
+
+
+def first_look(
+    path: str, split: str, row_format: str | None, columns: Mapping[str, str], image_folder: str | None = None
+) -> FirstLook:
+    """Read the first rows of the data at `path`.
+
+    Args:
+        row_format: None: it is told from the columns.
+        columns: A format's column -> the data set's.
+        image_folder: Where the paths of images begin. None: in the folder of the rows' file.
+
+    Raises:
+        UnknownFormat: the format is to be told from the columns, and cannot be.
+        DataError: nothing can be read there, or no row fits the format.
+        MachineError: the hub cannot be reached.
+    """
+    errors: list[DataError] = []
+    source = sources.find(path, split=split)
+    rows = list(itertools.islice(source.read(errors.append), FIRST_ROWS + 1))
+    if not rows and errors:
+        raise errors[0]
+    is_all, rows = len(rows) <= FIRST_ROWS, rows[:FIRST_ROWS]
+    first = [row for _, row in rows[:DETECT_ROWS]]
+    name = row_format or _detected(first, source.place, columns)
+    has_images = False
+    samples, places = 0, formats.ImagePaths(paths.expanded(image_folder) if image_folder else None, source.files)
+    for place, row in rows:
+        try:
+            sample = formats.read(name, row, place, columns=columns, images=places)
+            for image in [] if isinstance(sample, str) else images_of(turns_of(sample)):
+                images.size_of(image, place)
+                has_images = True
+            samples += 1
+        except DataError as error:
+            if not error.of_row:
+                raise
+            errors.append(error)
+    if not samples:
+        raise errors[0]
+    there = tuple(dict.fromkeys(str(column) for row in first for column in row))
+    learners = learners_of(formats.named(name).kind)
+    return FirstLook(name, there, learners, samples + len(errors), len(errors), is_all, has_images)
+
+
+def _detected(rows: list[Row], place: str, columns: Mapping[str, str]) -> str:
+    try:
+        return formats.detect(rows, place, columns=columns)
+    except DataError as error:
+        raise UnknownFormat(error.what, where=error.where, fix=error.fix) from error

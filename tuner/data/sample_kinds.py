@@ -43,6 +43,11 @@ def kinds_of(objective: str) -> tuple[type, ...]:
     return _SAMPLES[facts_of(objective).rows]
 
 
+def learners_of(kind: type) -> tuple[str, ...]:
+    """Return the objectives that learn from samples of a kind."""
+    return tuple(name for name in OBJECTIVES if kind in kinds_of(name))
+
+
 def for_objective(sample: Sample, objective: str, name: str, place: str) -> tuple[Sample, ...]:
     """Return what the objective learns from a sample of format `name`: itself, or the two answers of a pair.
 
@@ -83,7 +88,7 @@ def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:
 
 
 def _way_out(sample: Sample, objective: str) -> str:
-    others = "/".join(other for other in OBJECTIVES if isinstance(sample, kinds_of(other)))
+    others = "/".join(learners_of(type(sample)))
     if isinstance(sample, Pair) and facts_of(objective).packs:
         return f"Train it with objective {others}, or set format='chosen' to learn only from the chosen answers."
     return f"Train it with objective {others}, or choose other data."

@@ -15,8 +15,7 @@ from tuner.importers.translation import Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
 from tuner.recipes.loading import validate, with_xtuner
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
-from tuner.recipes.overrides import layer_of
-from tuner.recipes.recipe import read_base
+from tuner.recipes.recipe import layer_of, read_base
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 

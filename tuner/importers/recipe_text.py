@@ -13,7 +13,7 @@ from tuner.errors import visible
 from tuner.importers.document import Block, Keys
 from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Outcome, Setting
-from tuner.recipes.recipe import render, render_docstring
+from tuner.recipes.standalone import render, render_docstring
 
 _WIDTH = 120
 _MAX_LINES, _MAX_KEYS = 300, 12

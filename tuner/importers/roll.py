@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import RecipeError
-from tuner.importers import deepspeed, key_tables, roll_distill, roll_pipeline, shared_rules
+from tuner.importers import deepspeed, key_tables, roll_pipeline, shared_rules
 from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
@@ -49,7 +49,7 @@ def _prepare(t: Translation) -> None:
     is_dpo = role == "actor_train" and any(key in values for key in ("chosen_key", "rejected_key", "ipo"))
     t.objective = "dpo" if is_dpo else "sft"
     if role == "student":
-        roll_distill.prepare(t)
+        roll_pipeline.prepare_distillation(t)
     elif role == "actor_train" and not is_dpo and roll_pipeline.GRPO in OBJECTIVES:
         roll_pipeline.prepare(t)
     elif role == "actor_train" and not is_dpo:
@@ -180,7 +180,7 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         **warm,
         **(adapter if is_lora else {}),
         **({} if document.values.get("sequence_length") else {"_packing": False}),
-        **(roll_distill.DEFAULTS if role == "student" else {}),
+        **(roll_pipeline.DISTILL_DEFAULTS if role == "student" else {}),
     }
 
 
@@ -207,7 +207,7 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
 }
 
 _WORDS = key_tables.of("roll")
-_PIPELINES = {**roll_pipeline.RULES, **roll_distill.RULES}
+_PIPELINES = {**roll_pipeline.RULES, **roll_pipeline.DISTILL_RULES}
 TABLE: Mapping[str, Rule] = {
     **_PIPELINES,  # first: their patterns are narrower
     **{key: rule for key, rule in _WORDS.rules.items() if key not in _PIPELINES},

@@ -19,7 +19,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors, write_text
-from tuner.lab import small_vision, stand_ins
+from tuner.lab import stand_ins
 from tuner.launch import preflight, render, supervise
 from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
@@ -29,7 +29,7 @@ from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
-from tuner.runs import directory
+from tuner.runs import creation
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _Smoke:
         assert facts is not None, "refused before"
         model, folder = self.loaded.with_template_text().config.model, self.scratch / "model"
         if self.loaded.config.reads_images:
-            small, num_parameters, self.processor, is_own = small_vision.make(model, facts, folder, seed)
+            small, num_parameters, self.processor, is_own = stand_ins.make_vision_model(model, facts, folder, seed)
             stand_in = "a small LLaVA stands in for the model"
         else:
             tokenizer, is_own = stand_ins.tokenizer_of(model)
@@ -233,7 +233,7 @@ class _Smoke:
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""
-        run = directory.create(plan.run_path, render.files(plan), resume=False)
+        run = creation.create(plan.run_path, render.files(plan), resume=False)
         if code := supervise.run_ranks(plan, run, shows_rank_0=False):
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)

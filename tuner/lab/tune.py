@@ -32,7 +32,7 @@ from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
-from tuner.runs import directory
+from tuner.runs import creation
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice
 from tuner.zero.config import BASE
@@ -250,7 +250,7 @@ class _Bench:
         run = self._resolved(candidate)
         if self.num_runs == 1:
             preflight.check(run)
-        files = directory.create(run.run_path, render.files(run), resume=False)
+        files = creation.create(run.run_path, render.files(run), resume=False)
         # The row of the candidate has the failure.
         code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
         status = files.read_json(files.status)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import paths
+from tuner.data.holdout import Holdout
 from tuner.errors import DataError
 from tuner.files import read_json_object
 from tuner.fit import parameters
@@ -143,8 +144,6 @@ def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> Datas
     """Return the size of a data set without the rows that are held out."""
     if counted.rows is None:
         return counted
-    from tuner.data.mixing import Holdout
-
     holdout = Holdout.of(dataset)
     if holdout is None:
         return counted

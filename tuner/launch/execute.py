@@ -17,7 +17,7 @@ from tuner.launch import render, retry, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import slurm
-from tuner.runs import checkpoints, directory, lock
+from tuner.runs import checkpoints, creation, directory, lock
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
 
@@ -63,9 +63,7 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
     if not resolved.topology.leads:
         return directory.wait_for(resolved.run_path, resolved.launch_id)
     files, resume = render.files(resolved), resolved.is_known_run
-    return directory.create(
-        resolved.run_path, files, resume=resume, environ=resolved.environ, has_ended=slurm.has_ended
-    )
+    return creation.create(resolved.run_path, files, resume=resume, environ=resolved.environ, has_ended=slurm.has_ended)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tuner import __version__, assets, paths
+from tuner.assets import WORKER
 from tuner.files import JsonObject, dump_json, read_json_object
 from tuner.launch import fitting
 from tuner.launch.resolved_run import ResolvedRun
@@ -17,7 +18,6 @@ from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes.schema import Model, resolved_document
 from tuner.runs.directory import RunDirectory
-from tuner.runs.lock import WORKER
 from tuner.zero.config import swap_paths
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"

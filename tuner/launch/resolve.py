@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.errors import RecipeError, UsageError
 from tuner.files import JsonObject, dump_json, sha256
@@ -27,11 +28,12 @@ from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import directory
-from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-from tuner.runs.resume_point import LoadAs, resume_from
 from tuner.zero.config import FinalConfig, stage, with_measurement_folders
 from tuner.zero.recipe_values import is_auto
+
+if TYPE_CHECKING:
+    from tuner.runs.checkpoints import Checkpoint
 
 _LOGITS_OF_HOST = 0.25
 """The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
@@ -68,10 +70,10 @@ def resolve_run(
     if request.resume is None:
         start = _new_start(fresh, topology, is_named=request.work_dir is not None)
     else:
-        from tuner.launch import resuming  # 250 lines that a new run does not need
+        from tuner.launch import resuming  # 900 lines with what it imports, and a new run needs none of them
 
         start = resuming.find_start(request.resume, request.work_dir, home, fresh, topology)
-    checkpoint = start.checkpoint
+    checkpoint, point = start.checkpoint, None
     on_ranks, level, notes = recipe, request.deepspeed, start.notes
     if checkpoint:
         ranks = data_parallel_ranks(recipe.config, topology.world_size)
@@ -79,9 +81,11 @@ def resolve_run(
         level = resuming.level(on_ranks, request.deepspeed, checkpoint)
     resolved = resolve_recipe(on_ranks, level, topology, hardware, ignore_fit=request.ignore_fit)
     state = _state(resolved, recipe)
-    point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
-    if point and point.load_as is LoadAs.UNIVERSAL:
-        resolved = replace(resolved, final=resuming.load_universal(resolved.final))
+    if checkpoint:
+        point, final, state_notes = resuming.load_into(
+            resolved.final, checkpoint, state, weights=request.resume_weights
+        )
+        resolved = replace(resolved, final=final)
     measured = with_measurement_folders(resolved.final, RunDirectory(start.run_path).measurements)
     resolved = replace(resolved, final=measured)
     if warning := leftovers_warning(environ, request.flags.launcher):

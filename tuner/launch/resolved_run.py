@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from tuner.files import JsonObject
 from tuner.fit.levels import Fit
@@ -14,9 +14,11 @@ from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, LaunchFlags, Topology
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.runs.checkpoints import Checkpoint
-from tuner.runs.resume_point import ResumePoint
 from tuner.zero.config import Document, FinalConfig
+
+if TYPE_CHECKING:
+    from tuner.runs.checkpoints import Checkpoint
+    from tuner.runs.resume_point import ResumePoint
 
 
 class Request(NamedTuple):

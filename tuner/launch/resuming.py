@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
+from tuner.files import ReadOnlyJson
 from tuner.fit.levels import LEVELS
 from tuner.fit.shares import samples_of_rank
 from tuner.launch.resolved_run import Start, batch_settings, is_already_started
@@ -21,6 +22,7 @@ from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import ResumePoint, resume_from
 from tuner.zero.config import FinalConfig
 from tuner.zero.recipe_values import is_auto
 
@@ -182,7 +184,24 @@ def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint) -> str 
     return saved if is_auto(loaded, deepspeed) and saved in LEVELS else deepspeed
 
 
-def load_universal(final: FinalConfig) -> FinalConfig:
+def load_into(
+    final: FinalConfig, checkpoint: Checkpoint, state: ReadOnlyJson, *, weights: bool
+) -> tuple[ResumePoint, FinalConfig, tuple[str, ...]]:
+    """Return how a run loads a checkpoint, its DeepSpeed config for that, and notes for the user.
+
+    Args:
+        final: The DeepSpeed config without the resume.
+        state: The facts that the run's own checkpoints will hold.
+        weights: Load only the weights if the optimizer's states cannot be loaded (--resume-weights).
+
+    Raises:
+        IncompatibleStates: the states cannot be loaded, and `weights` is False.
+    """
+    point, notes = resume_from(checkpoint, state, weights=weights)
+    return point, _load_universal(final) if point.is_redistributed else final, notes
+
+
+def _load_universal(final: FinalConfig) -> FinalConfig:
     """Return the DeepSpeed config of an attempt that loads a universal checkpoint: DeepSpeed needs a key for that."""
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
     origin = Origin.derived("--resume: the checkpoint was saved by another number of ranks")

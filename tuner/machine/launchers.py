@@ -1,15 +1,14 @@
-"""Flags and variables of torchrun, Slurm, MPI, Kubernetes and others -> the topology of a run.
+"""Flags and variables -> the topology of a run: how many nodes and ranks there are, and who starts them.
 
-With `slurm` and `variables` alone it reads launch variables; it starts nothing.
+`started_ranks` decides it where another launcher has started this process as a rank. It starts nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from tuner.errors import MachineError, UsageError
-from tuner.machine import slurm, variables
+from tuner.machine import variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
 from tuner.machine.variables import Settings, count, settings_of, text
 
@@ -59,7 +58,7 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
             or a launcher that does not fit where this process runs.
         MachineError: more processes than GPUs.
     """
-    topology = _RESOLVERS[flags.launcher](flags, environ, num_gpus)
+    topology = _topology(flags, environ, num_gpus)
     if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, environ, num_gpus):
         where = flags.file or "--nproc-per-node / NPROC_PER_NODE"
         fix = f"Start at most {num_gpus}, one per GPU: --nproc-per-node {num_gpus}."
@@ -72,6 +71,19 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
     return topology
 
 
+def _topology(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    if flags.launcher == "torchrun":
+        _refuse_inside_a_launcher(flags, environ)
+        return _nodes(settings_of(flags._asdict(), environ), num_gpus)
+    if flags.launcher == "none":
+        return _one_process(flags, environ)
+    from tuner.machine import clusters, started_ranks  # 500 lines with Slurm's; tuner itself starts most runs
+
+    if flags.launcher == "env" and clusters.of_rank(environ) is None and (of_cluster := clusters.nodes(environ)):
+        return _nodes(settings_of(flags._asdict(), environ, of_cluster), num_gpus)
+    return started_ranks.resolve(flags, environ, num_gpus)
+
+
 def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: int) -> bool:
     # --gpus-per-task=1 shows one GPU to every task, so fewer are visible than there are tasks. Slurm counts the
     # node's GPUs: where they are too few, tasks share one, which NCCL refuses. Other launchers leave that to scripts,
@@ -82,11 +94,6 @@ def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: in
         return bool(environ.get("CUDA_VISIBLE_DEVICES"))
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     return not on_node.isdecimal() or int(on_node) >= topology.nproc_per_node
-
-
-def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    _refuse_inside_a_launcher(flags, environ)
-    return _nodes(settings_of(flags._asdict(), environ), num_gpus)
 
 
 def _nodes(settings: Settings, num_gpus: int) -> Topology:
@@ -110,7 +117,7 @@ def _nodes(settings: Settings, num_gpus: int) -> Topology:
     return Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
 
 
-def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+def _one_process(flags: LaunchFlags, environ: Mapping[str, str]) -> Topology:
     _refuse_inside_a_launcher(flags, environ)
     settings = settings_of(flags._asdict(), environ)
     for name, only in (("--nproc-per-node", 1), ("--nnodes", 1), ("--node-rank", 0)):
@@ -126,111 +133,6 @@ def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topo
     return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
 
 
-def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    # The batch shell has SLURM_PROCID=0 as rank 0 has; only a task of srun has a step.
-    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
-        fix = "Start it with: srun ... tuner train ... --launcher slurm."
-        raise UsageError("not inside srun", where="--launcher slurm", fix=fix)
-    world = slurm.count(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    nodes = slurm.count(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    node_rank, local_rank = slurm.count(environ, "SLURM_NODEID"), slurm.count(environ, "SLURM_LOCALID")
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
-    spread = slurm.expand_tasks(tasks)
-    if node_rank >= len(spread):
-        raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
-    nproc = spread[node_rank]
-    _refuse_other_geometry(settings_of(flags._asdict(), environ), nproc, nodes, "srun")
-    job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
-    port = count(settings_of(flags._asdict(), {}), "--master-port", maximum=65535)
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-    return Topology(
-        "slurm",
-        nodes,
-        node_rank,
-        nproc,
-        world,
-        rank=slurm.count(environ, "SLURM_PROCID"),
-        local_rank=local_rank % num_gpus if num_gpus else local_rank,
-        master_addr=flags.master_addr or slurm.first_host(hosts),
-        master_port=port or slurm.port(job, step, environ.get("SLURM_RESTART_COUNT", "0")),
-        job=job,
-        tasks=tuple(spread),
-    )
-
-
-def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    place = variables.of_mpi(environ)
-    if place is None:
-        fix = "Start it with: mpirun -np 2 tuner train ... --launcher mpi."
-        if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
-            fix += " Under srun: --launcher slurm."
-        raise UsageError("not inside mpirun", where="--launcher mpi", fix=fix)
-    # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
-    job = environ.get("PMIX_NAMESPACE")
-    port = slurm.port(job, "mpi") if job else DEFAULT_PORT
-    return _rank("mpi", place, settings_of(flags._asdict(), environ), num_gpus, port)
-
-
-def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    place = variables.of_rank(environ)
-    if place:
-        return _rank("env", place, settings_of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
-    of_cluster = variables.nodes(environ)
-    if not of_cluster:
-        fix = "It reads RANK, WORLD_SIZE and LOCAL_RANK, or the variables of Kubeflow, Volcano or SkyPilot."
-        raise UsageError(
-            "no environment variable sets the number of this rank or node", where="--launcher env", fix=fix
-        )
-    return _nodes(settings_of(flags._asdict(), environ, of_cluster), num_gpus)
-
-
-def _rank(
-    launcher: Literal["mpi", "env"], place: variables.Place, settings: Settings, num_gpus: int, port: int
-) -> Topology:
-    """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
-    meeting: Settings = {
-        name: {name: settings[name][name]} for name in ("--master-addr", "--master-port") if name in settings[name]
-    }
-    settings = {**settings, **meeting}
-    address = text(settings, "--master-addr")
-    nproc = place.local_world_size or count(settings, "--nproc-per-node")
-    if nproc is None:
-        if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
-            fix = "Set LOCAL_WORLD_SIZE or --nproc-per-node."
-            raise UsageError("the number of ranks per node is unknown", where=place.launcher, fix=fix)
-        nproc = place.world_size
-    nodes = -(-place.world_size // nproc)
-    _refuse_other_geometry(settings, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
-    if nodes > 1 and address is None:
-        fix = "Set the host of rank 0 on all ranks: --master-addr HOST or MASTER_ADDR."
-        raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
-    return Topology(
-        launcher,
-        nodes,
-        place.rank // nproc,
-        nproc,
-        place.world_size,
-        rank=place.rank,
-        local_rank=place.local_rank % num_gpus if num_gpus else place.local_rank,
-        master_addr=address or "127.0.0.1",
-        master_port=count(settings, "--master-port", maximum=65535) or port,
-    )
-
-
-_RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm, "mpi": _mpi, "env": _env}
-
-
-def _refuse_other_geometry(settings: Settings, nproc: int, nodes: int, starter: str) -> None:
-    for name, started, unit, option in (
-        ("--nproc-per-node", nproc, "processes per node", "--ntasks-per-node"),
-        ("--nnodes", nodes, "nodes", "--nodes"),
-    ):
-        wanted = count(settings, name)
-        if wanted not in (None, started):
-            fix = f"Remove it, or use srun {option}={wanted}." if starter == "srun" else "Remove it."
-            raise UsageError(f"{wanted} {unit}, but {starter} started {started}", where=variables.where(name), fix=fix)
-
-
 def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) -> None:
     if "TORCHELASTIC_RUN_ID" in environ or {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
         fix = (
@@ -239,7 +141,7 @@ def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) ->
         )
         raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
+    if "SLURM_STEP_ID" in environ and variables.COUNT.fullmatch(tasks) and int(tasks) > 1:
         fix = "Add --launcher slurm; otherwise every task would start a run of its own."
         raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
     # After Slurm, which sets the same for MPIs that ask for it. An mpirun may start one node each, if it is told to.

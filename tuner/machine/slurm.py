@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from tuner.errors import MachineError, TunerError, UsageError
+from tuner.machine.variables import COUNT
 
 MAX_REQUEUES = "TUNER_MAX_REQUEUES"
 """Set by the script of `tuner submit`: how often a job may put itself back into the queue; unset: never."""
-COUNT = re.compile(r"[0-9]{1,7}")
-"""A count that int() takes: str.isdigit() is also true of "²", and of more digits than Python converts."""
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT"),

@@ -6,7 +6,10 @@ It does not train, and it runs a model's own code only if the recipe pins a comm
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +23,15 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers.integrations import apply_liger_kernel
 
 from tuner import assets, paths
 from tuner import vocabulary as vocabularies
 from tuner.errors import DiskError, MachineError, ModelError
+from tuner.files import disk_errors, make_folder
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, compat, integrity, llava, vision
-from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import Teacher
@@ -40,6 +44,10 @@ LoadOptions = dict[str, Any]
 """Keyword arguments of `from_pretrained`."""
 
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
+
+TINY_WEIGHTS = "model.safetensors"
+_TINY_VERSION, _TINY_SEED = 1, 0
+_CACHE_FIX = "Set TUNER_CACHE to a writable folder with free space."
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """Stored formats that transformers turns into 16-bit weights while it loads a checkpoint."""
@@ -73,7 +81,7 @@ def source(model: Model, *, weights: bool = True) -> str:
     assert model.path is not None, "checked before the ranks start"
     path = model.path
     if path.startswith(assets.ASSET):
-        path = str(materialize(Path(assets.asset(path)), CACHE))
+        path = str(make_tiny(Path(assets.asset(path)), CACHE))
     elif folder := paths.local(path):
         path = str(folder)
     if model.vision is None or llava.is_joined(path):
@@ -365,6 +373,73 @@ def quantized(
 def pinned(model: Model) -> LoadOptions:
     """Return the arguments of `from_pretrained` for the commit, and for whether its code may run."""
     return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+
+
+def make_tiny(shipped: Path, cache: Path) -> Path:
+    """Return the folder of a small model of the package below `cache`, made from the `shipped` files if it is missing.
+
+    The folder's name holds a hash of these files, so changed files get new weights. Several processes may call this
+    at once: each makes its own copy, and the first copy under the final name is kept.
+
+    Raises:
+        DiskError: `cache` cannot be written.
+    """
+    folder = cache / f"tiny-v{_TINY_VERSION}-{_hash_of_files(shipped)}"
+    with disk_errors(folder, _CACHE_FIX):
+        if folder.is_dir():
+            return folder
+        make_folder(cache)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{folder.name}.") as temporary:
+            draft = Path(temporary) / folder.name
+            shutil.copytree(shipped, draft, copy_function=shutil.copyfile)
+            _write_tiny(draft)
+            _publish(draft, folder)
+    return folder
+
+
+def _hash_of_files(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _publish(draft: Path, folder: Path) -> None:
+    try:
+        draft.rename(folder)
+    except OSError:
+        # A rename cannot replace a folder with files: another process was first.
+        if not folder.is_dir():
+            raise
+
+
+def _write_tiny(folder: Path) -> None:
+    save_file(_tiny_weights(folder), folder / TINY_WEIGHTS, metadata={"format": "pt"})
+
+
+def _tiny_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return fp32 tensors by name for the config in `folder`: norms 1, biases 0, else uniform noise around 0.
+
+    Uniform noise needs only exact arithmetic; the logarithms for normal noise depend on the vector width. The library's
+    own initialization is not used, because its order of draws changes between versions.
+    """
+    config = transformers.AutoConfig.from_pretrained(folder)
+    auto = transformers.AutoModelForCausalLM
+    if compat.reads_images(config):
+        auto = transformers.AutoModelForImageTextToText
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    generator = torch.Generator().manual_seed(_TINY_SEED)
+    width = config.get_text_config().initializer_range * 12**0.5
+
+    def values(name: str, weight: torch.Tensor) -> torch.Tensor:
+        if name.endswith("bias"):
+            return torch.zeros(weight.shape)
+        if weight.ndim == 1:
+            return torch.ones(weight.shape)
+        return (torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5) * width
+
+    return {name: values(name, weight) for name, weight in sorted(model.named_parameters())}
 
 
 class explained:

@@ -6,30 +6,24 @@ Order, later wins: base, model, method, objective, dataset, epochs, recipe files
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from tuner import paths
 from tuner.assets import TEMPLATES
-from tuner.errors import RecipeError, brief_repr, did_you_mean, together
+from tuner.errors import RecipeError, brief_repr
 from tuner.files import JsonObject, is_writable
 from tuner.recipes import catalog, data_sets, model_facts, starting_weights
-from tuner.recipes.aliases import instead_of_objective, key_hint
-from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, leaves, lookup, nested
-from tuner.recipes.overrides import layer_of
-from tuner.recipes.overrides import layers as override_layers
-from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
+from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
+from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_xtuner
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
-from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
-from tuner.recipes.schema.objectives import objectives_with
+from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
 _CALLBACKS, _REWARDS = "train_cfg.callbacks", "objective.rewards"
 _USES = {_CALLBACKS: ("callbacks", "training"), _REWARDS: ("rewards", "rewards")}
@@ -56,9 +50,12 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     merged = Merged()
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides):
         merged.lay(layer)
-    for layer in override_layers(overrides, merged, name):
-        merged.lay(layer)
-        model_facts.derive_architecture(merged)  # before the next override: it may change one of the new model's facts
+    if overrides != Overrides():
+        from tuner.recipes.overrides import layers  # 450 lines with the words of other tools
+
+        for layer in layers(overrides, merged, name):
+            merged.lay(layer)
+            model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
     model_facts.derive_architecture(merged)
     _settle(merged)
     config = validate(merged)
@@ -371,62 +368,12 @@ def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
         refusal = xtuner_error(source.path, error.where)
         if not allow_code:
             raise refusal or error from None
+    from tuner.recipes.code_file import run_file  # mmengine
+
     try:
         return run_file(source.path, source.shown)
     except RecipeError as error:
         raise refusal or error from None
-
-
-_TRIES = 5
-_PAUSE = 0.2
-
-
-def run_file(path: Path, shown: str) -> RecipeFile:
-    """Run a file with mmengine and return its values, without their lines.
-
-    Raises:
-        RecipeError: mmengine cannot read it, or it imports a module that is not installed. Other exceptions of the
-            file's own code are not caught.
-    """
-    config = mmengine_config()
-    from mmengine.config.utils import ConfigParsingError
-
-    # mmengine does not run the imports of a file that it takes for a lazy config: `os.sep` would be a placeholder.
-    lazy = None if b"read_base" in path.read_bytes() else False
-    try:
-        values = dict(config.fromfile(path, lazy_import=lazy).to_dict())
-    except (OSError, SyntaxError, ConfigParsingError) as error:
-        fix = "In a file with code, mmengine reads `_base_`: it must be file paths."
-        raise RecipeError(f"mmengine cannot read the recipe: {error}", where=shown, fix=fix) from None
-    except ImportError as error:
-        fix = "Install it, or put the folder that holds it on PYTHONPATH."
-        raise RecipeError(f"the recipe's code cannot import: {error}", where=shown, fix=fix) from None
-    known = set(RecipeConfig.model_fields)
-    return RecipeFile(shown, values, {}, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
-
-
-def mmengine_config() -> Any:
-    """Return mmengine's Config class, also while another process imports it for the first time on this machine.
-
-    yapf 0.43, which mmengine imports, creates its cache file before it writes to it, so a process that starts at the
-    same moment (another task of Slurm) reads an empty file and fails.
-
-    Raises:
-        EOFError: yapf's cache stays empty.
-    """
-    for left in reversed(range(_TRIES)):
-        try:
-            from mmengine.config import Config
-
-            return Config
-        except EOFError:
-            if not left:
-                raise
-            time.sleep(_PAUSE)
-    raise AssertionError("the last try returns or raises")
-
-
-_MAX_MISTAKES = 20
 
 
 def validate(merged: Merged) -> RecipeConfig:
@@ -438,82 +385,6 @@ def validate(merged: Merged) -> RecipeConfig:
     try:
         return RecipeConfig.model_validate(merged.values)
     except ValidationError as error:
-        mistakes: dict[Keys, RecipeError] = {}
-        for detail in error.errors(include_url=False):
-            if len(mistakes) == _MAX_MISTAKES:
-                break
-            keys = _keys(detail, merged)
-            # pydantic reports a wrong value of a union once for each of its branches.
-            mistakes.setdefault(keys, _explain(detail, keys, merged))
-    errors = [*mistakes.values()]
-    if len(errors) == _MAX_MISTAKES:
-        errors[-1].fix = f"{errors[-1].fix or ''} These are the first {_MAX_MISTAKES} mistakes.".strip()
-    raise together(errors)
+        from tuner.recipes import mistaken  # 300 lines with the names of other tools, and most recipes are right
 
-
-def _keys(detail: ErrorDetails, merged: Merged) -> Keys:
-    """Return the recipe's key of an error."""
-    keys = tuple(str(key) for key in detail["loc"])
-    if detail["type"] == "extra_forbidden" and _of_another_objective(keys):
-        return ("objective", "type")  # one wrong type, however many settings do not fit it
-    if detail["type"] in ("missing", "extra_forbidden"):
-        return keys
-    # A location may end in a union's branch or a list's index ('target_modules', 'str'): keep the recipe's keys.
-    while lookup(merged.values, keys, ...) is ...:
-        keys = keys[:-1]
-    return keys
-
-
-def _explain(detail: ErrorDetails, keys: Keys, merged: Merged) -> RecipeError:
-    place = merged.place_of(keys)
-    dotted, where = ".".join(keys), None if place.kind is Kind.DEFAULT else place
-    match detail["type"]:
-        case "extra_forbidden" if keys == ("objective", "type"):
-            return _wrong_objective(str(detail["loc"][-1]), merged)
-        case "extra_forbidden":
-            siblings = (known[-1] for known in schema_keys() if known[:-1] == keys[:-1])
-            return RecipeError(f"no key {dotted!r}", where=where, fix=key_hint(keys[-1], siblings))
-        case "missing":
-            return RecipeError(f"{dotted} is missing", where=where, fix=f"Set {dotted}.")
-        case "union_tag_not_found":
-            return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
-        case "union_tag_invalid":
-            context = detail["ctx"]
-            if keys == ("objective",) and (instead := instead_of_objective(context["tag"])):
-                place = merged.place_of((*keys, "type"))
-                return RecipeError(f"tuner has no objective {context['tag']!r}", where=place, fix=instead)
-            return _none_of((*keys, "type"), context["tag"], context["expected_tags"], merged)
-        case "literal_error":
-            return _none_of(keys, detail["input"], detail["ctx"]["expected"], merged)
-        case "wrong_key":
-            return RecipeError(f"{dotted}: {detail['msg']}", where=merged.place_of((*keys, detail["ctx"]["key"])))
-    message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
-    if isinstance(detail["input"], dict) and keys:
-        return RecipeError(f"{dotted}: {message}", where=where)
-    return RecipeError(f"{dotted} = {brief_repr(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
-
-
-def _none_of(keys: Keys, value: object, expected: str, merged: Merged) -> RecipeError:
-    hint = did_you_mean(value, _choices(schema_keys().get(keys))) if isinstance(value, str) else ""
-    message = f"{'.'.join(keys)} = {brief_repr(value)}: input should be {expected}"
-    return RecipeError(message, where=merged.place_of(keys), fix=hint or None)
-
-
-def _choices(annotation: object) -> list[str]:
-    """Return the texts of all `Literal`s in an annotation."""
-    inner = get_args(annotation)
-    return [one for one in inner if isinstance(one, str)] + [text for one in inner for text in _choices(one)]
-
-
-def _of_another_objective(keys: Keys) -> bool:
-    return keys[:1] == ("objective",) and len(keys) == 2 and bool(objectives_with(keys[1]))
-
-
-def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
-    """Return the error for a setting that the objective does not have; the fix changes the later of the two."""
-    kind = merged.values["objective"]["type"]
-    message = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
-    if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
-        return RecipeError(message, where=merged.place_of(("objective", setting)), fix=f"Remove {setting}.")
-    fix = f"Use the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
-    return RecipeError(message, where=merged.place_of(("objective", "type")), fix=fix)
+        raise mistaken.explained(error, merged) from None

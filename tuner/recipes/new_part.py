@@ -12,7 +12,7 @@ from tuner import paths
 from tuner.errors import ModelError, UsageError
 from tuner.files import JsonObject, read_json_object
 from tuner.recipes import catalog, model_facts, starting_weights
-from tuner.recipes.recipe import render, render_docstring
+from tuner.recipes.standalone import render, render_docstring
 
 _WEIGHTS = (".safetensors", ".bin")
 _LONGEST = 90

@@ -13,10 +13,9 @@ from tuner import paths
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.files import JsonObject
 from tuner.recipes import aliases, catalog, data_sets, starting_weights
-from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
-from tuner.recipes.recipe import Overrides
-from tuner.recipes.recipe_file import RecipeFile, read_part, read_value
+from tuner.recipes.recipe import Overrides, layer_of
+from tuner.recipes.recipe_file import read_part, read_value
 from tuner.recipes.schema import LOADERS, RecipeConfig, one_data_set, schema_keys
 
 _NOTHING = {"none", "null"}
@@ -193,22 +192,6 @@ _FlagLayer = Callable[[Place, Any, Merged], Layer]
 """The function that makes the layer of a flag's value; each takes the type of its flag's value."""
 PYTHON = "override"
 """The word before a key in messages about a call in Python, in place of a flag."""
-
-
-def layer_of(source: RecipeFile) -> Layer:
-    """Return a file's values as a layer, without its helpers.
-
-    Raises:
-        RecipeError: a key that no recipe has.
-    """
-    known = set(RecipeConfig.model_fields)
-    values: JsonObject = {}
-    for key, value in source.values.items():
-        if key in known:
-            values[key] = value
-        elif key not in source.helpers and key != "_base_":
-            raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
-    return Layer(values, source.place)
 
 
 def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:

@@ -12,7 +12,6 @@ from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.recipes.schema.architecture import MAX_LAYERS
 from tuner.runs.directory import resume_command
-from tuner.vocabulary import TEACHER
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000
@@ -111,6 +110,8 @@ def check_teacher(config: RecipeConfig) -> None:
     teacher = config.objective.taught_by
     if teacher is None:
         return
+    from tuner.vocabulary import TEACHER  # few objectives have a teacher
+
     if not teacher.path:
         fix = "Give one: --set teacher=PATH, a folder, a run, or an id on the hub."
         raise ModelError("no teacher is given", where=TEACHER, fix=fix)

@@ -1,13 +1,10 @@
-"""A recipe: its checked values, each with its origin, the overrides that changed it, and its text as one file.
+"""A recipe: its checked values, each with its origin, and the overrides that changed it. `standalone` writes its text.
 
 `loading` makes recipes; this module reads the base recipe alone.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -16,9 +13,8 @@ from typing import NamedTuple
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, UsageError
 from tuner.files import JsonObject, is_writable
-from tuner.notebook import lines_of, table
 from tuner.recipes import catalog
-from tuner.recipes.merging import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Layer, Origin, Place
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
@@ -102,9 +98,13 @@ class Recipe:
         return self.config.model_dump()
 
     def __repr__(self) -> str:
+        from tuner.notebook import lines_of  # for Python's callers
+
         return "\n".join((f"Recipe {self.name!r}", *lines_of(self._facts())))
 
     def _repr_html_(self) -> str:
+        from tuner.notebook import table  # for notebooks
+
         return table(self._facts(), title=f"Recipe {self.name}")
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -152,16 +152,15 @@ class Recipe:
 
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file with this recipe, without any base."""
-        base = catalog.BASE.read_text(encoding="utf-8")
-        delta = _difference(read_base().values, self._lasting)
-        return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
+        from tuner.recipes import standalone  # 140 lines, for commands that write a recipe
+
+        return standalone.python_text(self.name, self._lasting, read_base().values, note)
 
     def standalone_yaml(self, note: str = "") -> str:
         """Return the same as YAML, without comments."""
-        import yaml  # type: ignore[import-untyped]  # PyYAML, which a recipe in Python does without
+        from tuner.recipes import standalone  # as above
 
-        values = yaml.safe_dump(_lists(self._lasting), sort_keys=False, allow_unicode=True, width=120)
-        return f"# {self.name}: one standalone recipe.{note}\n{values}"
+        return standalone.yaml_text(self.name, self._lasting, note)
 
     @property
     def _lasting(self) -> JsonObject:
@@ -184,6 +183,24 @@ def lasting_template(name: str | None) -> str | None:
     return text if len(text) <= MAX_TEXT else str(file.path)
 
 
+def layer_of(source: RecipeFile) -> Layer:
+    """Return a file's values as a layer, without its helpers.
+
+    Raises:
+        RecipeError: a key that no recipe has.
+    """
+    known = set(RecipeConfig.model_fields)
+    values: JsonObject = {}
+    for key, value in source.values.items():
+        if key in known:
+            values[key] = value
+        elif key not in source.helpers and key != "_base_":
+            from tuner.recipes.aliases import key_hint  # for a mistake
+
+            raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
+    return Layer(values, source.place)
+
+
 def read_base() -> RecipeFile:
     """Return the base recipe's file: every default."""
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
@@ -192,126 +209,3 @@ def read_base() -> RecipeFile:
 def read_xtuner() -> RecipeFile:
     """Return XTuner's defaults, which its recipe names keep; they are laid over the base."""
     return read_file(catalog.XTUNER_DEFAULTS, "configs/xtuner.py", Kind.PACKAGE)
-
-
-def _lists(value: object) -> object:
-    """Return a value with lists in place of tuples, which YAML does not have."""
-    if isinstance(value, dict):
-        return {key: _lists(inner) for key, inner in value.items()}
-    return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _difference(base: JsonObject, values: JsonObject) -> JsonObject:
-    differing: JsonObject = {}
-    for key, value in values.items():
-        old = base.get(key, ...)
-        if isinstance(value, dict) and isinstance(old, dict):
-            inner = _difference(old, value)
-            if inner:
-                differing[key] = inner
-        elif value != old:
-            differing[key] = value
-    return differing
-
-
-def flatten(base: str, delta: JsonObject, header: str) -> str:
-    """Return the text `base` with the values of `delta`, and with `header` as its docstring.
-
-    Args:
-        base: A recipe's text; its top-level values are literals and `dict(...)`.
-        delta: Nested values; a key that a dict of the base lacks is added, and must be a plain word.
-        header: One paragraph about the new file.
-    """
-    edits: list[tuple[int, int, str]] = []
-    tree = ast.parse(base)
-    text = _Text(base)
-    tail = ""
-    nodes = {node.targets[0].id: node.value for node in tree.body if _is_assignment(node)}  # type: ignore[attr-defined]
-    for key, value in delta.items():
-        if key in nodes:
-            _replace(nodes[key], value, 0, text, edits)
-        else:
-            tail += f"\n{key} = {render(value, 0)}\n"
-    docstring = tree.body[0]
-    edits.append((*text.span(docstring), render_docstring(header)))
-    return text.edited(edits) + tail
-
-
-def render(value: object, indent: int) -> str:
-    """Return a value as recipe source; a dict or a list that is too long for a line gets one line for each item."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # every escape of JSON means the same in Python
-    if isinstance(value, dict) and all(_is_word(key) for key in value):
-        words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
-        start, end = "dict(", ")"
-    elif isinstance(value, dict):
-        words = [f"{render(key, 0)}: {render(item, indent + 4)}" for key, item in value.items()]
-        start, end = "{", "}"
-    elif isinstance(value, list | tuple) and value:
-        words = [render(item, indent + 4) for item in value]
-        start, end = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-    else:
-        return repr(value)
-    line = f"{start}{', '.join(words)}{end}"
-    if len(line) + indent <= 90 and "\n" not in line:
-        return line
-    pad = " " * (indent + 4)
-    return f"{start}\n" + "".join(f"{pad}{word},\n" for word in words) + " " * indent + end[-1]
-
-
-def render_docstring(text: str) -> str:
-    """Return `text` as a docstring; no text can end it early."""
-    safe = text.replace("\\", "\\\\").replace('"', "'")
-    return f'"""{safe}"""'
-
-
-class _Text:
-    def __init__(self, text: str) -> None:
-        self.raw = text.encode()
-        self.starts = [0]
-        for line in text.splitlines(keepends=True):
-            self.starts.append(self.starts[-1] + len(line.encode()))
-
-    def at(self, line: int, column: int) -> int:
-        return self.starts[line - 1] + column
-
-    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
-
-    def edited(self, edits: list[tuple[int, int, str]]) -> str:
-        raw = self.raw
-        for start, end, new in sorted(edits, reverse=True):
-            raw = raw[:start] + new.encode() + raw[end:]
-        return raw.decode()
-
-
-def _is_assignment(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-
-
-def _is_word(key: object) -> bool:
-    # Python reads names beyond ASCII in a normal form of its own, and cannot pass `class` or `__debug__` as a word.
-    if not isinstance(key, str):
-        return False
-    return key.isascii() and key.isidentifier() and not keyword.iskeyword(key) and not key.startswith("__")
-
-
-def _replace(node: ast.expr, value: object, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:
-    if not (isinstance(value, dict) and isinstance(node, ast.Call)):
-        edits.append((*text.span(node), render(value, indent)))
-        return
-    have = {keyword.arg: keyword.value for keyword in node.keywords}
-    new = {key: item for key, item in value.items() if key not in have}
-    for key in value.keys() - new.keys():
-        _replace(have[key], value[key], indent + 4, text, edits)
-    if not new:
-        return
-    words = [f"{key}={render(item, indent + 4)}" for key, item in new.items()]
-    end = text.span(node)[1] - 1
-    if node.end_lineno == node.lineno:
-        edits.append((end, end, (", " if have else "") + ", ".join(words)))
-    else:
-        assert node.end_lineno is not None
-        line_start = text.at(node.end_lineno, 0)
-        edits.append((line_start, line_start, "".join(" " * (indent + 4) + word + ",\n" for word in words)))

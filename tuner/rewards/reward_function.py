@@ -1,6 +1,7 @@
 """The functions that a trainer calls: a completion on which a reward fails has no reward, and the failure is listed.
 
-The run ends if too large a share of the completions fails: see `max_failures` of a reward's block.
+The run ends if too large a share of the completions fails: see `max_failures` of a reward's block. Before a run, a
+trial calls every reward on the first rows: with the right answer, and with an empty completion.
 """
 
 from __future__ import annotations
@@ -8,20 +9,24 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RewardError
+from tuner.errors import RewardError, TunerError
 from tuner.files import append_line
-from tuner.recipes.schema.rewards import ContainsReward, ExactReward, LengthReward, RewardBlock
+from tuner.recipes.schema.rewards import ContainsReward, ExactReward, LengthReward, OwnReward, RewardBlock
 from tuner.rewards.built_in import Completion, Scores, built_in, text_of
-from tuner.rewards.isolation import IsolatedReward, RewardFailure
+from tuner.rewards.reward_process import IsolatedReward, RewardFailure
 from tuner.runs.directory import RunDirectory
 
 _WINDOW, _LEAST = 1000, 100
 """The last completions whose failures are counted, and how many are assumed at least."""
 _MAX_TEXT = 2000
+_ANSWER = "answer"
+"""The column with the answer that a row was cut before."""
+_TRIAL_FIX = "Correct the function: it gets lists and returns a list with one number for each completion, or None."
 _SIMPLE = (ExactReward, ContainsReward, LengthReward)
 """Rewards that only compare texts: they need no process of their own."""
 
@@ -179,3 +184,69 @@ def _without(completion: Completion, end: str | None) -> Completion:
     if end and isinstance(completion, str):
         return completion.removesuffix(end)
     return completion
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A row: its prompt, a text or messages, and its other columns."""
+
+    prompt: Completion
+    columns: Mapping[str, object] = field(default_factory=dict)
+
+    def completions(self, column: str) -> tuple[Completion, ...]:
+        """Return the right answer, if the row has one in this column, and an empty completion, like the prompt."""
+        answer = self.columns.get(column)
+        texts = ("",) if answer is None else (answer if isinstance(answer, str) else text_of(answer), "")  # type: ignore[arg-type]
+        if isinstance(self.prompt, str):
+            return texts
+        return tuple([{"role": "assistant", "content": text}] for text in texts)
+
+
+def trial_mistakes(rewards: Sequence[RewardBlock], rows: Sequence[TrialRow]) -> Iterator[TunerError]:
+    """Yield an error for each reward that cannot be loaded, fails, takes too long, or returns no useful numbers."""
+    if not rows:
+        return
+    for block, name in zip(rewards, names_of(rewards), strict=True):
+        reward = RewardFunction(block, name, None)
+        try:
+            if mistake := _trial_mistake(reward, rows):
+                yield mistake
+        except TunerError as error:
+            yield error
+        finally:
+            reward.close()
+
+
+def _trial_mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardError | None:
+    names = {key for row in rows for key in row.columns}
+    column = getattr(reward.block, "column", _ANSWER)
+    tried = [(row, completion) for row in rows for completion in row.completions(column)]
+    columns: dict[str, list[object]] = {name: [row.columns.get(name) for row, _ in tried] for name in names}
+    columns |= {"prompts": [row.prompt for row, _ in tried], "completions": [completion for _, completion in tried]}
+    try:
+        outcomes = reward.whole_batch(columns)
+    except RewardFailure as failure:
+        return _trial_error(reward, failure)
+    for (_, completion), outcome in zip(tried, outcomes, strict=True):
+        if isinstance(outcome, RewardFailure):
+            return _trial_error(reward, outcome, f" for the completion {text_of(completion)[:40]!r}")
+    numbers = [outcome for outcome in outcomes if isinstance(outcome, float)]
+    if not numbers:
+        problem = f"the reward {reward.__name__!r} has no number for any of the first {len(rows)} rows"
+        return RewardError(problem, where=reward.place, fix="Check the column of the right answer.")
+    has_answers = any(row.columns.get(column) is not None for row in rows)  # empty completions alone may be alike
+    is_constant = has_answers and len(set(numbers)) == 1 and len(numbers) > 1
+    if is_constant and reward.block.varies and getattr(reward.block, "trial", True):
+        problem = f"the reward {reward.__name__!r} is {numbers[0]:g} for every right answer and every empty completion"
+        fix = "A constant teaches nothing: correct it."
+        if isinstance(reward.block, OwnReward):
+            fix += f" If other completions differ, write dict(type={reward.block.type!r}, trial=False)."
+        return RewardError(problem, where=reward.place, fix=fix)
+    return None
+
+
+def _trial_error(reward: RewardFunction, failure: RewardFailure, completion: str = "") -> RewardError:
+    problem = f"the reward {reward.__name__!r} failed on the first rows{completion}: {failure.problem}"
+    is_slow = "its timeout" in failure.problem
+    fix = f"Make it faster, or write dict(type={reward.block.type!r}, timeout=60)." if is_slow else _TRIAL_FIX
+    return RewardError(problem, where=failure.where, fix=fix)

@@ -1,8 +1,10 @@
-"""The process of one reward: it imports the function, and answers calls over a pipe until its parent ends.
+"""A reward in a process of its own, which a deadline can end: `IsolatedReward` starts it, and `main` is what it runs.
 
-A message is JSON in UTF-8. The first answer is {'place': 'file:line'} once the function is imported. Each call is
-{'prompts': [...], 'completions': [...], ...}, with a list for each column, and its answer {'scores': VALUE}. Instead of
-an answer there may be {'error': TEXT, 'where': PLACE, 'fix': TEXT, 'code': CODE}.
+A thread cannot be ended: a loop in it, or a regular expression inside C, would hold the rank for ever. The process
+answers calls over a pipe until its parent ends. A message is JSON in UTF-8. The first answer is {'place': 'file:line'}
+once the function is imported. Each call is {'prompts': [...], 'completions': [...], ...}, with a list for each column,
+and its answer {'scores': VALUE}. Instead of an answer there may be {'error': TEXT, 'where': PLACE, 'fix': TEXT, 'code':
+CODE}.
 """
 
 from __future__ import annotations
@@ -13,29 +15,130 @@ import inspect
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from tuner.errors import RewardError, TunerError
+from tuner.errors import MachineError, RewardError, TunerError
 from tuner.files import JsonObject
 from tuner.machine import kernel
 from tuner.recipes.schema.rewards import ModelReward, OwnReward, RewardBlock, Rewards
 from tuner.rewards.built_in import Completion, Reward, Scores, built_in
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_LOADING_S = 120.0
+"""Seconds to load a reward of the package: sympy takes one, on a busy machine many."""
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from tuner.rewards.reward_process import main; main()"
+)
+
+
+class RewardFailure(Exception):
+    """A call of a reward that failed.
+
+    Args:
+        problem: What went wrong.
+        where: `file:line` in the user's code, or the reward's type.
+    """
+
+    def __init__(self, problem: str, where: str) -> None:
+        super().__init__(problem, where)
+        self.problem, self.where = problem, where
+
+
+class IsolatedReward:
+    """A reward in a process of its own, which starts at the first call and again after each failure that ended it."""
+
+    def __init__(self, block: RewardBlock) -> None:
+        self._block = block
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self.place = block.type
+
+    def __call__(self, call: Mapping[str, object]) -> object:
+        """Return what the reward returns.
+
+        Raises:
+            RewardFailure: it raised an exception, its process ended, or it took more than its timeout.
+            RewardError: its function cannot be loaded.
+            MachineError: a library is not installed.
+        """
+        if self._pipe is None:
+            self._start()
+        assert self._pipe is not None, "it was started"
+        with suppress(OSError):  # the process has ended: the answer says how
+            self._pipe.send_bytes(json.dumps(call, default=str).encode())
+        answer = self._answer(self._block.timeout, "one call")
+        if "error" in answer:
+            raise RewardFailure(str(answer["error"]), answer["where"] or self.place)
+        return answer["scores"]
+
+    def _start(self) -> None:
+        pipe, end_of_child = Pipe()
+        document = json.dumps(self._block.model_dump(mode="json"))
+        argv = [sys.executable, "-P", "-c", _PROGRAM, "\n".join(sys.path), document, str(end_of_child.fileno())]
+        # In a session of its own: Ctrl-C is for the run, which ends this process when it ends itself.
+        fds = (end_of_child.fileno(),)
+        self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True)
+        end_of_child.close()
+        self._pipe = pipe
+        limit_s = self._block.timeout if isinstance(self._block, OwnReward) else max(self._block.timeout, _LOADING_S)
+        answer = self._answer(limit_s, "importing it")
+        if "error" in answer:
+            self.end()
+            error = MachineError if answer["code"] == MachineError.code else RewardError
+            raise error(answer["error"], where=answer["where"] or self._block.type, fix=answer["fix"])
+        self.place = answer["place"]
+
+    def _answer(self, limit_s: float, work: str) -> dict[str, Any]:
+        """Return the answer of the process; end it if there is none in time."""
+        assert self._pipe is not None and self._process is not None, "it was started"
+        end = time.monotonic() + limit_s
+        try:
+            if self._pipe.poll(max(0.0, end - time.monotonic())):
+                answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+                return answer
+        except (EOFError, OSError):
+            code = self._process.wait()
+            self.end()
+            cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise RewardFailure(f"its process ended {cause}", self.place) from None
+        self.end()
+        raise RewardFailure(f"{work} took more than {limit_s:g} s (its timeout)", self.place)
+
+    def end(self) -> None:
+        """End the process; the next call starts it again."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # with what the user's function started
+            self._process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of Python its modules may be gone
+            self.end()
 
 
 def _function(block: RewardBlock) -> tuple[Reward, str]:
     if isinstance(block, OwnReward):
         return _own_function(block)
     if isinstance(block, ModelReward):
-        from tuner.rewards.scoring_model import scoring_model  # torch
-
-        return scoring_model(block), block.type
+        return _scoring_model(block), block.type
     return built_in(block), block.type
 
 
@@ -83,6 +186,66 @@ def _import_file(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     spec.loader.exec_module(module)
     return module
+
+
+def _scoring_model(block: ModelReward) -> Reward:
+    """Load a reward model, on this rank's GPU if there is one, and return its scores of prompts with completions.
+
+    The weights are whole in this process, at every ZeRO stage.
+
+    Raises:
+        RewardError: it cannot be loaded, or it generates texts instead of scoring them.
+    """
+    import torch  # few rewards are models
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(block.path)
+        model = _load(block.path)
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = f"the reward model {block.path!r} cannot be loaded: {str(error).splitlines()[0]}"
+        fix = "Give the folder of a model that scores answers, such as one that --set objective.type=reward trained."
+        raise RewardError(problem, where="objective.rewards", fix=fix) from error
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+    def texts(prompt: Completion, completion: Completion) -> str:
+        if isinstance(prompt, str):
+            return prompt + (completion if isinstance(completion, str) else str(completion))
+        answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else [*completion]
+        rendered: str = tokenizer.apply_chat_template([*prompt, *answer], tokenize=False)
+        return rendered
+
+    def reward(*, prompts: Sequence[Completion], completions: Sequence[Completion], **_: object) -> Scores:
+        rendered = [texts(*pair) for pair in zip(prompts, completions, strict=True)]
+        scores: Scores = []
+        for start in range(0, len(rendered), block.batch_size):
+            part = rendered[start : start + block.batch_size]
+            are_chats = not isinstance(prompts[0], str)  # a template writes the special tokens itself
+            inputs = tokenizer(part, return_tensors="pt", padding=True, add_special_tokens=not are_chats)
+            with torch.inference_mode():
+                logits = model(**inputs.to(model.device)).logits
+            scores.extend(logits[:, 0].float().tolist())
+        return scores
+
+    return reward
+
+
+def _load(path: str) -> PreTrainedModel:
+    import torch  # as in `_scoring_model`
+    import transformers
+
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"  # effect: rank's GPU
+    if (Path(path) / "adapter_config.json").is_file():
+        import peft  # few reward models are adapters
+
+        adapted = peft.AutoPeftModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype="auto")
+        return adapted.to(device).eval()
+    auto = transformers.AutoModelForSequenceClassification
+    model, loading = auto.from_pretrained(path, num_labels=1, dtype="auto", output_loading_info=True)
+    if loading["missing_keys"]:
+        raise ValueError(f"it has no weights for {min(loading['missing_keys'])}, so it is not a reward model")
+    return model.to(device).eval()
 
 
 def _place_of(function: object, name: str) -> str:

@@ -32,9 +32,8 @@ import json
 import os
 import re
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,16 +48,14 @@ from tuner.files import (
     load_json,
     read_json_object,
     write_json,
-    write_new_text,
     write_text,
 )
-from tuner.runs import checkpoints, lock
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
 _OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
-_OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
+OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
 """Every file that a start can leave behind if it is killed before run.json exists."""
 
 
@@ -210,10 +207,8 @@ def check_free(path: Path, *, resume: bool) -> None:
             )
         if os.path.lexists(path) and not path.is_dir():
             raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
-        if not resume and path.is_dir() and not _is_empty(path):
-            lock.check(path)
-            hint = "Add --resume auto to continue it, or choose another." if is_run(path) else "Choose another."
-            raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
+        if not resume and path.is_dir() and any(path.iterdir()):
+            _check_remains(path)
         parent = next(folder for folder in (path, *path.parents) if folder.exists())
         if not parent.is_dir():
             raise RunDirectoryError(f"{parent} is a file", where="--work-dir", fix="Choose a folder.")
@@ -221,99 +216,20 @@ def check_free(path: Path, *, resume: bool) -> None:
             raise DiskError(f"cannot write to {parent}", where="--work-dir", fix="Choose a folder you may write to.")
 
 
-def _is_empty(path: Path) -> bool:
-    """Return whether a folder holds only files from before a run, or the remains of a killed start."""
-    names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
-    return not names or (lock.NAME in names and all(re.fullmatch(_OF_A_START, name) for name in names))
-
-
-def create(
-    path: Path,
-    files: dict[str, str],
-    *,
-    resume: bool,
-    environ: Mapping[str, str] | None = None,
-    has_ended: Callable[[str], bool] = lambda _: False,
-) -> RunDirectory:
-    """Make the directory, lock it for this process, and write `files` into it; run.json comes last.
-
-    `has_ended` returns whether the Slurm job that held the directory is over.
+def _check_remains(path: Path) -> None:
+    """Check that a folder holds only files from before a run, or the remains of a killed start.
 
     Raises:
-        RunDirectoryError, DiskError: as `check_free`, or another run holds it.
+        RunDirectoryError: it holds something else.
     """
-    check_free(path, resume=resume)
-    with disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
-        lock.take(path, environ or {}, has_ended)
-        if resume:
-            _keep_earlier_attempt(path, int(json.loads(files.get("run.json", "{}")).get("resume_step") or 0))
-        else:
-            if not is_run(path):
-                _clear_start(path)
-            _claim(path, files["recipe.py"])
-    for name in sorted(files, key=lambda name: name == "run.json"):
-        write_text(path / name, files[name])
-    run = RunDirectory(path)
-    run.write_status("running")
-    return run
+    from tuner.runs import lock  # 270 lines, and the folder of most new runs is empty
 
-
-def _clear_start(path: Path) -> None:
-    for file in path.iterdir():
-        if re.fullmatch(_OF_A_START, file.name) and file.name != lock.NAME:
-            file.unlink()
-
-
-def _claim(path: Path, recipe: str) -> None:
-    # Two runs that start in the same second have both seen this folder empty: one file can be made only once.
-    try:
-        write_new_text(path / "recipe.py", recipe)
-    except FileExistsError:
-        fix = "Choose another."
-        raise RunDirectoryError(f"another run just took {path}", where="--work-dir", fix=fix) from None
-
-
-def _keep_earlier_attempt(path: Path, step: int) -> None:
-    """Copy the files of an earlier attempt to attempts/N; each original stays until it is replaced.
-
-    This attempt resumes at `step`. Metrics and checkpoints of later steps are moved: metrics.jsonl reads as one run,
-    and no run resumes from checkpoints of steps that are repeated.
-    """
-    names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
-    earlier = [path / name for name in names]
-    if not any(file.exists() for file in earlier):
+    names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
+    if not names or (lock.NAME in names and all(re.fullmatch(OF_A_START, name) for name in names)):
         return
-    home = path / "attempts"
-    # After the last one, not as many as there are: somebody may have removed one, with the checkpoints in it.
-    folder = home / str(1 + max((int(one.name) for one in home.glob("*") if one.name.isdecimal()), default=0))
-    folder.mkdir(parents=True)
-    for file in earlier:
-        if file.is_dir():
-            file.rename(folder / file.name)
-        elif file.exists():
-            shutil.copy2(file, folder / file.name)
-    for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
-        _cut(path / name, folder / name, step)
-    checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
-
-
-def _cut(metrics: Path, kept: Path, step: int) -> None:
-    if not metrics.is_file():
-        return
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    repeated = [line for line in lines if not _is_before(line, step)]
-    if repeated:
-        write_text(kept, "".join(repeated))
-        write_text(metrics, "".join(line for line in lines if _is_before(line, step)))
-
-
-def _is_before(line: str, step: int) -> bool:
-    try:
-        # A run that starts again at step 0 validates again before its first step.
-        return step > 0 and int(json.loads(line)["step"]) <= step
-    except (ValueError, KeyError, TypeError):  # a rank was killed while it wrote this line
-        return False
+    lock.check(path)
+    hint = "Add --resume auto to continue it, or choose another." if is_run(path) else "Choose another."
+    raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
 
 
 def wait_for(path: Path, launch_id: str) -> RunDirectory:

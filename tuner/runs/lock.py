@@ -16,14 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from tuner.assets import WORKER
 from tuner.errors import RunDirectoryError
 from tuner.files import disk_errors, load_json
 
 NAME = "lock"
 _SAME_S = 0.5
 _PAUSES_S = (0.05, 0.2, 0.5)
-WORKER = "tuner.worker"
-"""The module that a rank is, as its command line names it."""
 
 
 class Holder(NamedTuple):

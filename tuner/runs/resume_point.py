@@ -54,15 +54,18 @@ class ResumePoint(NamedTuple):
     def path(self) -> Path:
         return self.checkpoint.path
 
+    @property
+    def is_redistributed(self) -> bool:
+        """Whether the optimizer's states move to another number of ranks."""
+        return self.load_as is LoadAs.UNIVERSAL
+
     def folder(self, run: RunDirectory) -> Path:
         """Return the folder that the ranks load: the checkpoint, or its conversion."""
         return self.path if self.load_as is LoadAs.SAVED else run.universal / f"{self.path.name}-{self.load_as}"
 
 
-def resume_from(
-    checkpoint: Checkpoint | None, run: ReadOnlyJson, *, weights: bool
-) -> tuple[ResumePoint | None, tuple[str, ...]]:
-    """Return how a run resumes from a checkpoint (None without a checkpoint), and notes for the user.
+def resume_from(checkpoint: Checkpoint, run: ReadOnlyJson, *, weights: bool) -> tuple[ResumePoint, tuple[str, ...]]:
+    """Return how a run resumes from a checkpoint, and notes for the user.
 
     Args:
         run: The facts that the run's own checkpoints will hold: world_size, stage, deepspeed, dtype, optimizer, nvme
@@ -72,8 +75,6 @@ def resume_from(
     Raises:
         IncompatibleStates: the states cannot be loaded, and `weights` is False.
     """
-    if checkpoint is None:
-        return None, ()
     load_as, notes = _load_as(checkpoint, run, weights=weights)
     return ResumePoint(checkpoint, load_as), notes
 

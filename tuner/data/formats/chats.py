@@ -5,7 +5,9 @@ They know no other format than their own; `formats` names and chooses them.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,6 +45,29 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
     "observation": "tool",
 }
+BOX_COLUMNS = ("sents", "bbox", "width", "height", "image", "images", "id")
+
+_REFER = (
+    "[refer] {}",
+    "[refer] give me the location of {}",
+    "[refer] where is {} ?",
+    "[refer] from this image, tell me the location of {}",
+    "[refer] the location of {} is",
+    "[refer] could you tell me the location for {} ?",
+    "[refer] where can I locate the {} ?",
+)
+_IDENTIFY = (
+    "[identify] {}",
+    "[identify] what object is in this location {}",
+    "[identify] identify the object present at this location {}",
+    "[identify] what is it in {}",
+    "[identify] describe this object in {}",
+    "[identify] this {} is",
+    "[identify] the object in {} is",
+)
+"""XTuner's questions (xtuner/dataset/refcoco_json.py in 0.1.23)."""
+_MAX_PIXELS = 1_000_000
+"""A side of an image is shorter."""
 _KEPT = ("name", "tool_call_id")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -330,3 +355,55 @@ def _without_results(turn: Message) -> list[Message]:
     # A result that nothing follows has no answer to teach.
     parts = parts if parts[-1] else parts[:-2]
     return [user(part) if _EXECUTED.match(part) else answer(part) for part in parts if part]
+
+
+def read_referring(row: Row) -> Chat:
+    """Read a question for the box of a description, as XTuner writes RefCOCO.
+
+    The question has one of seven forms. It follows from the row, so it is the same in every epoch and run.
+    """
+    description, box = _description_and_box(row)
+    return _about_a_box(_question_form(_REFER, row).format(description), box, row)
+
+
+def read_identifying(row: Row) -> Chat:
+    """Read a question for the description of a box."""
+    description, box = _description_and_box(row)
+    return _about_a_box(_question_form(_IDENTIFY, row).format(box), description, row)
+
+
+def _about_a_box(question: str, reply: str, row: Row) -> Chat:
+    # XTuner puts an image before the text of its turn.
+    return chat([user(f"<image>\n{question}"), answer(reply)], row)
+
+
+def _question_form(forms: tuple[str, ...], row: Row) -> str:
+    key = f"{row.get('image')} {row['sents']} {row['bbox']}"
+    return forms[hashlib.sha256(key.encode(errors="surrogatepass")).digest()[0] % len(forms)]
+
+
+def _description_and_box(row: Row) -> tuple[str, str]:
+    """Return the description, and the box as text: left, top, right and bottom in hundredths of the image.
+
+    Raises:
+        Misfit: a column is missing, or the box is not inside the image.
+    """
+    if not any(row.get(name) for name in ("image", "images")):
+        raise Misfit("it has no image")
+    values = cells.listed(cells.column(row, "bbox"))
+    if not isinstance(values, list | tuple) or len(values) != 4:
+        raise Misfit("bbox is not four numbers: left, top, width, height")
+    left, top, across, down = (_pixels(value, "bbox") for value in values)
+    width, height = (_pixels(cells.column(row, name), name) for name in ("width", "height"))
+    is_inside = left + across <= width + 1 and top + down <= height + 1  # COCO rounds boxes
+    if not (across and down and width and height and is_inside):
+        raise Misfit(f"the box {[left, top, across, down]} is not inside an image of {width:g} x {height:g} pixels")
+    edges = left / width, top / height, (left + across) / width, (top + down) / height
+    return cells.text_of(row, "sents"), "{" + "".join(f"<{int(edge * 100)}>" for edge in edges) + "}"
+
+
+def _pixels(value: object, name: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 <= value < _MAX_PIXELS:  # type: ignore[arg-type, operator]
+        raise Misfit(f"{name} holds {cells.kind(value)}, not a number of pixels")
+    return float(value)  # type: ignore[arg-type]

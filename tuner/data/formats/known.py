@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.data.formats import boxes, cells, chats, image_places
+from tuner.data.formats import cells, chats, image_places
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
 from tuner.errors import DataError
@@ -221,16 +221,16 @@ FORMATS: dict[str, Format] = {
     "refcoco": Format(
         Chat,
         "columns 'sents', 'bbox', 'width', 'height' and 'image', as XTuner writes RefCOCO: the answer is the box",
-        (*boxes.COLUMNS, *_MORE),
+        (*chats.BOX_COLUMNS, *_MORE),
         _has("sents", "bbox"),
-        boxes.read_referring,
+        chats.read_referring,
     ),
     "inv_refcoco": Format(
         Chat,
         "the columns of 'refcoco'; the answer is the description of the box",
-        (*boxes.COLUMNS, *_MORE),
+        (*chats.BOX_COLUMNS, *_MORE),
         lambda row: False,  # named by the user alone
-        boxes.read_identifying,
+        chats.read_identifying,
     ),
     "prompt": Format(
         Prompt,

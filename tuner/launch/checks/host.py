@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner import paths
 from tuner.errors import DiskError, MachineError, TunerError
@@ -23,12 +24,13 @@ from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import hardware, libraries, slurm, variables
+from tuner.machine import hardware, libraries
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
-from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.runs.resume_point import LoadAs, ResumePoint
+
+if TYPE_CHECKING:
+    from tuner.runs.resume_point import ResumePoint
 
 SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
@@ -96,7 +98,7 @@ def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, floa
     fp32.
     """
     states = sum(path.stat().st_size for path in point.path.rglob("*_optim_states.pt"))
-    if point.load_as is LoadAs.UNIVERSAL:
+    if point.is_redistributed:
         return 2 * states, states
     states = states or sum(path.stat().st_size for path in point.path.rglob("*_model_states.pt"))
     weights = states * 4 / (4 + state_bytes(run.recipe.config))
@@ -104,9 +106,13 @@ def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, floa
 
 
 def _free(run: ResolvedRun) -> int:
+    free, folder = shutil.disk_usage(existing(run.run_path)).free, RunDirectory(run.run_path).checkpoints
+    if not folder.is_dir():
+        return free
+    from tuner.runs.checkpoints import unfinished  # a new run has no checkpoints
+
     # Files left by a killed save are removed before the next save.
-    left = unfinished(run.run_path / "checkpoints").rglob("*")
-    return shutil.disk_usage(existing(run.run_path)).free + sum(path.stat().st_size for path in left if path.is_file())
+    return free + sum(path.stat().st_size for path in unfinished(folder).rglob("*") if path.is_file())
 
 
 def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
@@ -265,12 +271,14 @@ def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run on one node in a job that has several."""
     if run.topology.num_nodes > 1:
         return
+    from tuner.machine import clusters, slurm  # a dry run does not check this
+
     nodes = slurm.num_nodes_outside_srun(run.environ)
     if nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm uses all"
         yield f"this Slurm job has {nodes} nodes, and the run uses one: {all_of_them}."
     with suppress(TunerError):  # `--launcher env` itself refuses incomplete variables
-        of_cluster = variables.nodes(run.environ).get("--nnodes", {})
+        of_cluster = clusters.nodes(run.environ).get("--nnodes", {})
         for name, number in of_cluster.items():
             if number != "1" and run.topology.launcher != "env":
                 yield f"{name} is {number} nodes, and the run uses one: --launcher env uses all."

@@ -1,30 +1,32 @@
-"""What a run reads and where it publishes: the first rows of local data, and whether the hub gives access.
+"""What a run needs beside its model: rows, rewards, a teacher, vLLM or a server of it, and access to the hub.
 
 Rows go through the same code as training's rows. Each question to the hub is short and has a deadline; nothing is
-downloaded. If the hub does not answer, the run is warned and may try.
+downloaded. If the hub does not answer, the run is warned and may try. A rank checks again what it loads.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner import paths
-from tuner.errors import DataError, MachineError, ModelError, UsageError
-from tuner.launch.checks import Finding
-from tuner.launch.checks.model_files import missing_weights
+from tuner import assets, paths, vocabulary
+from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
+from tuner.fit.parameters import has_formula
+from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine import libraries
 from tuner.recipes.schema import Dataset, Rows
 from tuner.vocabulary import TEACHER
 
 if TYPE_CHECKING:
     from tuner.data.pipeline import PlacedSample
-    from tuner.rewards.trial import TrialRow
+    from tuner.rewards.reward_function import TrialRow
 
 _NUM_ROWS = 8
 _REVISIONS = {
@@ -35,15 +37,31 @@ _REVISIONS = {
 """The key of a model on the hub -> the key of its revision."""
 _NUM_TRIAL_ROWS = 4
 """Rows of each data set on which rewards are tried."""
+VLLM = ((0, 22, 0), (0, 31, 0))
+"""The oldest and the newest vLLM that TRL 1.16 supports (trl/import_utils.py, is_vllm_available)."""
+_SERVER_S = 5.0
+"""Seconds that a server of vLLM has to answer."""
+_WITHOUT_VLLM = "Or use --set objective.generation.engine=transformers."
+_GENERATION = "objective.generation"
 
 
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
-    """Check the first rows of each data set; raise the error of the first row that cannot be read or does not fit."""
+    """Find what is wrong with the first rows of each data set: rows that cannot be read, or that do not fit."""
+    from tuner.data.formats import MixedShapes  # a plan does not need it
+
     config = run.recipe.config
     for loader in config.loaders.values():
         for rows in loader.dataset.shares:
-            _read(rows, loader.dataset, config.objective.type, reads_images=config.reads_images)
-    yield from ()
+            mistakes: list[TunerError] = []
+            read = partial(_read, rows, loader.dataset, config.objective.type, reads_images=config.reads_images)
+            try:
+                read()
+            except MixedShapes as error:  # its rows have no common fix
+                yield error
+            except DataError as error:
+                with suppress(TunerError):
+                    read(mistakes.append)
+                yield from mistakes or (error,)
 
 
 def streamed(run: ResolvedRun) -> Iterator[Finding]:
@@ -59,8 +77,18 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     yield from ()
 
 
-def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -> None:
+def _read(
+    rows: Rows,
+    dataset: Dataset,
+    objective: str,
+    on_error: Callable[[DataError], object] | None = None,
+    *,
+    reads_images: bool,
+) -> None:
     """Turn the first rows of one data set into samples. Bad rows may be skipped; training counts them.
+
+    Args:
+        on_error: Called for each row that cannot be read or does not fit, unless such rows may be skipped.
 
     Raises:
         DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
@@ -69,12 +97,18 @@ def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -
     from tuner.data import images  # a plan does not need it
     from tuner.data.sample import Chat, images_of
 
-    for place, sample in _samples(rows, dataset, objective, _NUM_ROWS):
+    for place, sample in _samples(rows, dataset, objective, _NUM_ROWS, on_error):
         if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
             raise images.for_text_alone("the row", place)
 
 
-def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Iterator[PlacedSample]:
+def _samples(
+    rows: Rows,
+    dataset: Dataset,
+    objective: str,
+    max_rows: int,
+    on_error: Callable[[DataError], object] | None = None,
+) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
 
     Raises:
@@ -85,7 +119,7 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
         return
     from tuner.data import formats  # a plan does not need it
     from tuner.data.pipeline import Pipeline
-    from tuner.data.readers.text_files import OnError, fail
+    from tuner.data.readers.text_files import fail
 
     if rows.format:
         formats.named(rows.format)
@@ -93,7 +127,7 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
         return
     of_rows = {name: getattr(rows, name) for name in Rows.model_fields}
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
-    on_error: OnError = (lambda _: None) if dataset.bad_rows else fail
+    on_error = (lambda _: None) if dataset.bad_rows else on_error or fail
     pipeline = Pipeline(block, objective)
     yield from pipeline.samples(pipeline.tally(), on_error)
 
@@ -106,15 +140,15 @@ def rewards(run: ResolvedRun) -> Iterator[Finding]:
     from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
 
     if blocks := rewards_of(config.objective):
-        from tuner.rewards.trial import mistakes  # and a teacher gives none
+        from tuner.rewards.reward_function import trial_mistakes  # and a teacher gives none
 
-        yield from mistakes(blocks, trial_rows(config.train_dataloader.dataset, config.objective.type))
+        yield from trial_mistakes(blocks, trial_rows(config.train_dataloader.dataset, config.objective.type))
 
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
     """Return the first rows of each data set that is in local files; a row that cannot be read ends its data set."""
     from tuner.data.sample import Prompt  # few objectives have rewards
-    from tuner.rewards.trial import TrialRow
+    from tuner.rewards.reward_function import TrialRow
 
     tried = []
     for rows in dataset.shares:
@@ -123,6 +157,94 @@ def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
                 assert isinstance(sample, Prompt), "rewards score answers to prompts"
                 tried.append(TrialRow(sample.prompt if sample.text is None else sample.text, sample.columns))
     return tried
+
+
+def vllm(run: ResolvedRun) -> Iterator[Finding]:
+    """Find what vLLM lacks here: its package, a GPU, and ranks for its copies of the model."""
+    generation = run.recipe.config.objective.generated_by
+    assert generation is not None, "the caller has looked"
+    installed = libraries.version_of("vllm")
+    if installed is None:
+        fix = f"Install it (pip install 'trl[vllm]'). {_WITHOUT_VLLM}"
+        yield MachineError(
+            "generation by vLLM needs the package vllm on every rank", where=f"{_GENERATION}.engine", fix=fix
+        )
+    elif not VLLM[0] <= libraries.numbers(installed) <= VLLM[1]:
+        oldest, newest = (".".join(map(str, version)) for version in VLLM)
+        yield f"vLLM {installed} is installed, and TRL was tested with {oldest} to {newest}."
+    if not run.hardware.has_nvidia:
+        problem = "generation by vLLM needs NVIDIA GPUs, and this machine has none"
+        yield MachineError(problem, where=f"{_GENERATION}.engine", fix=_WITHOUT_VLLM.replace("Or use", "Use"))
+    copies, ranks = generation.tensor_parallel_size, run.topology.world_size
+    if generation.shares_gpus and ranks % copies:
+        problem = f"{ranks} ranks cannot be divided into groups of {copies} that share a copy of the model in vLLM"
+        near = max(size for size in range(1, copies + 1) if ranks % size == 0)
+        yield RecipeError(problem, where=f"{_GENERATION}.tensor_parallel_size", fix=f"Set it to {near}.")
+    quantization = run.recipe.config.quantization
+    if generation.shares_gpus and quantization is not None and quantization.bits == 8:
+        problem = "vLLM does not support bases in 8 bits"
+        yield RecipeError(problem, where="quantization.bits", fix=f"Use 4 bits, or LoRA. {_WITHOUT_VLLM}")
+
+
+def server(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a server of vLLM that does not answer."""
+    generation = run.recipe.config.objective.generated_by
+    if generation is None or generation.server is None or not run.topology.leads:
+        return
+    import urllib.error  # few runs have a server
+    import urllib.request
+
+    address = generation.server.rstrip("/")
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=_SERVER_S):  # noqa: S310  http, by the schema
+            return
+    except urllib.error.HTTPError as error:
+        problem = f"the server at {address} answers {error.code}"
+    except (OSError, ValueError) as error:
+        problem = f"the server at {address} does not answer: {getattr(error, 'reason', error)}"
+    fix = (
+        f"Start it on other GPUs: VLLM_SERVER_DEV_MODE=1 vllm serve {run.recipe.config.model.path} "
+        """--weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
+    )
+    yield MachineError(problem, where=f"{_GENERATION}.server", fix=fix)
+
+
+def teacher(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a teacher that cannot be loaded, or with another vocabulary than the model that is trained."""
+    config = run.recipe.config
+    taught_by = config.objective.taught_by
+    if taught_by is None or taught_by.path is None:
+        return
+    ours, theirs = config.architecture, config.teacher_architecture
+    if ours and theirs and ours.vocab_size != theirs.vocab_size:
+        yield vocabulary.other_size(ours.vocab_size, theirs.vocab_size, taught_by.path)
+    if theirs is None or not has_formula(theirs):
+        yield f"the size of the teacher {taught_by.path!r} is not known, so memory is planned without it"
+    known = model_files.known_types(scores=False)
+    if theirs and known and theirs.model_type not in known:
+        problem = f"transformers has no language model of the teacher's model_type {theirs.model_type!r}"
+        yield ModelError(problem, where=TEACHER, fix="A newer transformers may support it.")
+    place = _model_folder(taught_by.path)
+    if place is not None:
+        yield from model_files.missing_weights(place, TEACHER)
+
+
+def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a teacher with another tokenizer. It reads tokenizer.json; ranks check others."""
+    config = run.recipe.config
+    taught_by, student = config.objective.taught_by, config.model.path
+    if taught_by is None or taught_by.path is None or student is None:
+        return
+    places = _model_folder(student), _model_folder(taught_by.path)
+    known = [vocabulary.read(place) if place else None for place in places]
+    if known[0] and known[1]:
+        vocabulary.check_same(known[0].ids, known[1].ids, taught_by.path)
+    yield from ()
+
+
+def _model_folder(path: str) -> Path | None:
+    """Return a model's folder; None for an id on the hub, and for a model that the package makes."""
+    return None if path.startswith(assets.ASSET) else paths.local(path)
 
 
 def _are_files(rows: Rows) -> bool:
@@ -152,7 +274,7 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
             answers.put(None)
             # Only the tensors of a pickle are read when a tower and an LLM are joined.
             pickled = run.recipe.config.model.vision is not None
-            yield from missing_weights(cached.parent, where, pickled=pickled) if kind == "model" else ()
+            yield from model_files.missing_weights(cached.parent, where, pickled=pickled) if kind == "model" else ()
         elif constants.is_offline_mode():
             answers.put(_offline(name, where) if kind == "model" else None)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from tuner import assets, paths, vocabulary
+from tuner import assets, paths
 from tuner.errors import ModelError, did_you_mean
 from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
@@ -157,6 +157,8 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     place, config = folder(run), run.recipe.config
     if place is None or config.architecture is None:
         return
+    from tuner import vocabulary  # a dry run reads no tokenizer
+
     architecture, named = config.architecture, config.model.chat_template
     tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
     last = tokenizer.last if tokenizer else None

@@ -1,0 +1,103 @@
+"""Make a run directory, or take up one again: nothing of an earlier attempt is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tuner.errors import RunDirectoryError
+from tuner.files import disk_errors, write_new_text, write_text
+from tuner.runs import checkpoints, lock
+from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
+
+
+def create(
+    path: Path,
+    files: dict[str, str],
+    *,
+    resume: bool,
+    environ: Mapping[str, str] | None = None,
+    has_ended: Callable[[str], bool] = lambda _: False,
+) -> RunDirectory:
+    """Make the directory, lock it for this process, and write `files` into it; run.json comes last.
+
+    `has_ended` returns whether the Slurm job that held the directory is over.
+
+    Raises:
+        RunDirectoryError, DiskError: as `check_free`, or another run holds it.
+    """
+    check_free(path, resume=resume)
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        lock.take(path, environ or {}, has_ended)
+        if resume:
+            _keep_earlier_attempt(path, int(json.loads(files.get("run.json", "{}")).get("resume_step") or 0))
+        else:
+            if not is_run(path):
+                _clear_start(path)
+            _claim(path, files["recipe.py"])
+    for name in sorted(files, key=lambda name: name == "run.json"):
+        write_text(path / name, files[name])
+    run = RunDirectory(path)
+    run.write_status("running")
+    return run
+
+
+def _clear_start(path: Path) -> None:
+    for file in path.iterdir():
+        if re.fullmatch(OF_A_START, file.name) and file.name != lock.NAME:
+            file.unlink()
+
+
+def _claim(path: Path, recipe: str) -> None:
+    # Two runs that start in the same second have both seen this folder empty: one file can be made only once.
+    try:
+        write_new_text(path / "recipe.py", recipe)
+    except FileExistsError:
+        fix = "Choose another."
+        raise RunDirectoryError(f"another run just took {path}", where="--work-dir", fix=fix) from None
+
+
+def _keep_earlier_attempt(path: Path, step: int) -> None:
+    """Copy the files of an earlier attempt to attempts/N; each original stays until it is replaced.
+
+    This attempt resumes at `step`. Metrics and checkpoints of later steps are moved: metrics.jsonl reads as one run,
+    and no run resumes from checkpoints of steps that are repeated.
+    """
+    names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
+    earlier = [path / name for name in names]
+    if not any(file.exists() for file in earlier):
+        return
+    home = path / "attempts"
+    # After the last one, not as many as there are: somebody may have removed one, with the checkpoints in it.
+    folder = home / str(1 + max((int(one.name) for one in home.glob("*") if one.name.isdecimal()), default=0))
+    folder.mkdir(parents=True)
+    for file in earlier:
+        if file.is_dir():
+            file.rename(folder / file.name)
+        elif file.exists():
+            shutil.copy2(file, folder / file.name)
+    for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
+        _cut(path / name, folder / name, step)
+    checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
+
+
+def _cut(metrics: Path, kept: Path, step: int) -> None:
+    if not metrics.is_file():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    repeated = [line for line in lines if not _is_before(line, step)]
+    if repeated:
+        write_text(kept, "".join(repeated))
+        write_text(metrics, "".join(line for line in lines if _is_before(line, step)))
+
+
+def _is_before(line: str, step: int) -> bool:
+    try:
+        # A run that starts again at step 0 validates again before its first step.
+        return step > 0 and int(json.loads(line)["step"]) <= step
+    except (ValueError, KeyError, TypeError):  # a rank was killed while it wrote this line
+        return False
