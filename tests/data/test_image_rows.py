@@ -178,7 +178,7 @@ def test_a_preference_has_its_images_in_the_prompt() -> None:
     ("row", "problem"),
     [
         (asked("<image>", images=[png("red"), png("blue")]), "2 images and 1 places"),
-        (asked("<image> <image>", images=[png("red")]), "1 images and 2 places"),
+        (asked("<image> <image>", images=[png("red")]), "1 image and 2 places"),
         (asked([{"type": "image"}]), "0 images and 1 places"),
         (asked("<image>\nWhat?"), "placeholder '<image>'"),
         (asked("q", answer="<image>", images=[png("red"), 7]), "an image is of type int"),

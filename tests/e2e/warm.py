@@ -174,9 +174,13 @@ class Warm:
         return Forked(scratch)
 
 
-@cache
 def warm(*, has_bitsandbytes: bool = False) -> Warm:
     """Return the one such process of this test process, or that for runs of quantized models."""
+    return _warm(has_bitsandbytes)
+
+
+@cache
+def _warm(has_bitsandbytes: bool) -> Warm:
     return Warm(has_bitsandbytes=has_bitsandbytes)
 
 

@@ -48,19 +48,17 @@ def test_the_estimate_of_a_model_that_reads_images_is_within_five_percent_of_the
     check(point, tmp_path, -0.05, 0.05)
 
 
-SHORT = (0, 5, 11, 15)
-"""Full at 0 and at 3 (packed), QLoRA at 2, and LoRA with fused experts at 2; the other kinds are long tests."""
+QUICK = tuple(replace(KINDS[number], layers=3) for number in (0, 5, 11, 15))
+"""Full at 0 and at 3 (packed), QLoRA at 2, and LoRA with fused experts at 2."""
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param(point, marks=() if number in SHORT else pytest.mark.long)
-        for number, point in enumerate(FEW)
-        if str(point) not in OPEN
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("point", QUICK, ids=str)
+def test_the_estimate_of_three_layers_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
+    check(point, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", [point for point in FEW if str(point) not in OPEN], ids=str)
 def test_the_estimate_of_a_few_layers_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
     check(point, tmp_path)
 

@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import made
-from tuner.errors import DataError
+from tuner.errors import DataError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import inputs
+from tuner.launch.resolved_run import ResolvedRun
 
 SFT = "tiny_full_custom_sft_e1"
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
 def check(path: Path, *sets: str, recipe: str = "tiny_full_custom_sft_e1") -> None:
-    list(inputs.first_rows(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe)))
+    raise_first(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe))
+
+
+def raise_first(plan: ResolvedRun) -> None:
+    for mistake in inputs.first_rows(plan):
+        assert isinstance(mistake, DataError)
+        raise mistake
 
 
 def written(path: Path, *rows: Any) -> Path:
@@ -45,6 +52,28 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path: Path) -> None:
         check(written(tmp_path / "bad.jsonl", GOOD, {"messages": "none"}), "train_dataloader.dataset.format=messages")
 
 
+def test_all_wrong_ones_of_the_first_rows_are_named_at_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "bad.jsonl", GOOD, {"messages": "none"}, GOOD, {"messages": [{"role": "usr"}]})
+    plan = made(f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.format=messages", recipe=SFT)
+
+    with pytest.raises(DataError) as caught:
+        preflight.check(plan)
+    assert [error.where.rpartition(":")[2] for error in caught.value.each() if error.where] == ["2", "4"]
+    mistakes = [str(one) for one in preflight.inspect(plan) if isinstance(one, TunerError)]
+    assert [mistake.partition("bad.jsonl:")[2][0] for mistake in mistakes] == ["2", "4"]
+
+
+def test_a_check_calls_the_rewards_on_the_first_rows(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def boom(completions, **columns):\n    raise ValueError('no')\n")
+    path = written(tmp_path / "sums.jsonl", {"prompt": "1 + 1 =", "answer": "2"})
+    rewards = f"objective.rewards=['{tmp_path}/mine.py:boom']"
+    plan = made(f"train_dataloader.dataset.path={path}", rewards, recipe="tiny_grpo_full_custom_e1")
+
+    (mistake,) = [one for one in preflight.inspect(plan) if isinstance(one, TunerError)]
+
+    assert "the reward 'boom' failed on the first rows: ValueError: no" in str(mistake)
+
+
 def test_rows_that_the_objective_does_not_learn_from_are_refused(tmp_path: Path) -> None:
     messages = "train_dataloader.dataset.format=messages"
 
@@ -60,18 +89,14 @@ def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
     good, bad = written(tmp_path / "good.jsonl", GOOD), written(tmp_path / "bad.jsonl", {"x": 1})
 
     with pytest.raises(DataError, match=r"bad\.jsonl"):
-        list(
-            inputs.first_rows(
-                made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]")
-            )
-        )
+        raise_first(made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]"))
 
 
 def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> None:
     plan = made("train_dataloader.dataset.format=alpca", recipe="tiny_full_alpaca_e1")
 
     with pytest.raises(DataError, match="Did you mean 'alpaca'"):
-        list(inputs.first_rows(plan))
+        raise_first(plan)
 
 
 def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) -> None:

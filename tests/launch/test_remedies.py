@@ -141,6 +141,15 @@ def test_the_command_goes_on_in_the_runs_own_directory() -> None:
     assert again == ["tuner", "train", "mine.py", "--deepspeed", "zero2", "--work-dir", str(RUN), "--resume", "auto"]
 
 
+@pytest.mark.parametrize("named", [("--output-dir", "out"), ("--output_dir=out",), ("--work_dir", "out")])
+def test_the_directory_is_named_once_whatever_its_flag_was_called(named: tuple[str, ...]) -> None:
+    command = ["tuner", "train", "mine.py", *named]
+
+    again = commands(command, _batches(2, 2), "zero2", ONE_NODE, ONE_NODE.nproc_per_node, RUN)["again"]
+
+    assert again == f"tuner train mine.py --work-dir {shlex.quote(str(RUN))} --resume auto"
+
+
 def test_the_lighter_command_keeps_the_global_batch() -> None:
     found = _commands(_batches(2, 2))
 

@@ -20,16 +20,19 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker import rank_data
 
 
-def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[RecipeConfig, Prepared, RunDirectory]:
+def prepared(
+    tmp_path: Path, *rows: Any, sets: tuple[str, ...] = (), recipe: str = "tiny_full_custom_e1"
+) -> tuple[RecipeConfig, Prepared, RunDirectory]:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = (f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.max_length=64", *sets)
-    plan = made(*values, recipe="tiny_full_custom_e1")
+    plan = made(*values, recipe=recipe)
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
     run.run.write_text(render.files(plan)["run.json"])
     config = plan.recipe.config
-    return config, prepare(config.train_dataloader.dataset, TextEncoder(make_tokenizer()), objective="sft"), run
+    dataset, encoder = config.train_dataloader.dataset, TextEncoder(make_tokenizer())
+    return config, prepare(dataset, encoder, objective=config.objective.type), run
 
 
 def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(
@@ -61,6 +64,18 @@ def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     packed = f"40 samples packed into {counts.packed_rows} rows of 64 tokens, global batch 16, 1 epoch"
     assert told.startswith(f"WARNING: This run makes only 1 optimizer step ({packed})")
     assert "--set train_dataloader.dataset.packing=False (3 steps)" in told
+
+
+def test_steps_on_generated_completions_are_counted_by_completions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_step = ("train_dataloader.batch_size=8", "accumulative_counts=1", "train_cfg.max_epochs=6")
+    prompts = [{"prompt": f"{number} + 1 ="} for number in range(4)]
+    config, found, run = prepared(tmp_path, *prompts, sets=one_step, recipe="tiny_grpo_full_custom_e6")
+
+    rank_data.warn_of_few_steps(config, found, run)
+
+    assert "makes only 24 optimizer steps (32 samples, global batch 8, 6 epochs)" in capsys.readouterr().out
 
 
 def test_steps_that_the_recipe_sets_are_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

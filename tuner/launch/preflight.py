@@ -49,6 +49,12 @@ def _inputs(run: ResolvedRun) -> Iterator[Finding]:
     yield from _findings(run, inputs.first_rows, inputs.rewards, inputs.reachable, inputs.pushes)
 
 
+def _local_inputs(run: ResolvedRun) -> Iterator[Finding]:
+    from tuner.launch.checks import inputs  # as in `_inputs`
+
+    yield from _findings(run, inputs.first_rows, inputs.rewards)
+
+
 def _teacher(run: ResolvedRun) -> Iterator[Finding]:
     if run.recipe.config.objective.taught_by:
         from tuner.launch.checks import inputs  # few runs have a teacher
@@ -148,13 +154,16 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
-    """Return what this machine lacks for a recipe and its config, apart from memory, data and the hub."""
-    return tuple(_findings(run, *_CONFIGURED))
+    """Return what is wrong with the first rows and rewards, and what this machine lacks for a recipe and its config.
+
+    Memory, and access to the hub, are left out.
+    """
+    return tuple(_findings(run, *_CONFIGURED, _local_inputs))
 
 
 def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
     """Return what a recipe and its config need of other machines, as far as this machine can check."""
-    return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, _deepspeed("unknown")))
+    return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, _deepspeed("unknown"), _local_inputs))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:

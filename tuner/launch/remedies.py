@@ -88,7 +88,7 @@ def commands(
         num_gpus: The GPUs of this machine: the number of ranks that start by default.
         run_path: Its directory.
     """
-    again = _without(command, "--resume", "--work-dir")
+    again = _without(command, "--resume", "--work-dir", "--output-dir")
     if topology.is_supervised and topology.nproc_per_node != max(num_gpus, 1):
         again = [*_without(again, "--nproc-per-node"), "--nproc-per-node", str(topology.nproc_per_node)]
     goes_on = ["--work-dir", str(run_path), "--resume", "auto"]
@@ -110,12 +110,14 @@ def commands(
 
 
 def _without(command: Sequence[str], *flags: str) -> list[str]:
-    """Return a command without some flags and their values."""
+    """Return a command without some flags and their values; underscores in a flag count as dashes."""
     kept: list[str] = []
     is_value = False
     for word in command:
-        if is_value or word in flags:
+        name, equals, _ = word.partition("=")
+        is_flag = name.startswith("--") and name.replace("_", "-") in flags
+        if is_value or (is_flag and not equals):
             is_value = not is_value
-        elif word.partition("=")[0] not in flags:
+        elif not is_flag:
             kept.append(word)
     return kept

@@ -199,14 +199,15 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
         return
     sizes = run.read_json(run.run)["batch"]
     batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
-    counts = rows.counts
+    counts, samples_a_row = rows.counts, config.objective.samples_a_row if config.objective.facts.generates else 1
+    num_samples = counts.packed_rows * samples_a_row
     description = (
         f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of "
         f"{counts.pack_length or counts.max_length:,} tokens"
         if counts.packing
-        else f"{counts.kept:,} samples"
+        else f"{num_samples:,} samples"
     )
     unpacked = counts.kept if counts.packing else None
     epochs = config.train_cfg.max_epochs
-    if warning := few_steps_warning(batch, epochs, counts.packed_rows, description, unpacked=unpacked):
+    if warning := few_steps_warning(batch, epochs, num_samples, description, unpacked=unpacked):
         warn(run, f"{warning}.")

@@ -127,7 +127,7 @@ def _filled(turns: list[Message], pool: list[Image], paths: ImagePaths, place: s
     if pool and not num_places:
         turns, num_places = _before_first_question(turns, len(pool)), len(pool)
     if num_places != len(pool):
-        problem = f"the row has {len(pool)} images and {num_places} places for them"
+        problem = f"the row has {len(pool)} image{'s' * (len(pool) != 1)} and {num_places} places for them"
         fix = f"Write {_MARK} in the text once for each image, or correct the column 'images'."
         raise DataError(problem, where=place, fix=fix, of_row=True)
     rest = iter(pool)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import assets, paths, vocabulary
-from tuner.errors import DataError, MachineError, ModelError, RecipeError, UsageError
+from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.fit.parameters import has_formula
 from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
@@ -45,12 +46,22 @@ _GENERATION = "objective.generation"
 
 
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
-    """Check the first rows of each data set; raise the error of the first row that cannot be read or does not fit."""
+    """Find what is wrong with the first rows of each data set: rows that cannot be read, or that do not fit."""
+    from tuner.data.formats import MixedShapes  # a plan does not need it
+
     config = run.recipe.config
     for loader in config.loaders.values():
         for rows in loader.dataset.shares:
-            _read(rows, loader.dataset, config.objective.type, reads_images=config.reads_images)
-    yield from ()
+            mistakes: list[TunerError] = []
+            read = partial(_read, rows, loader.dataset, config.objective.type, reads_images=config.reads_images)
+            try:
+                read()
+            except MixedShapes as error:  # its rows have no common fix
+                yield error
+            except DataError as error:
+                with suppress(TunerError):
+                    read(mistakes.append)
+                yield from mistakes or (error,)
 
 
 def streamed(run: ResolvedRun) -> Iterator[Finding]:
@@ -66,8 +77,18 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     yield from ()
 
 
-def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -> None:
+def _read(
+    rows: Rows,
+    dataset: Dataset,
+    objective: str,
+    on_error: Callable[[DataError], object] | None = None,
+    *,
+    reads_images: bool,
+) -> None:
     """Turn the first rows of one data set into samples. Bad rows may be skipped; training counts them.
+
+    Args:
+        on_error: Called for each row that cannot be read or does not fit, unless such rows may be skipped.
 
     Raises:
         DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
@@ -76,12 +97,18 @@ def _read(rows: Rows, dataset: Dataset, objective: str, *, reads_images: bool) -
     from tuner.data import images  # a plan does not need it
     from tuner.data.sample import Chat, images_of
 
-    for place, sample in _samples(rows, dataset, objective, _NUM_ROWS):
+    for place, sample in _samples(rows, dataset, objective, _NUM_ROWS, on_error):
         if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
             raise images.for_text_alone("the row", place)
 
 
-def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Iterator[PlacedSample]:
+def _samples(
+    rows: Rows,
+    dataset: Dataset,
+    objective: str,
+    max_rows: int,
+    on_error: Callable[[DataError], object] | None = None,
+) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
 
     Raises:
@@ -92,7 +119,7 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
         return
     from tuner.data import formats  # a plan does not need it
     from tuner.data.pipeline import Pipeline
-    from tuner.data.readers.text_files import OnError, fail
+    from tuner.data.readers.text_files import fail
 
     if rows.format:
         formats.named(rows.format)
@@ -100,7 +127,7 @@ def _samples(rows: Rows, dataset: Dataset, objective: str, max_rows: int) -> Ite
         return
     of_rows = {name: getattr(rows, name) for name in Rows.model_fields}
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
-    on_error: OnError = (lambda _: None) if dataset.bad_rows else fail
+    on_error = (lambda _: None) if dataset.bad_rows else on_error or fail
     pipeline = Pipeline(block, objective)
     yield from pipeline.samples(pipeline.tally(), on_error)
 

@@ -37,6 +37,8 @@ SCHEMA_VERSION = 1
 
 
 VisionPart = Literal["vision", "projector", "language"]
+AnyPart = VisionPart | Literal["sound"]
+"""The parts of a model that reads images, and what reads sound: no data has any, so it is never trained."""
 """The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
 
 
