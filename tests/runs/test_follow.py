@@ -25,13 +25,13 @@ def shown(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def follow(log: Path, shown: Path) -> Iterator[Callable[[Callable[[], bool]], Follower]]:
+def follow(log: Path, shown: Path) -> Iterator[Callable[[Callable[[], int | None]], Follower]]:
     """Return how to follow the log into the file `shown`."""
     handles = []
 
-    def started(is_over: Callable[[], bool] = lambda: False) -> Follower:
+    def started(end: Callable[[], int | None] = lambda: None) -> Follower:
         handles.append(os.open(shown, os.O_WRONLY | os.O_CREAT))
-        follower = Follower(log, handles[-1], is_over)
+        follower = Follower(log, handles[-1], end)
         follower.start()
         return follower
 
@@ -64,17 +64,25 @@ def test_the_rest_is_shown_at_the_end_with_its_unfinished_line(log: Path, shown:
 
 
 def test_what_is_written_after_the_end_is_left_to_the_log(log: Path, shown: Path, follow: Start) -> None:
-    failed: list[bool] = []
-    follower = follow(lambda: bool(failed))
+    failed: list[int] = []
+    follower = follow(lambda: failed[0] if failed else None)
     log.write_text("step 1\n")
     wait_until(lambda: shown.read_text() == "step 1\n")
 
-    failed.append(True)
+    failed.append(len("step 1\n"))
     with log.open("a") as stream:
         stream.write("Traceback ...\n")
     follower.stop()
 
     assert shown.read_text() == "step 1\n"
+
+
+def test_the_lines_just_before_the_end_are_shown(log: Path, shown: Path, follow: Start) -> None:
+    log.write_text("step 1\nstep 2\nTraceback ...\n")
+
+    follow(lambda: len("step 1\nstep 2\n")).stop()
+
+    assert shown.read_text() == "step 1\nstep 2\n"
 
 
 def test_a_log_that_never_comes_is_none(shown: Path, follow: Start) -> None:
@@ -86,7 +94,7 @@ def test_a_log_that_never_comes_is_none(shown: Path, follow: Start) -> None:
 def test_a_reader_that_went_away_stops_nothing(log: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    follower = Follower(log, writer, lambda: False)
+    follower = Follower(log, writer, lambda: None)
     follower.start()
     log.write_text("nobody reads this\n")
 
@@ -99,7 +107,7 @@ def test_a_reader_that_went_away_stops_nothing(log: Path) -> None:
 def test_a_reader_that_does_not_read_is_not_waited_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.runs.follow._LAST_S", 0.2)
     reader, writer = os.pipe()
-    follower = Follower(log, writer, lambda: False)
+    follower = Follower(log, writer, lambda: None)
     follower.start()
     log.write_text("x" * 1_000_000 + "\n")
     began = time.monotonic()
@@ -114,7 +122,7 @@ def test_a_reader_that_does_not_read_is_not_waited_for(log: Path, monkeypatch: p
 
 def test_lines_replace_the_bar_that_stands_on_a_terminal(log: Path) -> None:
     master, slave = pty.openpty()
-    follower = Follower(log, slave, lambda: False)
+    follower = Follower(log, slave, lambda: None)
     follower.start()
     log.write_text("a line\n")
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from types import FrameType
 from typing import BinaryIO, NamedTuple, NoReturn, TextIO
@@ -136,7 +137,7 @@ def run(
     shown = Follower(
         directory.ranks / "0.log",
         output or _STDOUT,
-        lambda: beats.has_failed(directory, 0) or bool(directory.failures()),
+        partial(beats.log_before_failure, directory),
     )
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)

@@ -34,8 +34,8 @@ class Beat:
         doing: What the rank does, in a few words.
         at_s: The host's monotonic clock, in seconds; the file's own time is for other machines.
         save_s: The longest save so far, in seconds.
-        has_failed: The rank is ending with an error, and its log will say why. Unlike a report, a beat needs no free
-            space on a full disk.
+        log_bytes: The size of its log when it failed; its error follows there. None: it has not failed. Unlike a
+            report, a beat needs no free space on a full disk.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Beat:
     doing: str
     at_s: float
     save_s: float
-    has_failed: bool = False
+    log_bytes: int | None = None
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
@@ -61,10 +61,23 @@ def read(run: RunDirectory) -> dict[int, Beat]:
     return {beat.rank: beat for beat in beats}
 
 
-def has_failed(run: RunDirectory, rank: int) -> bool:
-    """Return whether a rank has announced that it fails; it does so before it writes the reason to its log."""
-    beat = _read(path_of(run, rank))
-    return beat is not None and beat.has_failed
+def log_size(run: RunDirectory, rank: int) -> int:
+    """Return the size of a rank's log in bytes."""
+    try:
+        return (run.ranks / f"{rank}.log").stat().st_size
+    except OSError:
+        return 0
+
+
+def log_before_failure(run: RunDirectory) -> int | None:
+    """Return how many bytes rank 0 wrote to its log before a rank failed; None: no rank has failed.
+
+    It is 0 if the other ranks failed alone: how far rank 0 was then is not known.
+    """
+    beat = _read(path_of(run, 0))
+    if beat is not None and beat.log_bytes is not None:
+        return beat.log_bytes
+    return 0 if run.failures() else None
 
 
 def _read(file: Path) -> Beat | None:

@@ -88,19 +88,22 @@ class Follower(Poller):
     """Copies whole lines from the first byte of `log` on, which need not be there yet, to a descriptor or a stream.
 
     Args:
-        is_over: Called before each copy; once it returns True, new lines are not copied any more.
+        end: Called after each read. It returns how many bytes of the log are to be copied, or None while that is not
+            known.
     """
 
-    def __init__(self, log: Path, target: int | TextIO, is_over: Callable[[], bool]) -> None:
+    def __init__(self, log: Path, target: int | TextIO, end: Callable[[], int | None]) -> None:
         super().__init__(self._copy, "follower")
-        self._log, self._target, self._is_over = Growing(log), target, is_over
+        self._log, self._target, self._end = Growing(log), target, end
         # On a terminal a progress bar may stand in this line; it draws itself again in the next one.
         self._erase = _ERASE_LINE if isinstance(target, int) and os.isatty(target) else b""
 
     def _copy(self, is_last: bool) -> None:
         while data := self._log.read(whole_lines=not is_last):
-            # Asked after the read: a rank reports its failure before it writes its traceback into the log.
-            if not self._is_over():
-                write_all(self._target, self._erase + data)
+            # Called after the read: a rank reports its failure before it writes its traceback into the log.
+            end = self._end()
+            shown = data if end is None else data[: max(end + len(data) - self._log.num_read, 0)]
+            if shown:
+                write_all(self._target, self._erase + shown)
         if is_last and self._erase:  # a bar whose rank was killed leaves its last frame, and the cursor hidden
             write_all(self._target, self._erase + _SHOW_CURSOR)

@@ -102,7 +102,7 @@ class Guard:
         if self.rank.rank == 0:
             self.terminal = terminal
             if not self.rank.supervised:
-                self._follower = Follower(log, self._stdout, lambda: self.heart.has_failed or self._has_failed())
+                self._follower = Follower(log, self._stdout, self._log_before_failure)
                 self._follower.start()
 
     def watch(self, limit_s: float) -> None:
@@ -110,10 +110,15 @@ class Guard:
         self.heart.watch(limit_s, self._hang)
 
     def _hang(self, error: Hang) -> NoReturn:
+        self.heart.fail()
         faulthandler.dump_traceback()
         if not self.rank.supervised:  # this rank may write the diagnosis, which reads the others' stacks
             time.sleep(_STACKS_S)
         self._fail(error)
+
+    def _log_before_failure(self) -> int | None:
+        # A beat needs a file, which a full disk may not have.
+        return self.heart.log_bytes if self.heart.log_bytes is not None else beats.log_before_failure(self.run)
 
     def _has_failed(self) -> bool:
         return bool(self.run.failures())
@@ -129,6 +134,7 @@ class Guard:
         # After a failure torchrun sends SIGTERM to the other ranks, which may wait in a collective forever.
         peer_failed = self._has_failed()
         if peer_failed:
+            self.heart.fail()
             faulthandler.dump_traceback()  # into the log: the stacks of waiting ranks show which rank was behind
         if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
             self._requeue(None)

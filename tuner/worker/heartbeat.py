@@ -42,7 +42,8 @@ class Heartbeat:
     def __init__(self, run: RunDirectory, rank: Rank) -> None:
         self.run, self.rank = run, rank
         self._count, self._doing, self._save_s = 0, "starting", 0.0
-        self.has_failed = False
+        self.log_bytes: int | None = None
+        """The size of this rank's log when it failed."""
         self._has_ended = False
         self._ticks = 0
         """The number of signs of progress, also of steps that only this rank does."""
@@ -75,9 +76,12 @@ class Heartbeat:
         self.write()
 
     def fail(self) -> None:
-        """Note that this rank fails, before it writes its report; the supervisor waits for the report."""
-        self.has_failed = True
-        self.write()
+        """Note that this rank ends with an error. What it writes to its log from now on is not shown."""
+        if self.log_bytes is None:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            self.log_bytes = beats.log_size(self.run, self.rank.rank)
+            self.write()
 
     def end(self) -> None:
         """End the watch: the work of this rank is done, and the rest may take long."""
@@ -142,7 +146,7 @@ class Heartbeat:
         if self._file is None:
             return
         rank, pid, host = self.rank.rank, os.getpid(), socket.gethostname()
-        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s, self.has_failed)
+        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes)
         with contextlib.suppress(OSError):
             os.pwrite(self._file, beat.to_bytes(), 0)
 
