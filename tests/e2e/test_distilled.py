@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+import tuner
 from tests.e2e.test_generated import lines, train
 from tuner.models.load import source
 from tuner.recipes.loading import load
@@ -63,6 +64,15 @@ def test_one_rank_that_accumulates_and_two_at_zero_3_train_the_same_on_a_teacher
 def test_a_resumed_run_ends_with_the_same_bytes(runs: Path) -> None:
     for name in ("final/model.safetensors", "completions.jsonl"):
         assert (runs / "again" / name).read_bytes() == (runs / "two" / name).read_bytes()
+
+
+@pytest.mark.long
+def test_an_evaluation_measures_what_the_last_validation_measured(runs: Path) -> None:
+    last = [line["eval_loss"] for line in lines(runs / "two") if "eval_loss" in line][-1]
+
+    metrics = tuner.evaluate(runs / "two", batch_size=8).metrics
+
+    assert metrics["divergence"] == pytest.approx(last, rel=1e-4)
 
 
 @pytest.mark.long

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import tuner
 from tests.e2e.runs import environment
 from tests.e2e.warm import warm
+from tuner.errors import UsageError
 
 REWARD = """
 def vowels(completions, **columns):
@@ -107,4 +109,11 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     )
 
     rewards = [line["reward"] for line in lines(tmp_path / "run") if "reward" in line]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+    at_first = sum(rewards[:5]) / 5
+    assert sum(rewards[-5:]) / 5 > at_first + 0.2
+    rows = "package:sample/validation.jsonl"
+    with pytest.raises(UsageError, match=r"the rewards of the run call code: .*rewards\.py:vowels"):
+        tuner.evaluate(tmp_path / "run", data=rows)
+    metrics = tuner.evaluate(tmp_path / "run", data=rows, max_rows=16, batch_size=4, allow_code=True).metrics
+    assert metrics["reward"] == metrics["rewards/vowels"] > at_first + 0.2
+    assert 0 < metrics["completion_length"] <= 8

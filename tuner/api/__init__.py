@@ -405,6 +405,7 @@ def evaluate(
     tasks: str | Sequence[str] = (),
     num_fewshot: int | None = None,
     apply_chat_template: bool = False,
+    allow_code: bool = False,
     adapter: PathLike | None = None,
     bits: Bits | None = None,
 ) -> Evaluation:
@@ -423,6 +424,7 @@ def evaluate(
         tasks: Names of lm-eval tasks.
         num_fewshot: Examples before each question of a task. None: the task's own.
         apply_chat_template: Use the chat template for the tasks; lm-eval's default is plain text.
+        allow_code: Call the rewards of the run that are functions of a file or a package.
 
     Returns:
         `metrics` of the rows (`loss`, `perplexity` ...), `generations`, `answers` (their metrics), and `tasks`.
@@ -457,6 +459,7 @@ def evaluate(
         tasks=names,
         num_fewshot=num_fewshot,
         apply_chat_template=apply_chat_template,
+        allow_code=allow_code,
     )
     with unchanged_random_state():
         return evaluation.evaluate(

@@ -51,6 +51,7 @@ from tuner.errors import DiskError, UsageError
     is_flag=True,
     help="Ask the questions of tasks through the chat template. [default: plain text, as lm-eval does]",
 )
+@click.option("--allow-code", is_flag=True, help="Call the rewards of the run that are functions of your own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 def command(
     source: str,
@@ -67,13 +68,15 @@ def command(
     tasks: str | None,
     num_fewshot: int | None,
     apply_chat_template: bool,
+    allow_code: bool,
     as_json: bool,
 ) -> None:
     """Evaluate a trained model, or any other one: loss and perplexity, generated answers, lm-eval tasks.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
     hub. The rows are the run's validation rows, or --data. A model that was trained on preferences is judged by
-    them. With --tasks and no --data, only the tasks are evaluated.
+    them. One that was trained on rewards completes prompts, and the mean of each reward is printed. With --tasks and
+    no --data, only the tasks are evaluated.
     """
     _check_out(generate, out)
     source = source_of(source)
@@ -85,7 +88,7 @@ def command(
         from tuner.results.evaluate import Wanted, evaluate  # torch
 
         rows = (data, row_format, split, max_rows, batch_size)
-        wanted = Wanted(*rows, generate or 0, out, max_new_tokens, names, num_fewshot, apply_chat_template)
+        wanted = Wanted(*rows, generate or 0, out, max_new_tokens, names, num_fewshot, apply_chat_template, allow_code)
         weight_bits, here = int(bits) if bits else None, detect(os.environ)
         done = evaluate(source, wanted, here, adapter=adapter, bits=weight_bits, tell=lambda line: say(line, err=True))
     if as_json:

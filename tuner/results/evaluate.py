@@ -30,12 +30,13 @@ from tuner.data.sample import IGNORED, Message
 from tuner.errors import DataError, MachineError, TunerError, UsageError, did_you_mean
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
-from tuner.models.load import source
+from tuner.models.load import load_reference, source
 from tuner.notebook import lines_of, table
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.recipes.schema.objectives import facts_of
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, load, load_frozen, spec_of
+from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import Settings, on_device
@@ -67,6 +68,7 @@ class Wanted(NamedTuple):
         tasks: Names of lm-eval tasks.
         num_fewshot: Examples before each question of a task. None: the task's own.
         apply_chat_template: Use the chat template for the tasks.
+        allow_code: Call the rewards of the run that are functions of a file or a package.
     """
 
     data: str | None = None
@@ -80,6 +82,7 @@ class Wanted(NamedTuple):
     tasks: tuple[str, ...] = ()
     num_fewshot: int | None = None
     apply_chat_template: bool = False
+    allow_code: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +173,7 @@ def evaluate(
     conversations: list[list[Message]] = []
     if wanted.data or wanted.num_answers or not wanted.tasks:
         rows = rows_of(spec, wanted.data, wanted.row_format, wanted.split, wanted.max_rows)
-        prepared, conversations = _prepared(spec, rows, wanted.num_answers)
+        prepared, conversations = _prepared(spec, rows, wanted.num_answers, allow_code=wanted.allow_code)
         tell(describe(prepared, "rows"))
     loaded = load(spec, hardware, bits)
     done = Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, out=wanted.out)
@@ -193,11 +196,17 @@ def evaluate(
     return done
 
 
-def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
+def _prepared(
+    spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code: bool
+) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before the weights are loaded, so that wrong rows are reported early."""
-    if facts_of(spec.objective).is_judged and spec.recipe is None:
+    facts = facts_of(spec.objective)
+    if (facts.is_judged or facts.generates) and spec.recipe is None:
         problem = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(problem, where="SOURCE", fix="Give the run directory that it comes from.")
+    if spec.recipe and not allow_code and (functions := spec.recipe.objective.own_functions):
+        problem = f"the rewards of the run call code: {', '.join(functions)}"
+        raise UsageError(problem, where="SOURCE", fix="Read that code, then add --allow-code.")
     encoder = encoder_of(spec)
     conversations = questions(spec, encoder, rows, num_questions) if num_questions else []
     return prepare(rows, encoder, objective=spec.objective), conversations
@@ -211,6 +220,9 @@ def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch
     if facts_of(loaded.spec.objective).is_judged:
         assert recipe is not None, "checked with the rows"
         return judged(loaded, recipe, prepared, size, hardware)
+    if facts_of(loaded.spec.objective).generates:
+        assert recipe is not None, "checked with the rows"
+        return completed(loaded, recipe, prepared, size)
     return likelihood(loaded, prepared, size)
 
 
@@ -303,6 +315,33 @@ def judged(
     return {name.removeprefix("eval_"): metrics[name] for name in names}
 
 
+def completed(loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, batch_size: int) -> dict[str, float]:
+    """Return what a validation of the run measures on one greedy completion of each prompt.
+
+    That is `reward`, the weighted sum of the rewards, and the mean of each reward (`rewards/NAME`); with a teacher
+    `divergence`, the mean over the tokens.
+
+    Raises:
+        TunerError: the divergence is not a finite number.
+        RewardError: a reward fails.
+        ModelError: the teacher cannot be loaded.
+    """
+    config = config.model_copy(update={"objective": config.objective.without_training()})
+    device, vocabulary = str(loaded.model.device), loaded.encoder.vocabulary
+    teacher = None
+    if config.objective.taught_by:
+        teacher = load_reference(config, "", loaded.dtype, device, shards=False, vocabulary=vocabulary)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = evaluator(config, (loaded.model, teacher), loaded.encoder, prepared.dataset, batch_size, folder)
+        metrics = trainer.evaluate()
+    metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    if teacher is not None:
+        return {"divergence": _finite(metrics["loss"], loaded)}
+    rewards = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
+    means = {name.removesuffix("/mean"): value for name, value in rewards.items()}
+    return {REWARD: metrics[REWARD], **means, "completion_length": metrics["completion_length"]}
+
+
 def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) -> PreTrainedModel | None:
     """Return the reference model: the model before training. TRL needs none for an adapter, which it switches off."""
     if loaded.spec.adapter or not config.objective.facts.has_reference:
@@ -321,7 +360,11 @@ def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -
     check_can_answer(spec, encoder)
     conversations = prompts(dataset, count, spec.objective)
     if not conversations:
-        raise DataError("the rows have no prompts", where="--generate", fix="Give rows of conversations: --data FILE.")
+        raise DataError(
+            "no row is a conversation that ends with an answer",
+            where="--generate",
+            fix="Give rows of conversations: --data FILE.",
+        )
     for messages in conversations:
         check_room(spec, encoder.prompt(messages[:-1]))
     return conversations

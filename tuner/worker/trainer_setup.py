@@ -205,6 +205,8 @@ def evaluator(
     settings = training.arguments(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,
+        # TRL checks it, and nothing is trained: all completions of a prompt, and enough rows for the loss.
+        per_device_train_batch_size=config.objective.samples_a_row * config.objective.least_batch_size,
         use_cpu=models[0].device.type == "cpu",
         bf16=False,  # the weights are in the compute type, as under DeepSpeed: nothing casts them
         gradient_checkpointing=False,

@@ -1,7 +1,7 @@
 """What the objectives share that generate completions of prompts and compare those of one prompt by their rewards."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -54,6 +54,11 @@ class GroupRewards(Sampling):
     def steps_per_generation(self, global_batch: int) -> int:
         """Return the optimizer steps that are taken before completions are generated again."""
         return self.num_iterations * (self.generated_at_once(global_batch) // global_batch)
+
+    def without_training(self) -> Self:
+        """Return the block without a reference model, and for completions of one step."""
+        alone = super().without_training()
+        return alone.model_copy(update={"beta": 0.0, "generation_batch_size": None, "num_iterations": 1})
 
     @property
     def depends_on_micro_batch(self) -> bool:

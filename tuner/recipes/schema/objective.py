@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -171,6 +171,10 @@ class Objective(Block):
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
         return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)
+
+    def without_training(self) -> Self:
+        """Return the block for a trainer that only measures: without what only training needs."""
+        return self
 
     @property
     def taught_by(self) -> Teacher | None:

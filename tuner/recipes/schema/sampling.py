@@ -1,6 +1,6 @@
 """What the objectives share that generate completions of prompts: how the next token is chosen."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -32,6 +32,10 @@ class Sampling(Objective):
     def generated_by(self) -> Generation:
         """The program that writes the completions."""
         return self.generation
+
+    def without_training(self) -> Self:
+        """Return the block with transformers as the program that generates."""
+        return self.model_copy(update={"generation": Generation()})
 
     @property
     def completion_tokens(self) -> int:
