@@ -400,7 +400,7 @@ class TowerFamily(NamedTuple):
     attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "out_proj")
     mlp: tuple[str, ...] = ("fc1", "fc2")
     merges: bool = False
-    """Neighboring patches are merged before the projector, whose first layer keeps their width; positions rotate."""
+    """Neighboring patches are merged before the projector; its first layer keeps their width. Positions rotate."""
     pools: bool = False
     """Means of neighboring patches go through one linear layer into the LLM; rows and columns have embeddings."""
     bias: bool = True

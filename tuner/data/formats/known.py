@@ -303,11 +303,11 @@ def sample_of(name: str, row: Row, place: str) -> tuple[Sample, Row]:
     Raises:
         DataError: there is no such function, or it returns no sample.
     """
-    made = user_function(name)(row)
-    if isinstance(made, str):
-        return made, {}
+    returned = user_function(name)(row)
+    if isinstance(returned, str):
+        return returned, {}
     try:
-        whole = {"messages": made} if isinstance(made, list) else made
+        whole = {"messages": returned} if isinstance(returned, list) else returned
         shape = next((shape for shape in _RETURNED if shape in whole), "messages")
         return _RETURNED[shape](whole), whole
     except (Misfit, TypeError, AttributeError) as error:

@@ -435,7 +435,7 @@ class Log(Block):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words of `notify`; empty if it is None."""
+        """The words of `notify`; empty without a command."""
         return _words(self.notify)
 
 
