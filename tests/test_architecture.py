@@ -333,7 +333,7 @@ def test_only_the_rooms_made_for_an_effect_have_it_or_say_why(kind: str) -> None
 
 
 def test_an_objective_is_named_in_its_own_files_alone() -> None:
-    """Other code asks `config.objective.facts`. Importers translate other tools' names; the default has two owners."""
+    """Other code asks `config.objective.facts`. Importers translate other tools' names."""
     own = ("recipes/schema/objectives", "worker/objectives", "importers")
     named = {
         f"{name_of(path)}: {node.value}"
@@ -344,7 +344,7 @@ def test_an_objective_is_named_in_its_own_files_alone() -> None:
     }
 
     a_metric = {"runs/verdict.py: reward"}  # TRL's name for the mean reward of a step
-    assert named - a_metric == {"recipes/catalog.py: sft", "data/prepare.py: sft"}
+    assert named == a_metric
 
 
 @each(MODULES)

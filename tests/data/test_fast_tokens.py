@@ -175,12 +175,12 @@ def test_rows_are_made_anew_by_tokenizers_where_it_gives_other_tokens(
     num_proc: int,
 ) -> None:
     tokenizer, settings = plain(), many_rows(jsonl, num_proc)
-    expected = prepare(replace(settings, tokenizer_backend="tokenizers"), TextEncoder(tokenizer))
+    expected = prepare(replace(settings, tokenizer_backend="tokenizers"), TextEncoder(tokenizer), objective="sft")
 
     monkeypatch.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
     with caplog.at_level(logging.WARNING):
-        made = prepare(settings, TextEncoder(tokenizer))
+        made = prepare(settings, TextEncoder(tokenizer), objective="sft")
 
     assert made.sha256 == expected.sha256
     assert "fastokens gives other tokens than tokenizers" in caplog.text
@@ -191,13 +191,13 @@ def test_rows_that_were_encoded_before_a_difference_was_found_are_made_anew(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     tokenizer, training = plain(), many_rows(jsonl, 1)
-    first, encoded = prepare(training, TextEncoder(tokenizer)), spied(monkeypatch)
+    first, encoded = prepare(training, TextEncoder(tokenizer), objective="sft"), spied(monkeypatch)
     assert trusts_fastokens(TextEncoder(tokenizer))
 
     with monkeypatch.context() as wrong:
         wrong.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
-        prepare(many_rows(jsonl, 1, name="validation.jsonl", last="other"), TextEncoder(tokenizer))
-    again = prepare(training, TextEncoder(tokenizer))
+        prepare(many_rows(jsonl, 1, name="validation.jsonl", last="other"), TextEncoder(tokenizer), objective="sft")
+    again = prepare(training, TextEncoder(tokenizer), objective="sft")
 
     assert not trusts_fastokens(TextEncoder(tokenizer))
     assert again.sha256 == first.sha256 and encoded == []
@@ -207,8 +207,8 @@ def test_rows_that_were_encoded_before_a_difference_was_found_are_made_anew(
 def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(jsonl: Callable[..., Path]) -> None:
     tokenizer = plain()
 
-    first = prepare(many_rows(jsonl, 1), TextEncoder(tokenizer))
-    second = prepare(many_rows(jsonl, 2, name="others.jsonl", last="other"), TextEncoder(tokenizer))
+    first = prepare(many_rows(jsonl, 1), TextEncoder(tokenizer), objective="sft")
+    second = prepare(many_rows(jsonl, 2, name="others.jsonl", last="other"), TextEncoder(tokenizer), objective="sft")
 
     assert first.counts.kept == second.counts.kept > 0
 
@@ -216,7 +216,7 @@ def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(jso
 def test_it_is_not_loaded_for_few_rows(jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastTokens, "of", lambda tokenizer: pytest.fail("it was loaded"))
 
-    prepare(many_rows(jsonl, 1, count=processes.ALONE * BATCH_ROWS), TextEncoder(plain()))
+    prepare(many_rows(jsonl, 1, count=processes.ALONE * BATCH_ROWS), TextEncoder(plain()), objective="sft")
 
 
 def test_it_takes_no_tokenizer_that_it_cannot_be_held_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ import pytest
 from transformers import AutoTokenizer, Gemma3Processor, Llama4Config
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
+from tests.models import vision
 from tuner import assets
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.sample import IGNORED, Chat, Image
 from tuner.errors import ModelError
+from tuner.files import read_json_object
 from tuner.models.vision import load_processor
 from tuner.recipes.loading import load
 
@@ -44,6 +46,18 @@ def test_the_features_of_a_gemma_3_have_another_token_than_its_images_and_carry_
     assert encoder.image_id == tokenizer.convert_tokens_to_ids("<image_soft_token>")
     assert (ids == encoder.image_id).sum() == encoder.num_tokens((60, 40)) == 4
     assert set(labels[ids == encoder.image_id]) == {IGNORED}
+
+
+def test_the_settings_of_videos_and_sound_are_saved_with_the_processor_of_a_gemma_4(tmp_path: Path) -> None:
+    folder = vision.make("gemma4", tmp_path / "model")
+
+    vision.processor(folder).save_pretrained(tmp_path / "saved")
+
+    before, after = (read_json_object(one / "processor_config.json") for one in (folder, tmp_path / "saved"))
+    videos = read_json_object(tmp_path / "saved/video_preprocessor_config.json")
+    assert after["video_processor"] is None, "so transformers reads the other file"
+    assert videos == before["video_processor"]
+    assert after["feature_extractor"]["sampling_rate"] == before["feature_extractor"]["sampling_rate"]
 
 
 def test_a_llama_4_is_not_trained_on_images(tmp_path: Path) -> None:

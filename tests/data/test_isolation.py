@@ -48,7 +48,7 @@ def make_model(vocabulary: int, attention: str = "sdpa", **options: Any) -> Llam
 
 @pytest.fixture
 def packed(jsonl: Callable[..., Path], tokenizer: Any) -> Prepared:
-    prepared = prepare(Settings(str(jsonl(SAMPLES)), max_length=256), TextEncoder(tokenizer))
+    prepared = prepare(Settings(str(jsonl(SAMPLES)), max_length=256), TextEncoder(tokenizer), objective="sft")
     assert [len(row["seq_lengths"]) for row in prepared.dataset] == [3]
     return prepared
 
@@ -100,7 +100,9 @@ def test_gradient_checkpointing_keeps_samples_apart(packed: Prepared, tokenizer:
 
 
 def test_several_rows_in_a_batch_keep_their_samples_apart(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    rows = prepare(Settings(str(jsonl(SAMPLES * 2)), max_length=128), TextEncoder(tokenizer)).dataset.to_list()
+    rows = prepare(
+        Settings(str(jsonl(SAMPLES * 2)), max_length=128), TextEncoder(tokenizer), objective="sft"
+    ).dataset.to_list()
     assert len(rows) > 1 and max(len(row["seq_lengths"]) for row in rows) > 1
     lengths = [length for row in rows for length in row["seq_lengths"]]
 
@@ -108,7 +110,9 @@ def test_several_rows_in_a_batch_keep_their_samples_apart(jsonl: Callable[..., P
 
 
 def test_unpacked_samples_in_one_batch_do_not_see_each_other(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    rows = prepare(Settings(str(jsonl(SAMPLES)), packing=False), TextEncoder(tokenizer)).dataset.to_list()
+    rows = prepare(
+        Settings(str(jsonl(SAMPLES)), packing=False), TextEncoder(tokenizer), objective="sft"
+    ).dataset.to_list()
     lengths = [length for row in rows for length in row["seq_lengths"]]
 
     assert distance_from_alone(make_model(len(tokenizer)), collate(rows), lengths, use_cache=False) < 1e-5

@@ -31,7 +31,7 @@ Written = Callable[..., Path]
 
 
 def prepared(path: Path, tokenizer: Any = None, **settings: Any) -> Prepared:
-    return prepare(Settings(str(path), **settings), TextEncoder(tokenizer or make_tokenizer()))  # type: ignore[arg-type]
+    return prepare(Settings(str(path), **settings), TextEncoder(tokenizer or make_tokenizer()), objective="sft")  # type: ignore[arg-type]
 
 
 def refusal(tokenizer: Any, chat: Chat, *, place: str = "here:7") -> DataError:
@@ -75,6 +75,7 @@ def test_long_rows_are_tokenized_a_few_at_a_time(jsonl: Written, monkeypatch: py
         Settings(str(path), max_length=4_000, packing=False),
         TextEncoder(make_tokenizer()),
         tick=lambda: ticks.append(1),
+        objective="sft",
     )  # type: ignore[arg-type]
 
     assert whole.counts.kept == 7

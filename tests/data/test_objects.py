@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from tuner.data import sources
-from tuner.data.objects import file_of
+from tuner.data.sources import file_of_rows
 from tuner.errors import DataError
 
 ROWS = [
@@ -30,7 +30,7 @@ def read(path: Path | None) -> list[Any]:
 def test_rows_of_every_kind_come_back_as_they_are_and_the_same_rows_are_the_same_file(
     rows: Any, tmp_path: Path
 ) -> None:
-    first, second = file_of(rows, "data", tmp_path / "rows"), file_of(rows, "data", tmp_path / "rows")
+    first, second = file_of_rows(rows, "data", tmp_path / "rows"), file_of_rows(rows, "data", tmp_path / "rows")
 
     assert read(first) == ROWS
     assert first == second
@@ -38,15 +38,15 @@ def test_rows_of_every_kind_come_back_as_they_are_and_the_same_rows_are_the_same
 
 
 def test_other_rows_are_another_file(tmp_path: Path) -> None:
-    assert file_of(ROWS, "data", tmp_path) != file_of(ROWS[:1], "data", tmp_path)
+    assert file_of_rows(ROWS, "data", tmp_path) != file_of_rows(ROWS[:1], "data", tmp_path)
 
 
 def test_a_file_that_was_damaged_is_written_again(tmp_path: Path) -> None:
-    path = file_of(ROWS, "data", tmp_path)
+    path = file_of_rows(ROWS, "data", tmp_path)
     assert path is not None
     path.write_text("{}\n")
 
-    assert read(file_of(ROWS, "data", tmp_path)) == ROWS
+    assert read(file_of_rows(ROWS, "data", tmp_path)) == ROWS
 
 
 def test_a_missing_value_of_a_data_frame_is_null_and_a_date_a_text(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_missing_value_of_a_data_frame_is_null_and_a_date_a_text(tmp_path: Pat
         {"text": ["a", None], "weight": [0.1 + 0.2, float("nan")], "day": [pd.Timestamp(2024, 1, 2)] * 2}
     )
 
-    path = file_of(frame, "data", tmp_path)
+    path = file_of_rows(frame, "data", tmp_path)
 
     assert path is not None
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -66,7 +66,7 @@ def test_a_missing_value_of_a_data_frame_is_null_and_a_date_a_text(tmp_path: Pat
     "value", ["rows.jsonl", Path("rows.jsonl"), ["a.jsonl", Path("b.jsonl")], None, {"text": "a"}, 3]
 )
 def test_what_is_no_rows_is_left_to_whoever_knows_it(value: Any, tmp_path: Path) -> None:
-    assert file_of(value, "data", tmp_path) is None
+    assert file_of_rows(value, "data", tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_rows_that_cannot_be_written_are_refused_by_their_number(
     value: Any, what: str, where: str | None, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError) as caught:
-        file_of(value, "data", tmp_path / "rows")
+        file_of_rows(value, "data", tmp_path / "rows")
 
     assert caught.value.what.startswith(what)
     assert caught.value.where == where

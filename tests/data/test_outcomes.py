@@ -37,7 +37,7 @@ def test_each_sample_that_is_not_trained_on_whole_is_listed_with_its_reason(json
     ]
     settings = Settings(str(jsonl(rows)), format="messages", max_length=32, packing=False, bad_rows=1)
 
-    prepared = prepare(settings, TextEncoder(tokenizer))
+    prepared = prepare(settings, TextEncoder(tokenizer), objective="sft")
 
     assert sorted(told(prepared)) == [
         ("2", "dropped", "there is no answer"),
@@ -59,7 +59,9 @@ def test_each_sample_that_is_not_trained_on_whole_is_listed_with_its_reason(json
 
 
 def test_a_sample_that_packing_splits_is_counted_as_split_and_loses_no_token(jsonl: Write, tokenizer: Any) -> None:
-    prepared = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), TextEncoder(tokenizer))
+    prepared = prepare(
+        Settings(str(jsonl([conversation("one", LONG)])), max_length=32), TextEncoder(tokenizer), objective="sft"
+    )
 
     (line,) = prepared.changed()
     assert (line["what"], line["tokens_before"]) == ("split", line["tokens_after"])
@@ -89,7 +91,7 @@ def test_the_list_is_bounded_and_the_counts_are_not(
     monkeypatch.setattr(outcomes, "MAX_LISTED", 2)
     rows = [conversation("one")] * 5 + [conversation("one", "two")]
 
-    prepared = prepare(Settings(str(jsonl(rows))), TextEncoder(tokenizer))
+    prepared = prepare(Settings(str(jsonl(rows))), TextEncoder(tokenizer), objective="sft")
 
     assert [line for line, _, _ in told(prepared)] == ["1", "2"]
     assert [(total.what, total.samples) for total in prepared.totals] == [("dropped", 5)]
@@ -100,12 +102,12 @@ def test_data_that_leaves_nothing_says_why(jsonl: Write, tokenizer: Any) -> None
 
     says = r"none of the 3 rows .* max_length=24: 2 dropped: there is no answer;.*Raise dataset\.max_length"
     with pytest.raises(DataError, match=says):
-        prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), TextEncoder(tokenizer))
+        prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), TextEncoder(tokenizer), objective="sft")
 
 
 def test_rows_without_an_assistant_turn_are_told_so_and_not_as_too_long(jsonl: Write, tokenizer: Any) -> None:
     with pytest.raises(DataError) as caught:
-        prepare(Settings(str(jsonl([conversation("one")] * 3))), TextEncoder(tokenizer))
+        prepare(Settings(str(jsonl([conversation("one")] * 3))), TextEncoder(tokenizer), objective="sft")
 
     assert "none of the 3 rows has an assistant message" in str(caught.value)
     assert "End each conversation with an assistant turn." in str(caught.value)
@@ -113,8 +115,12 @@ def test_rows_without_an_assistant_turn_are_told_so_and_not_as_too_long(jsonl: W
 
 
 def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Write, tokenizer: Any) -> None:
-    whole = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), TextEncoder(tokenizer))
-    lossy = prepare(Settings(str(jsonl([conversation("one"), conversation("one", "two")]))), TextEncoder(tokenizer))
+    whole = prepare(
+        Settings(str(jsonl([conversation("one", LONG)])), max_length=32), TextEncoder(tokenizer), objective="sft"
+    )
+    lossy = prepare(
+        Settings(str(jsonl([conversation("one"), conversation("one", "two")]))), TextEncoder(tokenizer), objective="sft"
+    )
 
     assert outcomes.warning({"train": whole.totals}) is None
     assert outcomes.warning({"train": whole.totals, "validation": lossy.totals}) == (
@@ -125,7 +131,10 @@ def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Writ
 def test_the_list_of_the_cache_is_the_list_of_the_first_time(jsonl: Write, tokenizer: Any) -> None:
     settings = Settings(str(jsonl([conversation("one"), conversation("one", "two")])))
 
-    first, again = prepare(settings, TextEncoder(tokenizer)), prepare(settings, TextEncoder(tokenizer))
+    first, again = (
+        prepare(settings, TextEncoder(tokenizer), objective="sft"),
+        prepare(settings, TextEncoder(tokenizer), objective="sft"),
+    )
 
     assert first.outcomes_file == again.outcomes_file
     assert list(first.changed()) == list(again.changed()) == [json.loads(first.outcomes_file.read_text())]

@@ -38,7 +38,7 @@ def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_m
     dataset = dataset.model_copy(update={**limit, "val_split": None})
     encoder = ImageEncoder.of(vision.processor(folder), dataset)
 
-    row = prepare(dataset, encoder).dataset[0]
+    row = prepare(dataset, encoder, objective="sft").dataset[0]
     pixels = PixelLoader(encoder, 0).pixels(BatchImages(row[IMAGES]))
 
     assert pixels is not None

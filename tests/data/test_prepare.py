@@ -99,7 +99,7 @@ def test_chunks_of_samples_lose_no_token_either(
 def test_labels_follow_their_tokens_into_packed_rows(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     rows = [conversation(f"{word}?", f"{word}!") for word in WORDS]
 
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=128), TextEncoder(tokenizer))
+    prepared = prepare(Settings(str(jsonl(rows)), max_length=128), TextEncoder(tokenizer), objective="sft")
 
     trained: list[str] = []
     for row in prepared.dataset:
@@ -138,7 +138,7 @@ def test_a_bad_row_far_down_is_named_by_file_and_line(jsonl: Callable[..., Path]
     path = jsonl([conversation("one", "two")] * 700 + [{"messages": [{"role": "user", "content": None}]}])
 
     with pytest.raises(DataError) as caught:
-        prepare(Settings(str(path)), TextEncoder(tokenizer))
+        prepare(Settings(str(path)), TextEncoder(tokenizer), objective="sft")
 
     assert caught.value.where == f"{path}:701"
     assert list((cache / "tuner").iterdir()) == []
@@ -149,18 +149,18 @@ def test_the_cache_answers_only_for_the_same_content_and_settings(
 ) -> None:
     path = jsonl([conversation("one", "two"), conversation("three", "four")])
     settings = Settings(str(path))
-    first = prepare(settings, TextEncoder(tokenizer))
+    first = prepare(settings, TextEncoder(tokenizer), objective="sft")
     built = set((cache / "tuner").iterdir())
 
-    assert prepare(settings, TextEncoder(tokenizer)).counts == first.counts
+    assert prepare(settings, TextEncoder(tokenizer), objective="sft").counts == first.counts
     assert set((cache / "tuner").iterdir()) == built
 
     for changed in (replace(settings, max_length=32), replace(settings, packing=False)):
-        prepare(changed, TextEncoder(tokenizer))
+        prepare(changed, TextEncoder(tokenizer), objective="sft")
     prepare(settings, TextEncoder(tokenizer), objective="pretrain")
-    prepare(settings, TextEncoder(make_tokenizer((str(tokenizer.chat_template)) + "{# other #}")))
+    prepare(settings, TextEncoder(make_tokenizer((str(tokenizer.chat_template)) + "{# other #}")), objective="sft")
     jsonl([conversation("one", "two"), conversation("three", "five")])
-    prepare(settings, TextEncoder(tokenizer))
+    prepare(settings, TextEncoder(tokenizer), objective="sft")
     assert len(set((cache / "tuner").iterdir())) == len(built) + 5
 
 
@@ -205,8 +205,10 @@ def test_several_ranks_may_prepare_the_same_rows_at_once(jsonl: Callable[..., Pa
 
 def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     path = jsonl([conversation("one", "two")] * 3)
-    packed = prepare(Settings(str(path), max_length=64), TextEncoder(tokenizer))
-    cut = prepare(Settings(str(path), format="messages", max_length=64, packing=False), TextEncoder(tokenizer))
+    packed = prepare(Settings(str(path), max_length=64), TextEncoder(tokenizer), objective="sft")
+    cut = prepare(
+        Settings(str(path), format="messages", max_length=64, packing=False), TextEncoder(tokenizer), objective="sft"
+    )
 
     counts = packed.counts
     end = f"{counts.trained_tokens} of {counts.tokens} tokens trained, 0 truncated, 0 dropped"
@@ -222,7 +224,7 @@ def test_a_mixture_is_one_data_set_told_part_by_part(jsonl: Callable[..., Path],
     shares = (Share(path=str(chats)), Share(path=str(jsonl(alpaca, "alpaca.jsonl")), weight=0.5))
     settings = Settings(path=None, mixture=shares, max_length=64)
 
-    prepared = prepare(settings, TextEncoder(tokenizer))
+    prepared = prepare(settings, TextEncoder(tokenizer), objective="sft")
 
     assert [(one.format, one.detected, one.read) for one in prepared.sets] == [
         ("messages", True, 3),

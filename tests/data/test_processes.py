@@ -135,7 +135,7 @@ def mixed_rows(jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> P
 def prepared_files(settings: Settings, tokenizer: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return what is kept of prepared rows, less the path that `datasets` writes beside packed ones."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
-    rows = prepare(settings, TextEncoder(tokenizer)).dataset.data.table.replace_schema_metadata(None)
+    rows = prepare(settings, TextEncoder(tokenizer), objective="sft").dataset.data.table.replace_schema_metadata(None)
     whole = [file for file in sorted(folder.rglob("*")) if file.suffix in (".json", ".jsonl")]
     return [
         *(file.read_bytes() for file in whole),
@@ -168,6 +168,7 @@ def test_the_first_row_too_many_is_the_same_with_any_number_of_processes(
             prepare(
                 Settings(str(mixed_rows), format="messages", bad_rows=bad_rows, num_proc=num_proc),
                 TextEncoder(tokenizer),
+                objective="sft",
             )
         return caught.value.what, caught.value.where
 
@@ -179,6 +180,10 @@ def test_the_number_of_processes_makes_no_other_rows_of_the_same_data(
     mixed_rows: Path, tokenizer: Any, cache: Path
 ) -> None:
     for number in (1, 2):
-        prepare(Settings(str(mixed_rows), format="messages", bad_rows=5, num_proc=number), TextEncoder(tokenizer))
+        prepare(
+            Settings(str(mixed_rows), format="messages", bad_rows=5, num_proc=number),
+            TextEncoder(tokenizer),
+            objective="sft",
+        )
 
     assert len(list((cache / "tuner").iterdir())) == 1

@@ -26,7 +26,9 @@ THOUGHT = "<think>\nfour\n</think>\n\nfive"
 def said(path: Path, template: str, **settings: Any) -> tuple[list[str], str]:
     """Return the reasons for which rows are told as changed, and the text of the first row."""
     tokenizer = make_tokenizer(template)
-    prepared = prepare(Settings(str(path), max_length=256, packing=False, **settings), TextEncoder(tokenizer))
+    prepared = prepare(
+        Settings(str(path), max_length=256, packing=False, **settings), TextEncoder(tokenizer), objective="sft"
+    )
     return [line["reason"] for line in prepared.changed()], tokenizer.decode(prepared.dataset[0]["input_ids"])
 
 

@@ -83,7 +83,7 @@ def test_every_change_advised_makes_its_level_fit(name: str, machines: Machines)
     for change in advised:
         flags = shlex.split(change.flags)
         pairs = [value for flag, value in itertools.pairwise(flags) if flag == "--set"]
-        assert any(found(name, change.machines, *pairs)), change.what
+        assert any(found(name, change.machines, *pairs)), change.description
 
 
 def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
@@ -93,7 +93,7 @@ def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
     assert big.architecture is not None
 
     (only,) = changes(big, big.architecture, machines)
-    assert "accumulation" in only.what
+    assert "accumulation" in only.description
     assert re.search(r"batch_size=1\b.*accumulative_counts=1024", only.flags)
 
 
@@ -115,5 +115,5 @@ def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_th
     assert not [one for one in changes(recipe, recipe.architecture, without) if "nvme" in one.flags]
     first, *_ = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
 
-    assert first.level == "deepspeed_zero3_offload" and "cannot be resumed" in first.what
+    assert first.level == "deepspeed_zero3_offload" and "cannot be resumed" in first.description
     assert "--ds zero_optimization.offload_param.nvme_path='/mnt/my disk'" in first.flags

@@ -51,7 +51,7 @@ def test_a_template_that_turns_hostile_with_a_row_is_told_with_the_row(jsonl: ob
     path = jsonl([conversation("Why?", "Because."), conversation("now", "what?")])  # type: ignore[operator]
 
     with pytest.raises(DataError, match="cannot render") as caught:
-        prepare(Settings(str(path)), TextEncoder(make_tokenizer(trap + CHATML)))  # type: ignore[arg-type]
+        prepare(Settings(str(path)), TextEncoder(make_tokenizer(trap + CHATML)), objective="sft")  # type: ignore[arg-type]
 
     assert caught.value.where == f"{path}:2"
 
@@ -61,6 +61,6 @@ def test_what_a_row_says_is_never_taken_for_a_template(jsonl: object) -> None:
     tokenizer = make_tokenizer()
     path = jsonl([conversation(said, said)])  # type: ignore[operator]
 
-    found = prepare(Settings(str(path), max_length=400, packing=False), TextEncoder(tokenizer))  # type: ignore[arg-type]
+    found = prepare(Settings(str(path), max_length=400, packing=False), TextEncoder(tokenizer), objective="sft")  # type: ignore[arg-type]
 
     assert tokenizer.decode(found.dataset[0]["input_ids"]).count(said) == 2

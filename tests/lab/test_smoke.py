@@ -153,7 +153,7 @@ def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) ->
     assert "0 dropped" in told
 
 
-@pytest.mark.parametrize("kind", vision.KINDS)
+@pytest.mark.parametrize("kind", [*vision.KINDS, "gemma4"])
 def test_a_small_model_that_reads_images_is_of_the_same_kind(kind: str, tmp_path: Path) -> None:
     large = vision.make(kind, tmp_path / "large")
     facts = Architecture.model_validate(read_architecture(large))

@@ -12,6 +12,7 @@ import pytest
 from tests.launch.plans import TINY, made
 from tests.models import vision
 from tests.models.test_llava import write_clip
+from tests.models.test_whole import llama4
 from tuner.errors import TunerError
 from tuner.launch import preflight
 
@@ -37,6 +38,16 @@ def test_rows_with_images_need_a_model_that_reads_them() -> None:
 
 def test_a_model_without_a_tower_is_not_asked_to_read_images() -> None:
     assert "'package:tiny' has no vision tower" in refusal("model.images=True", recipe=TINY)
+
+
+def test_a_llama_4_is_trained_on_text_alone(tmp_path: Path) -> None:
+    llama4(tmp_path)
+    of_text = made(recipe="tiny_full_sample_e1", model=str(tmp_path)).recipe
+
+    assert of_text.config.model.images is False
+    assert "does not train Llama 4 on images" in str(of_text.origins["model.images"].place)
+    told = refusal("model.images=True", recipe="tiny_full_sample_e1", model=str(tmp_path))
+    assert "does not train Llama 4 on images" in told and "--set model.images=False" in told
 
 
 def test_a_folder_without_a_processor_is_refused(model: Path, tmp_path: Path) -> None:

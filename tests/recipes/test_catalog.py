@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tuner import assets
 from tuner.errors import RecipeError, visible
 from tuner.recipes import catalog, loading
-from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
+from tuner.recipes.catalog import Parts, default_objective, names, parse, suggest
 from tuner.recipes.recipe_file import read_part
 
 TRAININGS = list(itertools.product(names("objectives"), names("methods")))
@@ -101,7 +101,7 @@ def test_a_recipe_of_the_catalog_takes_epochs_from_its_name() -> None:
 
 
 def test_the_default_objective_is_not_written_in_names() -> None:
-    assert Parts("tiny", DEFAULT_OBJECTIVE, "full", "sample", 3).name == "tiny_full_sample_e3"
+    assert Parts("tiny", default_objective(), "full", "sample", 3).name == "tiny_full_sample_e3"
     with pytest.raises(RecipeError, match="Did you mean 'tiny_full_sample_e3'"):
         parse("tiny_sft_full_sample_e3")
 

@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -27,7 +28,7 @@ COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "black"
 RECIPE = """
 model = dict(path="{model}", images=True)
 train_dataloader = dict(
-    batch_size=2, dataset=dict(path="{rows}", max_length=160, packing={packing}, pack_length=None)
+    batch_size=2, dataset=dict(path="{rows}", max_length=200, packing={packing}, pack_length=None)
 )
 optim_wrapper = dict(
     optimizer=dict(lr=3e-3, betas=(0.9, 0.999), weight_decay=0.1),
@@ -90,14 +91,11 @@ class WithPixels(nn.Module):
 def by_hand(folder: Path, kind: str) -> tuple[WithPixels, list[loop.Row]]:
     """Return the model and the samples as transformers' own processor makes them."""
     processor = vision.processor(folder / "model")
-    # The LLaVA has the chat template of an LLM, which reads texts alone: an image stands on a line, as in LLaVA's rows.
-    token = f"{processor.image_token}\n"
-    if kind != "llava":
-        token = f"<|vision_start|>{processor.image_token}<|vision_end|>"
     samples, pixels = [], {}
     for row in rows(folder):
         question, answer = (turn["content"] for turn in row["messages"])
-        before = f"<|im_start|>user\n{question.replace('<image>', token)}<|im_end|>\n<|im_start|>assistant\n"
+        question = question.replace("<image>", vision.image_text(kind))
+        before = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         opened = [PIL.Image.open(folder / name) for name in row.get("images", ())]
         images = {"images": opened} if opened else {}
         start = processor(text=[before], **images)["input_ids"][0]
@@ -122,7 +120,7 @@ def losses_by_hand(folder: Path, kind: str) -> list[float]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each kind, with the model and rows for two ranks."""
-    made = {kind: tmp_path_factory.mktemp(kind) for kind in vision.KINDS}
+    made = {kind: tmp_path_factory.mktemp(kind) for kind in (*vision.KINDS, *vision.FAMILIES)}
     for kind, folder in made.items():
         written(folder, kind, accumulation=2)
     return made
@@ -145,6 +143,8 @@ def trained(folder: Path, run: Path, level: str, ranks: int, *more: str) -> Fini
                 ("qwen2_5_vl", "zero1", 1),
                 ("qwen2_5_vl", "zero2", 2),
                 ("qwen2_5_vl", "zero3_offload", 2),
+                *((family, "zero2", 2) for family in vision.FAMILIES),
+                ("gemma4", "zero3", 2),
             )
         ),
     ],
@@ -210,6 +210,25 @@ def is_own_of_tower(name: str) -> bool:
 
 
 @pytest.mark.long
+def test_lora_on_a_gemma_4_trains_as_peft_does_and_leaves_what_reads_sound(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    adapter = ("--set", f"adapter={LORA.partition(' = ')[2]}", "--set", "adapter.vision=True")
+    run = trained(folders["gemma4"], tmp_path / "run", "none", 1, *adapter)
+
+    model, samples = by_hand(folders["gemma4"], "gemma4")
+    linear = r"language_model\..*(?:_proj|gate|projection)|vision_tower\..*(?:linear|input_proj)|embed_vision\..*tion"
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules=rf".*(?:{linear})")
+    torch.manual_seed(SETTINGS.seed)
+    adapted = get_peft_model(model.model, lora)
+    expected = [step.loss for step in loop.train(WithPixels(adapted, model.pixels), samples, SETTINGS)]
+    assert run.losses == pytest.approx(expected, rel=1e-5)
+    with safe_open(run.path / "final/adapter_model.safetensors", "pt") as file:
+        names = list(file.keys())
+    assert any("vision_tower" in name for name in names) and not any("audio" in name for name in names)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "bits"), [("llava", "None"), ("qwen2_5_vl", "None"), ("llava", "dict(bits=4)")])
 def test_an_adapter_is_on_the_llm_alone_and_trains_alike_on_any_ranks(
     folders: dict[str, Path], kind: str, bits: str, tmp_path: Path
@@ -221,8 +240,6 @@ def test_an_adapter_is_on_the_llm_alone_and_trains_alike_on_any_ranks(
 
     assert sharded.losses == pytest.approx(alone.losses, rel=1e-5)
     assert alone.losses[-1] < alone.losses[0]
-    from safetensors import safe_open
-
     with safe_open(alone.path / "final/adapter_model.safetensors", "pt") as file:
         names = list(file.keys())
     assert names and all("language_model" in name for name in names)

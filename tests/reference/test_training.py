@@ -77,7 +77,7 @@ def rows_by_hand(tokenizer: Any, num_rows: int) -> list[loop.Row]:
 
 def packed_rows(recipe: Path, tokenizer: Any) -> list[loop.Row]:
     """The rows that tuner packs, each as the samples in it."""
-    made = prepare(load(str(recipe)).config.train_dataloader.dataset, TextEncoder(tokenizer)).dataset
+    made = prepare(load(str(recipe)).config.train_dataloader.dataset, TextEncoder(tokenizer), objective="sft").dataset
     rows: list[loop.Row] = []
     for row in made:
         samples, at = [], 0

@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_over_trained_tokens_whatever_the_batches(tmp_path:
     )
 
     packed = rows_of(found.spec).model_copy(update={"packing": True})
-    for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.encoder))):
+    for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.encoder, objective="sft"))):
         measured = likelihood(found, some, batch_size)
         assert measured["loss"] == pytest.approx(by_hand, rel=1e-5)
         assert measured["perplexity"] == pytest.approx(math.exp(by_hand), rel=1e-4)

@@ -48,7 +48,7 @@ SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 def recipe_of(objective: str, folder: Path, *pairs: str) -> RecipeConfig:
     file = folder / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS[OBJECTIVES[objective].facts.rows]))
-    method = "full" if objective == catalog.DEFAULT_OBJECTIVE else f"{objective}_full"
+    method = catalog.training_name(objective, "full")
     values = ("train_dataloader.dataset.packing=False", "train_dataloader.dataset.max_length=64", *pairs)
     sets = tuple(("--set", value) for value in values)
     return load(f"tiny_{method}_custom_e1", Overrides(data=str(file), pairs=sets)).config

@@ -557,9 +557,9 @@ def _rows(argument: str, rows: object) -> object:
     """Return the path of a file with the rows if they are objects; return anything else unchanged."""
     if isinstance(rows, str | os.PathLike):
         return rows
-    from tuner.data import objects
+    from tuner.data import sources
 
-    return objects.file_of(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
+    return sources.file_of_rows(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
 
 
 def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) -> Asked:
@@ -568,7 +568,7 @@ def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) ->
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
-        source = recipe.asked or Asked(recipe.name, Overrides())
+        source = recipe.arguments or Asked(recipe.name, Overrides())
         return Asked(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)

@@ -13,7 +13,6 @@ from tuner.cli.say import say
 from tuner.errors import ModelError, UsageError
 from tuner.files import JsonObject
 from tuner.recipes import catalog
-from tuner.recipes.catalog import DEFAULT_OBJECTIVE
 
 
 @click.group()
@@ -114,7 +113,7 @@ def dataset(
     _write("datasets", name, dest, text)
     if rows.num_bad:
         say(f"{rows.num_bad:,} of the first {rows.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
-    training = "lora" if rows.objectives[0] == DEFAULT_OBJECTIVE else f"{rows.objectives[0]}_lora"
+    training = catalog.training_name(rows.objectives[0], catalog.DEFAULT_METHOD)
     model = "tiny_vision" if rows.has_images else "tiny"
     say(f"Next: tuner data {model}_{training}_{name}_e1{_again()}")
 

@@ -194,7 +194,7 @@ def _advice(report: Report) -> Iterator[str]:
         return
     yield "Nothing fits. " + ("Each of these changes does:" if report.changes else "No change tried here makes it fit.")
     for number, change in enumerate(report.changes, 1):
-        yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
+        yield f"  {number}. {change.description}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 
 
 def _memory_rows(levels: Sequence[Fit], chosen: Fit | None) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
 """From a data set's path to the batches of a trainer; knows nothing of models or DeepSpeed. The way of a row:
 
-    sources     a path or hub id         -> files, or the rows of the hub
+    sources     a path, hub id or object -> files, or the rows of the hub
     readers     a file                   -> rows with their line
     mixing      rows of several sources  -> one order, by weight; less those that are held out (`holdout`)
     formats     a row                    -> a sample: a conversation, a text, a pair, feedback (`sample`)
@@ -13,7 +13,6 @@
     stream      blocks                   -> rows by their number in the order of training
     batches     rows                     -> what a trainer computes on
 
-`objects` writes rows that a program holds to a file; `inspection` shows people what comes of it;
-`processes` takes all cores; `fast_tokens` encodes many rows; `limits` bounds what one row may become, `thinking` says
-what becomes of that of answers.
+`inspection` shows people the result; `processes` takes all cores; `fast_tokens` encodes many rows; `limits` bounds what
+one row may become; `thinking` decides what happens to the reasoning before an answer.
 """

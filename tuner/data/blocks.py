@@ -148,8 +148,8 @@ class Maker:
         """Return where the block of a row begins, and its hash; None where it is not made yet."""
         while self._is_making and number > self._next.first:  # it is there, and read; word of it is on its way
             self.go_on(_POLL_S)
-        found = next((block for block in self.ready if block.start.first <= number < block.end), None)
-        return (found.start, found.sha256) if found else (self._next, None)
+        ready = next((block for block in self.ready if block.start.first <= number < block.end), None)
+        return (ready.start, ready.sha256) if ready else (self._next, None)
 
     def end(self) -> None:
         """End the process; the blocks stay, for a rank may be reading them."""
@@ -209,8 +209,8 @@ class _Make:
             self._rows = self.pipeline.rows(self._at)
         at, part = self._at, _Part(self._rows, self.most)
         with tempfile.TemporaryDirectory(dir=self.home, prefix="making-") as scratch:
-            how = {"num_proc": num_proc, "bad_before": start.bad}
-            tally = build(Path(scratch), self.pipeline, self.encoder, part, self._sign, **how)
+            work = (self.pipeline, self.encoder, part, self._sign)
+            tally = build(Path(scratch), *work, num_proc=num_proc, bad_before=start.bad)
             end, bad = start.first + tally.counts.packed_rows, start.bad + tally.counts.bad
             if part.is_last and not end:
                 refuse_nothing(self.pipeline, tally)

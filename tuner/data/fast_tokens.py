@@ -95,11 +95,11 @@ class FastTokens:
 
     def _with_offsets(self, text: str) -> tuple[Tokens, npt.NDArray[np.int64]] | None:
         data, table = text.encode(), self._table
-        found = self._encode(text, data, add_special_tokens=False)
-        ids = np.array(found or (), dtype=np.int32)
+        tokens = self._encode(text, data, add_special_tokens=False)
+        ids = np.array(tokens or (), dtype=np.int32)
         num_bytes = table.num_bytes[ids]
         ends = num_bytes.cumsum()
-        if not found or ends[-1] != len(data):
+        if not tokens or ends[-1] != len(data):
             return None
         starts = ends - num_bytes
         if not text.isascii():
@@ -115,15 +115,15 @@ class FastTokens:
     def _checked(
         self, texts: list[str], fast: Callable[[str], Any], exact: Exact, is_same: Callable[[Any, Any], bool]
     ) -> list[Any]:
-        found = [fast(text) for text in texts]
-        again = [at for at, one in enumerate(found) if one is None or at % EVERY == 0 or self._is_new(texts[at])]
+        encoded = [fast(text) for text in texts]
+        again = [at for at, one in enumerate(encoded) if one is None or at % EVERY == 0 or self._is_new(texts[at])]
         for at, one in zip(again, exact([texts[at] for at in again]), strict=True):
-            if found[at] is not None:
-                if not is_same(found[at], one):
+            if encoded[at] is not None:
+                if not is_same(encoded[at], one):
                     raise Differs
                 self._compared.update(texts[at])
-            found[at] = one
-        return found
+            encoded[at] = one
+        return encoded
 
     def _is_new(self, text: str) -> bool:
         """Return whether a text has a character that no text had for which both were compared."""
@@ -166,8 +166,8 @@ def _table(tokenizer: Any, rules: dict[str, Any]) -> _Table:
 
 
 def _num_spaces(name: str) -> int:
-    found = _SPACES.match(name)
-    return found.end() if found else 0
+    spaces = _SPACES.match(name)
+    return spaces.end() if spaces else 0
 
 
 def _rules(rule: dict[str, Any] | None) -> list[dict[str, Any]]:

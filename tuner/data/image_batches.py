@@ -25,7 +25,7 @@ Pixels = dict[str, torch.Tensor]
 PIXELS = "pixels"
 """The key of a batch that holds its `BatchImages`."""
 _AHEAD = 2
-"""Batches whose pixels wait in memory: those of a CLIP image of 336 pixels take 1.3 MB, of Qwen-VL's often 7 MB."""
+"""The batches that have pixels in memory: those of a CLIP image of 336 pixels take 1.3 MB, of Qwen-VL's often 7 MB."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class BatchImages:
 
     shown: Sequence[Row]
     """Rows of the column `layouts.IMAGES`."""
-    made: Future[Pixels] | None = field(default=None)
+    pixels: Future[Pixels] | None = field(default=None)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class PixelLoader:
     def _start(self) -> None:
         if self._threads:
             for batch in islice(self._waiting, _AHEAD):
-                batch.made = batch.made or self._threads.submit(self._make, batch.shown)
+                batch.pixels = batch.pixels or self._threads.submit(self._make, batch.shown)
 
     def pixels(self, batch: BatchImages) -> Pixels | None:
         """Return the pixels of a batch; None if it has no image.
@@ -105,7 +105,7 @@ class PixelLoader:
         self._start()
         if not batch.shown:
             return None
-        return batch.made.result() if batch.made else self._make(batch.shown)
+        return batch.pixels.result() if batch.pixels else self._make(batch.shown)
 
     def _make(self, shown: Sequence[Row]) -> Pixels:
         opened = [_opened(one) for one in shown]

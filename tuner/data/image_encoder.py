@@ -169,10 +169,10 @@ class ImageEncoder(TextEncoder):
     def pixels_of(self, opened: Sequence[PIL.Image.Image]) -> dict[str, Any]:
         """Return what the model takes for images that are read already."""
         text = [self.image_token] * len(opened)
-        made = self.processor(
+        processed = self.processor(
             images=[[self.fitted(one)] for one in opened], text=text, return_tensors="pt", padding=True
         )
-        return {name: values for name, values in made.items() if name not in _OF_TEXT}
+        return {name: values for name, values in processed.items() if name not in _OF_TEXT}
 
     def blank(self) -> dict[str, Any]:
         """Return the pixels of a small black image."""

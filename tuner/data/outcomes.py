@@ -157,27 +157,27 @@ class Tally:
         counts.tokens += num_after
         counts.trained_tokens += num_trained(after)
         if cut or split:
-            what: What = "truncated" if cut else "split"
-            self._list(place, what, f"longer than max_length = {max_length}", num_before, num_after)
+            change: What = "truncated" if cut else "split"
+            self._list(place, change, f"longer than max_length = {max_length}", num_before, num_after)
 
     def _list(
-        self, where: str, what: What, reason: str, tokens_before: int | None = None, tokens_after: int | None = None
+        self, where: str, change: What, reason: str, tokens_before: int | None = None, tokens_after: int | None = None
     ) -> None:
         """Count one sample under its reason, and write it down; its tokens where they are known."""
         if self.kept_back is not None:
-            self.kept_back.append((where, what, reason, tokens_before, tokens_after))
+            self.kept_back.append((where, change, reason, tokens_before, tokens_after))
             return
-        counted = self._reasons.setdefault((what, reason), [0, 0])
+        counted = self._reasons.setdefault((change, reason), [0, 0])
         counted[0] += 1
         counted[1] += (tokens_before or 0) - (tokens_after or 0)
         if self.stream and counted[0] <= MAX_LISTED:
-            line = {"where": where, "what": what, "reason": reason}
+            line = {"where": where, "what": change, "reason": reason}
             tokens = {"tokens_before": tokens_before, "tokens_after": tokens_after}
             self.stream.write(f"{json.dumps(line | tokens)}\n")
 
     def totals(self) -> list[Total]:
         """Return the counts by reason, the greatest first."""
-        totals = [Total(what, reason, *counted) for (what, reason), counted in self._reasons.items()]
+        totals = [Total(change, reason, *counted) for (change, reason), counted in self._reasons.items()]
         return sorted(totals, key=lambda total: -total.samples)
 
 

@@ -52,7 +52,7 @@ def prepare(
     dataset: Dataset,
     encoder: Encoder,
     *,
-    objective: str = "sft",
+    objective: str,
     tick: Callable[[], None] = lambda: None,
     num_rows: int | None = None,
 ) -> Prepared:
@@ -247,8 +247,8 @@ def build(
         tally = pipeline.tally(stream, bad_before)
         layout = layouts.of(pipeline.objective, encoder.image_id)
         work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layout, is_fast)
-        made = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
-    tally.counts.packed_rows = len(made)
+        written = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
+    tally.counts.packed_rows = len(written)
     sets = [
         SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
         for one, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
@@ -256,7 +256,7 @@ def build(
     facts = {
         "sets": [asdict(one) for one in sets],
         "counts": asdict(tally.counts),
-        "sha256": _sha256_of(made),
+        "sha256": _sha256_of(written),
         "changes": [asdict(total) for total in tally.totals()],
     }
     write_json(done / COUNTS_FILE, facts)
@@ -282,8 +282,8 @@ def _write(
             yield table
 
     done = scratch / DONE / ROWS_FILE
-    with contextlib.closing(tables()) as made:  # its processes end with it
-        samples = layouts.write_rows(scratch / ROWS_FILE if is_packed else done, made, layout)
+    with contextlib.closing(tables()) as batches:  # its processes end with it
+        samples = layouts.write_rows(scratch / ROWS_FILE if is_packed else done, batches, layout)
     if not (is_packed and tally.counts.kept):
         return samples
     return packing.pack(samples, tally.counts.max_length, done, tally.counts.pack_length)

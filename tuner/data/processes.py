@@ -174,7 +174,7 @@ def _sendable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (this process's own bytes)
     except Exception:
-        told = RuntimeError(f"{type(error).__name__}: {error}")
-        told.__notes__ = getattr(error, "__notes__", [])
-        return told
+        sendable = RuntimeError(f"{type(error).__name__}: {error}")
+        sendable.__notes__ = getattr(error, "__notes__", [])
+        return sendable
     return error

@@ -121,7 +121,7 @@ def _has(chat: Chat, key: str) -> bool:
 
 def _refuse_losses(template: Template, chat: Chat) -> None:
     roles = {turn["role"] for turn in chat.messages if turn["content"]}
-    held = {
+    is_in_chat = {
         "system turns": "system" in roles,
         "descriptions of tools": bool(chat.tools),
         "tool calls": _has(chat, "tool_calls"),
@@ -129,7 +129,7 @@ def _refuse_losses(template: Template, chat: Chat) -> None:
         "tool results": "tool" in roles,
     }
     for name in template.leaves_out:
-        if held.get(name):
+        if is_in_chat.get(name):
             raise Unrendered(f"it leaves out {name}")
     if "reasoning_content" in template.leaves_out and _has(chat, "reasoning_content"):
         warn_once("The chat template drops reasoning_content; the model learns the answers without it.")

@@ -29,7 +29,7 @@ def folder_of(home: Path, first: int, end: int) -> Path:
 def spans(home: Path) -> list[tuple[int, int, Path]]:
     """Return the first row of each block that is there, the row after its last, and its folder, in their order."""
     named = ((_NAME.fullmatch(folder.name), folder) for folder in home.iterdir())
-    return sorted((int(found[1]), int(found[2]), folder) for found, folder in named if found)
+    return sorted((int(match[1]), int(match[2]), folder) for match, folder in named if match)
 
 
 class Rows(Dataset[Row]):  # type: ignore[misc]
@@ -50,9 +50,9 @@ class Rows(Dataset[Row]):  # type: ignore[misc]
 
     def open(self, number: int) -> Prepared:
         """Return the block that holds a row, and read from it."""
-        found = [one for one in spans(self.home) if one[0] <= number < one[1]]
-        assert found, f"row {number} is asked for before its block is there, or after"
-        self._first, self._end, folder = found[0]
+        blocks = [one for one in spans(self.home) if one[0] <= number < one[1]]
+        assert blocks, f"row {number} is asked for before its block is there, or after"
+        self._first, self._end, folder = blocks[0]
         self._block = Prepared.load(folder, self.objective)
         # Of the seed and the block alone, so that every rank and every run that goes on has the same order.
         self._order = np.random.default_rng((self.seed, self._first)).permutation(self._end - self._first)

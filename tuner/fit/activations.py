@@ -141,7 +141,10 @@ def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weig
     if tower is None or not tower.hidden_size or not _has_gradients(recipe):
         return 0.0
     family, width, num_layers = tower_family(tower), tower.hidden_size, tower.num_hidden_layers or 0
-    if rank or recipe.adapter:
+    if family.pools:
+        # The norm that follows is the first layer's. Each patch has a weight in fp32 for each token of its image.
+        at_begin = weight_bytes * pixels_of_patch(tower) + 4 * (tower.num_tokens or 0)
+    elif rank or recipe.adapter:
         # Patches are embedded without a gradient, and so is the first norm computed.
         at_begin = -max(weight_bytes * width, family.fp32 * width // 2)
     else:
@@ -167,7 +170,8 @@ def _has_gradients(recipe: RecipeConfig) -> bool:
 def _layer_of_tower(recipe: RecipeConfig, tower: Tower, weight_bytes: int) -> float:
     """Return the bytes of a patch that a layer of the tower keeps without recomputation."""
     family, width, rank = tower_family(tower), tower.hidden_size or 0, rank_on_tower(recipe)
-    kept = weight_bytes * (family.widths * width + family.inner * inner_of_tower(tower)) + family.fp32 * width
+    fp32 = family.fp32 + (0 if rank or recipe.adapter else family.fp32_of_norms)
+    kept = weight_bytes * (family.widths * width + family.inner * inner_of_tower(tower)) + fp32 * width
     return kept + (_kept_by_lora(recipe, tower, rank, weight_bytes) if rank else 0)
 
 
@@ -191,8 +195,9 @@ def _kept_by_lora(recipe: RecipeConfig, tower: Tower, rank: int, weight_bytes: i
     if not dropout_on_tower(recipe):
         return low_rank
     copies = (weight_bytes + 1) * sum(one.inputs for one in linears)
-    # The inputs of attention, of its last layer, of the MLP and of its last layer.
-    originals = weight_bytes * (3 * (tower.hidden_size or 0) + inner_of_tower(tower))
+    # The inputs of attention, of its last layer (SDPA keeps that of a Gemma 4), of the MLP and of its last layer.
+    widths = 2 if tower_family(tower).pools else 3
+    originals = weight_bytes * (widths * (tower.hidden_size or 0) + inner_of_tower(tower))
     return low_rank + max(0, copies - originals)
 
 

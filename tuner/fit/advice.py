@@ -26,9 +26,9 @@ _MOST_GPUS = 4096
 
 
 class Change(NamedTuple):
-    """A change after which `level` fits: what it costs in words, and the flags to type."""
+    """A change after which `level` fits: what it is in words, and the flags to type."""
 
-    what: str
+    description: str
     flags: str
     level: str
     machines: Machines

@@ -400,11 +400,19 @@ class TowerFamily(NamedTuple):
     attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "out_proj")
     mlp: tuple[str, ...] = ("fc1", "fc2")
     merges: bool = False
-    """Neighboring patches are merged before the projector, whose first layer keeps their width; positions rotate."""
+    """Neighboring patches are merged before the projector; its first layer keeps their width. Positions rotate."""
+    pools: bool = False
+    """Means of neighboring patches go through one linear layer into the LLM; rows and columns have embeddings."""
+    bias: bool = True
+    norms: int = 2
+    head_norms: int = 0
+    """Norms of queries and keys."""
     norm_bias: bool = True
     widths: int = 8
     inner: int = 2
     fp32: int = 0
+    fp32_of_norms: int = 0
+    """Bytes of the tower's width that norms keep if their weights are trained."""
 
 
 _TOWER_OF_QWEN = TowerFamily(("qkv", "proj"), merges=True, widths=11)
@@ -415,6 +423,19 @@ _TOWERS = {
     # And gates, and RMS norms in fp32.
     "qwen2_5_vl": _TOWER_OF_QWEN._replace(mlp=("gate_proj", "up_proj", "down_proj"), norm_bias=False, inner=4, fp32=8),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _TOWER_OF_QWEN._replace(mlp=("linear_fc1", "linear_fc2"))),
+    "gemma4": TowerFamily(
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        ("gate_proj", "up_proj", "down_proj"),
+        pools=True,
+        bias=False,
+        norms=4,
+        head_norms=2,
+        norm_bias=False,
+        widths=6,
+        inner=4,
+        fp32=28,
+        fp32_of_norms=24,
+    ),
 }
 """model_type of the whole model -> its tower. A model without an entry has SigLIP's."""
 
@@ -434,16 +455,18 @@ def layer_of_tower(tower: Tower) -> Iterator[Linear]:
     family, width, inner = tower_family(tower), tower.hidden_size or 0, inner_of_tower(tower)
     *inputs, output = family.attention
     for name in inputs:
-        yield Linear(name, width, width * 3 // len(inputs), bias=True)
-    yield Linear(output, width, width, bias=True)
+        yield Linear(name, width, width * 3 // len(inputs), family.bias)
+    yield Linear(output, width, width, family.bias)
     *gates, down = family.mlp
     for name in gates:
-        yield Linear(name, width, inner, bias=True)
-    yield Linear(down, inner, width, bias=True)
+        yield Linear(name, width, inner, family.bias)
+    yield Linear(down, inner, width, family.bias)
 
 
-def projector(architecture: Architecture, tower: Tower) -> tuple[Linear, Linear]:
+def projector(architecture: Architecture, tower: Tower) -> tuple[Linear, ...]:
     """Return the linear layers between the tower and the LLM."""
+    if tower_family(tower).pools:
+        return (Linear("embedding_projection", tower.hidden_size or 0, architecture.hidden_size),)
     merged, llm = (tower.hidden_size or 0) * tower.merge_size**2, architecture.hidden_size
     if tower_family(tower).merges:
         return Linear("mlp.0", merged, merged, bias=True), Linear("mlp.2", merged, llm, bias=True)
@@ -452,4 +475,5 @@ def projector(architecture: Architecture, tower: Tower) -> tuple[Linear, Linear]
 
 def pixels_of_patch(tower: Tower) -> int:
     """Return the numbers of a patch before it is embedded. Qwen-VL repeats an image as two frames of a video."""
-    return 3 * (tower.patch_size or 0) ** 2 * (1 if tower.image_size else 2)
+    is_one = tower.image_size or tower_family(tower).pools
+    return 3 * (tower.patch_size or 0) ** 2 * (1 if is_one else 2)

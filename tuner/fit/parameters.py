@@ -23,7 +23,7 @@ from tuner.fit.families import (
     projector,
     tower_family,
 )
-from tuner.recipes.schema import Adapter, RecipeConfig, VisionPart
+from tuner.recipes.schema import Adapter, AnyPart, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
 
 
@@ -221,8 +221,8 @@ def _copies(names: Iterable[str], model: Built) -> int:
 # Towers
 
 
-def of_tower(architecture: Architecture) -> dict[VisionPart, int]:
-    """Return the parameters of the tower and of the projector; empty if config.json does not say their sizes.
+def of_tower(architecture: Architecture) -> dict[AnyPart, int]:
+    """Return the parameters outside the LLM by part; empty if config.json does not say their sizes.
 
     A tower is a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929), as transformers 5.23 builds it.
     """
@@ -231,11 +231,16 @@ def of_tower(architecture: Architecture) -> dict[VisionPart, int]:
         return {}
     family, width = tower_family(tower), tower.hidden_size
     norm = width * (1 + family.norm_bias)
-    layers = tower.num_hidden_layers * (sum(one.parameters for one in layer_of_tower(tower)) + 2 * norm)
+    norms = family.norms * norm + family.head_norms * (width // (tower.num_attention_heads or 1))
+    layers = tower.num_hidden_layers * (sum(one.parameters for one in layer_of_tower(tower)) + norms)
     patches = pixels_of_patch(tower) * width
     of_projector = sum(one.parameters for one in projector(architecture, tower))
     if family.merges:
         return {"vision": layers + patches, "projector": of_projector + norm}
+    if family.pools:
+        rows_and_columns = 2 * _POSITIONS_OF_A_SIDE * width
+        sizes: dict[AnyPart, int] = {"vision": layers + patches + rows_and_columns, "projector": of_projector}
+        return sizes | ({"sound": tower.num_parameters_of_sound} if tower.num_parameters_of_sound else {})
     positions = (_patches_of_a_side(tower) ** 2 + 1) * width if tower.image_size else 0
     begin_and_end = width + 2 * norm  # the class token, and norms around the layers
     return {"vision": layers + patches + positions + begin_and_end, "projector": of_projector}
@@ -248,7 +253,7 @@ def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[in
     if recipe.adapter:
         # PEFT keeps a projector that it trains whole as it was, beside the copy.
         return sizes.get("projector", 0) * _is_copied(recipe) + low_rank, total
-    frozen = {*recipe.model.freeze, *(["vision"] if recipe.model.vision_lora else [])}
+    frozen = {"sound", *recipe.model.freeze, *(["vision"] if recipe.model.vision_lora else [])}
     num_frozen = sum(count for part, count in sizes.items() if part in frozen)
     return total - num_frozen + low_rank, num_frozen
 
@@ -290,6 +295,8 @@ def adapted(recipe: RecipeConfig, linears: Iterator[Linear] | tuple[Linear, ...]
             yield one
 
 
+_POSITIONS_OF_A_SIDE = 10_240
+"""`position_embedding_size` of every published Gemma 4."""
 PROJECTOR = "multi_modal_projector"
 """The projector of a LLaVA, as `adapter.modules_to_save` names it."""
 _SIDE, _PATCH = 512, 14

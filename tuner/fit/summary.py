@@ -172,7 +172,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "tokens_per_step": report.tokens_per_step,
         "presets": {fit.level: fit.to_json() for fit in report.fits},
         "recommended": report.recommended.level if report.recommended else None,
-        "changes": [{"what": one.what, "flags": one.flags, "level": one.level} for one in report.changes],
+        "changes": [{"what": one.description, "flags": one.flags, "level": one.level} for one in report.changes],
         "communication": {step.level: _step_json(step) for step in report.steps},
     }
 

@@ -28,7 +28,7 @@ def frozen(*parts: str) -> Rule:
 
 
 def of_images(ours: str) -> Rule:
-    """Return the rule for a key whose value is the recipe's key `ours`, which belongs to models that read images."""
+    """Return the rule for a key that sets the recipe's key `ours`, which belongs to models that read images."""
 
     def rule(t: Translation, setting: Setting) -> None:
         t.of_images[ours] = setting
@@ -90,18 +90,18 @@ def _freeze(t: Translation) -> None:
 
 def _adapt(t: Translation, settings: dict[str, Setting], parts: list[str]) -> None:
     """Adapt the tower and the projector if they are not frozen: an adapter freezes every weight below it."""
-    seen = [part for part in ("vision", "projector") if part in settings and part not in parts]
+    adapted = [part for part in ("vision", "projector") if part in settings and part not in parts]
     for part, setting in settings.items():
         if part == "language" and part in parts:
             why = "tuner's adapter always adapts the LLM"
             t.note(setting, Outcome.CHANGED, why=why)
         elif part == "language":
             t.leave(setting, "the LLM gets the adapter")
-        elif len(seen) == 1 and part in seen:
+        elif len(adapted) == 1 and part in adapted:
             why = "tuner adapts the tower and the projector together, or neither"
             t.set(setting, "adapter.vision", True, why, changed=True)
         else:
-            t.set(setting, "adapter.vision", bool(seen))
+            t.set(setting, "adapter.vision", bool(adapted))
 
 
 def _reads_images(t: Translation, part: str | None) -> bool | None:

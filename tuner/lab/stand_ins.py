@@ -48,6 +48,7 @@ _TOWER_LAYERS = 2
 _DEPTHS = ("num_hidden_layers", "depth")
 _SOME_LAYERS = ("fullatt_block_indexes", "deepstack_visual_indexes")
 """Keys of a tower's config that list some of its layers."""
+_BY_LAYER, _SOUND = "per_layer_config", "audio_config"
 _OF_THE_WHOLE = ("model_type", "vision_config")
 _SHORT = 256
 """Tokens per sample, unless samples only fit at the recipe's own length."""
@@ -157,14 +158,20 @@ def _shrink_with_tower(config: PreTrainedConfig, facts: Architecture, processor:
     tokenizer = processor.tokenizer
     text = config.get_text_config()
     small = shrink(facts, -(-len(tokenizer) // 64) * 64)
-    for key, value in small.model_dump().items():
-        if hasattr(text, key) and key not in _OF_THE_WHOLE:
-            setattr(text, key, value)
+    values = {key: value for key, value in small.model_dump().items() if key not in _OF_THE_WHOLE}
+    if _BY_LAYER in (whole := text.to_dict()):  # its class works the sizes of each layer out
+        config.text_config = text = type(text)(**{key: one for key, one in whole.items() if key != _BY_LAYER} | values)
+    else:
+        for key, value in values.items():
+            if hasattr(text, key):
+                setattr(text, key, value)
     _set_sections(text, small.head_dim)
     for holder in (config, text):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if hasattr(holder, name):
                 setattr(holder, name, getattr(tokenizer, name))
+    if hasattr(config, _SOUND):  # it is never trained
+        setattr(config, _SOUND, None)
     tower = config.vision_config
     for key in _DEPTHS:
         if hasattr(tower, key):

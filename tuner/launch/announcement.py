@@ -50,7 +50,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
 def _model(recipe: Recipe) -> str:
     config, architecture = recipe.config, recipe.config.architecture
     method = f"{_method(config)}, {config.objective.facts.title}"
-    request = recipe.asked
+    request = recipe.arguments
     has_no_recipe = request and (request.name is None or starting_weights.is_model(request.name))
     if request and has_no_recipe and request.overrides.method is None:
         method += "; --method chooses another"

@@ -124,7 +124,7 @@ def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     from tuner.fit import advice  # only runs on GPUs need it
 
     advised = advice.changes(config, config.architecture, fit.machines)
-    ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
+    ways = [f"{change.description}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
         f"this run does not fit: it needs {describe(fit)} at {fit.level}",

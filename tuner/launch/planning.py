@@ -115,7 +115,7 @@ class Plan(NamedTuple):
     def _lines(self) -> list[str]:
         """Return which level to take, or what makes one fit; the steps; the first warnings."""
         changes = self.report.changes if self.report and not self.recommended else []
-        ways = [f"{one.what}: {in_python(f'{one.flags} --deepspeed {one.level}'.strip())}" for one in changes]
+        ways = [f"{one.description}: {in_python(f'{one.flags} --deepspeed {one.level}'.strip())}" for one in changes]
         advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
         if self.report and not self.recommended:
             advice = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]

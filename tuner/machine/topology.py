@@ -36,7 +36,7 @@ class LaunchFlags(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """Where this process stands among all. rank and local_rank are None where this process starts the ranks."""
+    """Where this process stands among all. A process that starts the ranks has no rank and no local_rank."""
 
     launcher: Launcher | Literal["direct"]
     """`direct`: the ranks of one machine are started without torchrun, which takes more than a second itself."""

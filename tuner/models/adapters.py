@@ -52,6 +52,7 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
         target_modules=_targets(model, config),
+        exclude_modules=vision.reading_sound(model) if config.reads_images else None,
         rank_pattern=_outside_llm(model, config, adapter.vision_r),
         alpha_pattern=_outside_llm(model, config, adapter.vision_lora_alpha),
         use_dora=adapter.use_dora,

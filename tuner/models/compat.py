@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -143,10 +144,13 @@ def processor(path: str, **options: object) -> ProcessorMixin:
 
     In transformers 5.23 the processors of Qwen-VL, InternVL, SmolVLM and Gemma 4 ask for torchvision, which only their
     processor of videos needs. They also check the class of each part, and the class of videos cannot be imported.
+    SmolVLM's asks for num2words too, to write the number of a video's frames.
     """
     config = AutoConfig.from_pretrained(path, **options)
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     kind: type[ProcessorMixin] | None = getattr(transformers, name, None) if isinstance(name, str) else None
+    if kind is not None and getattr(module := sys.modules[kind.__module__], _WORDS, str) is None:
+        setattr(module, _WORDS, str)
     if kind is None or is_torchvision_available() or _VIDEOS not in kind.get_attributes():
         return AutoProcessor.from_pretrained(path, **options)
     written, _ = kind.get_processor_dict(path, **options)
@@ -155,12 +159,8 @@ def processor(path: str, **options: object) -> ProcessorMixin:
     file = cached_file(path, _VIDEOS_FILE, _raise_exceptions_for_missing_entries=False, **options)
     videos = json.loads(Path(file).read_text(encoding="utf-8")) if file else written.get(_VIDEOS)
     without = _without_videos(kind, videos)
-    loaded = without(
-        image_processor=AutoImageProcessor.from_pretrained(path, **options),
-        tokenizer=AutoTokenizer.from_pretrained(path, **options),
-        video_processor=None,
-        **values,
-    )
+    parts = {name: auto.from_pretrained(path, **options) for name, auto in _PARTS.items() if name in taken}
+    loaded = without(video_processor=None, **parts, **values)
     # Not before: the constructor of transformers counts its arguments.
     without.get_attributes = classmethod(lambda cls: [part for part in kind.get_attributes() if part != _VIDEOS])
     return loaded
@@ -183,8 +183,10 @@ def _without_videos(kind: type[ProcessorMixin], videos: object) -> type[Processo
     return WithoutVideos
 
 
+_PARTS = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer, "feature_extractor": AutoFeatureExtractor}
 _VIDEOS_FILE = "video_preprocessor_config.json"
 _VIDEOS = "video_processor"
+_WORDS = "num2words"
 _KEPT = "_weight_conversions"
 
 

@@ -131,7 +131,7 @@ def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | 
     if projector is None and has_own_projector(llm):
         projector = llm
     text = _text_config(published)
-    seen = _tower_config(tower)
+    tower_config = _tower_config(tower)
     tokenizer = _tokenizer(llm)
     num_rows = text.vocab_size
     image_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
@@ -139,9 +139,9 @@ def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | 
         text.vocab_size = -(-(image_id + 1) // _ROWS) * _ROWS
     config = LlavaConfig(
         text_config=text,
-        vision_config=seen,
+        vision_config=tower_config,
         image_token_id=image_id,
-        image_seq_length=(seen.image_size // seen.patch_size) ** 2,
+        image_seq_length=(tower_config.image_size // tower_config.patch_size) ** 2,
         vision_feature_layer=model.vision.feature_layer,
         tie_word_embeddings=text.tie_word_embeddings,
     )
@@ -192,13 +192,13 @@ def _tower_config(tower: Path) -> PreTrainedConfig:
         ModelError: the folder holds no CLIP model.
     """
     config = transformers.AutoConfig.from_pretrained(tower)
-    seen = getattr(config, "vision_config", config)
-    if seen.model_type != "clip_vision_model":
+    vision_config = getattr(config, "vision_config", config)
+    if vision_config.model_type != "clip_vision_model":
         message = (
             f"the tower in {str(tower)!r} is of model_type {config.model_type!r}; a LLaVA reads images with a CLIP"
         )
         raise ModelError(message, where=_TOWER_KEY, fix="Use a CLIP model, such as openai/clip-vit-large-patch14-336.")
-    return seen
+    return vision_config
 
 
 def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:

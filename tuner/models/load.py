@@ -260,7 +260,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)
         arguments["use_safetensors"] = True  # old repositories on the hub have only pickles, which may hold code
     if _can_attend(model.attn_implementation):
-        arguments["attn_implementation"] = model.attn_implementation
+        name = model.attn_implementation
+        arguments["attn_implementation"] = dict.fromkeys(_WITH_ATTENTION, name) if model.images is True else name
     compat.hide_kernels_of_gpus()
     if torch.cuda.is_available():
         compat.repeat_heads_on_old_gpus(torch.cuda.get_device_capability())
@@ -283,6 +284,10 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
 def is_scorer(config: PreTrainedConfig) -> bool:
     """Return whether the config belongs to a reward model."""
     return bool(config.architectures) and config.architectures[0].endswith("ForSequenceClassification")
+
+
+_WITH_ATTENTION = ("", "text_config", "vision_config")
+"""The whole of a vision-language model and two of its parts: what reads sound has no SDPA in transformers 5.23."""
 
 
 def _can_attend(name: str | None) -> bool:

@@ -40,7 +40,7 @@ def file_of(path: str) -> Path:
     """Return the file or the folder that a user names as a projector; for a run, the folder of its result.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no projector.
     """
     place = paths.expanded(path)
     result = place / "final"

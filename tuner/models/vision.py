@@ -1,8 +1,9 @@
-"""Vision-language models: their processor, their three parts, and a pass of the tower on every rank.
+"""Vision-language models: their processor, their parts, and a pass of the tower on every rank.
 
     vision       the tower, which reads pixels
     projector    what turns its output into embeddings of the LLM
     language     the LLM with its head
+    sound        what reads sound, which is never trained
 
 `load` loads the weights.
 """
@@ -18,7 +19,8 @@ from transformers import AutoConfig
 from tuner import assets
 from tuner.errors import ModelError
 from tuner.models import compat
-from tuner.recipes.schema import Adapter, Model, VisionPart
+from tuner.recipes.schema import Adapter, AnyPart, Model, VisionPart
+from tuner.recipes.schema.architecture import NOT_ON_IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
 
 _PROJECTORS = {"merger", "deepstack_merger_list"}
 """Modules inside Qwen-VL's tower that are its projector."""
+_OF_SOUND = {"audio_tower", "embed_audio"}
+"""Modules of Gemma 4 that read sound."""
 
 OUTSIDE_LLM = [
     *("model.vision_tower", "model.visual", "model.vision_model", "vision_model"),
     *("model.multi_modal_projector", "model.connector", "model.embed_vision", "multi_modal_projector"),
+    *("model.audio_tower", "model.embed_audio"),
     "lm_head",
 ]
 """What QLoRA keeps in 16 bits: towers, projectors and the head by their full names in transformers 5.23.
@@ -49,8 +54,7 @@ def load_processor(model: Model, path: str) -> ProcessorMixin:
         ModelError: the folder has no processor, or it cannot read images.
     """
     options = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
-    if AutoConfig.from_pretrained(path, **options).model_type == "llama4":
-        message = "tuner does not train Llama 4 on images: it knows one token of an image, and Llama 4 has several"
+    if message := NOT_ON_IMAGES.get(AutoConfig.from_pretrained(path, **options).model_type):
         raise ModelError(message, where="model.path", fix="Train its LLM alone on text: --set model.images=False.")
     processor = compat.processor(path, **options)
     if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
@@ -66,11 +70,13 @@ def load_processor(model: Model, path: str) -> ProcessorMixin:
     return processor
 
 
-def parts_of(model: PreTrainedModel) -> dict[str, VisionPart]:
+def parts_of(model: PreTrainedModel) -> dict[str, AnyPart]:
     """Return the part of the model that each weight belongs to, by the weight's full name."""
     tower, llm = _prefix(model, tower_of(model)), _prefix(model, model.get_decoder())
 
-    def part_of(name: str) -> VisionPart:
+    def part_of(name: str) -> AnyPart:
+        if not _OF_SOUND.isdisjoint(name.split(".")):
+            return "sound"
         if name.startswith((f"{llm}.", "lm_head")):
             return "language"
         if name.startswith(f"{tower}.") and _PROJECTORS.isdisjoint(name.split(".")):
@@ -98,16 +104,14 @@ def _prefix(model: PreTrainedModel, module: torch.nn.Module) -> str:
 
 
 def freeze(model: PreTrainedModel, parts: tuple[VisionPart, ...]) -> None:
-    """Freeze the weights of some parts.
+    """Freeze the weights of some parts, and those that read sound.
 
     Raises:
         ModelError: no part is left to train.
     """
-    if not parts:
-        return
     part_of = parts_of(model)
     for name, weight in model.named_parameters():
-        if part_of[name] in parts:
+        if part_of[name] in (*parts, "sound"):
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ModelError("all parts of the model are frozen", where="model.freeze", fix="Remove one of them.")
@@ -130,6 +134,12 @@ def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
     }
     names = linear if isinstance(named, str) else {str(name).rpartition(".")[2] for name in named}
     return rf"{re.escape(_prefix(model, llm))}\..*\b({'|'.join(map(re.escape, sorted(names)))})"
+
+
+def reading_sound(model: PreTrainedModel) -> str | None:
+    """Return a regular expression for the full names of the layers that read sound; None if the model has none."""
+    names = "|".join(sorted(_OF_SOUND))
+    return rf".*\b(?:{names})\..*" if "sound" in parts_of(model).values() else None
 
 
 def linear_layers_of(model: PreTrainedModel) -> list[str]:

@@ -250,13 +250,12 @@ BASE = CONFIGS / "base.py"
 XTUNER_DEFAULTS = CONFIGS / "xtuner.py"
 XTUNER = CONFIGS / "xtuner_recipes.txt"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
-DEFAULT_OBJECTIVE = "sft"
-"""The objective of a recipe name that names none."""
 DEFAULT_METHOD = "lora"
 """Of a model that is trained without a recipe."""
 
 _MAX_WORDS = 12
 """Of a part's name; none has more."""
+_OBJECTIVE = re.compile(r"""^objective = dict\(type=["'](\w+)["']""", re.MULTILINE)
 _EPOCHS = re.compile(r"(?P<stem>.+)_e(?P<epochs>[1-9][0-9]{0,3})")
 
 
@@ -271,8 +270,7 @@ class Parts(NamedTuple):
 
     @property
     def name(self) -> str:
-        objective = "" if self.objective == DEFAULT_OBJECTIVE else f"{self.objective}_"
-        return f"{self.model}_{objective}{self.method}_{self.dataset}_e{self.epochs}"
+        return f"{self.model}_{training_name(self.objective, self.method)}_{self.dataset}_e{self.epochs}"
 
     def kinds(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each part in the order of merging, later wins.
@@ -477,11 +475,23 @@ def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
             yield Parts(model, objective, method, dataset, epochs)
 
 
+@cache
+def default_objective() -> str:
+    """Return the objective of a recipe name that names none: that of configs/base.py."""
+    match = _OBJECTIVE.search(BASE.read_text(encoding="utf-8"))
+    assert match, "the base recipe has every key"
+    return match[1]
+
+
+def training_name(objective: str, method: str) -> str:
+    """Return the word for a training in names: the method, after the objective unless that is the default."""
+    return method if default_objective() == objective else f"{objective}_{method}"
+
+
 def trainings() -> dict[str, tuple[str, str]]:
     """Return the objective and the method of each training word in names, such as 'lora' and 'dpo_lora'."""
-    others = [name for name in names("objectives") if name != DEFAULT_OBJECTIVE]
-    plain = {method: (DEFAULT_OBJECTIVE, method) for method in names("methods")}
-    return plain | {f"{objective}_{method}": (objective, method) for objective in others for method in plain}
+    known = sorted(names("objectives"), key=lambda name: name != default_objective())  # it comes first
+    return {training_name(*pair): pair for pair in itertools.product(known, names("methods"))}
 
 
 def training(name: str) -> tuple[str, str]:
@@ -544,7 +554,7 @@ def suggest(name: str) -> str | None:
     stem, epochs = with_epochs(re.sub(r"_e_*0*$|_e_\d+$", "", spelled))
     tokens = stem.split("_")
     model, tokens = _take(tokens, names("models"))
-    tokens = tokens[1:] if tokens[:1] == [DEFAULT_OBJECTIVE] else tokens
+    tokens = tokens[1:] if tokens[:1] == [default_objective()] else tokens
     training, tokens = _take(tokens, trainings())
     dataset = nearest("_".join(tokens), names("datasets")) if tokens else None
     if model and training and dataset:

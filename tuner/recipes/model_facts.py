@@ -17,7 +17,7 @@ from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
-from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, Architecture
+from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, NOT_ON_IMAGES, Architecture
 from tuner.recipes.schema.objectives import scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
@@ -72,12 +72,21 @@ _NAMES_OF_TOWERS = {
     "num_attention_heads": ("num_attention_heads", "num_heads"),
     "patch_size": ("patch_size",),
     "image_size": ("image_size",),
-    "merge_size": ("spatial_merge_size", "merge_size"),
+    "merge_size": ("spatial_merge_size", "merge_size", "pooling_kernel_size"),
 }
 """The keys of `Tower` -> the keys of config.json's vision_config."""
 _CLIP_L = {"num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 _TOWERS: dict[str, JsonObject] = {
     "gemma3": {"num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16},
+    "gemma4": {
+        "num_hidden_layers": 16,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "patch_size": 16,
+        "merge_size": 3,
+        "num_tokens": 280,
+    },
     "internvl": {**_CLIP_L, "patch_size": 14, "image_size": 448},
     "llava": {**_CLIP_L, "patch_size": 14, "image_size": 336},
     "llava_next": {**_CLIP_L, "patch_size": 14, "image_size": 336},
@@ -97,7 +106,11 @@ _PUBLISHED_TOWERS: dict[str, JsonObject] = {
 }
 """config.json of the towers of LLaVA 1 and 1.5."""
 _READS_ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-_NUMBERS_OF_TOKENS = ("mm_tokens_per_image", "image_seq_length")
+_NUMBERS_OF_TOKENS = ("mm_tokens_per_image", "image_seq_length", "vision_soft_tokens_per_image")
+_SOUND_OF_GEMMA_4 = {"hidden_size": 1024, "num_hidden_layers": 12, "output_proj_dims": 1536}
+"""The defaults of its audio_config in transformers 5.23."""
+_PARAMETERS_OF_SOUND = 304_824_608
+"""Of Gemma 4's audio tower with these sizes; in another they grow with the layers and the square of the width."""
 _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 """In other types, layer_types separate windows from full attention, and both have the same size."""
 
@@ -210,8 +223,19 @@ def _tower(config: JsonObject) -> JsonObject | None:
     facts = _TOWERS.get(kind, {}) | {key: value for key, value in facts.items() if value is not None}
     if kind in _READS_ANY_SIZE:
         facts.pop("image_size", None)
-    tokens = next((config[key] for key in _NUMBERS_OF_TOKENS if config.get(key)), None)
-    return {**facts, "num_tokens": tokens} if tokens else facts
+    if tokens := next((config[key] for key in _NUMBERS_OF_TOKENS if config.get(key)), None):
+        facts["num_tokens"] = tokens
+    if kind == "gemma4" and isinstance(sound := config.get("audio_config"), dict):
+        facts["num_parameters_of_sound"] = _of_sound(_SOUND_OF_GEMMA_4 | sound, config.get("text_config"))
+    return facts
+
+
+def _of_sound(sound: JsonObject, llm: JsonObject | None) -> int:
+    """Return about how many parameters read sound in a Gemma 4: a tower, and a projection into the LLM."""
+    size: int = sound["num_hidden_layers"] * sound["hidden_size"] ** 2
+    default: int = _SOUND_OF_GEMMA_4["num_hidden_layers"] * _SOUND_OF_GEMMA_4["hidden_size"] ** 2
+    projection: int = sound["output_proj_dims"] * ((llm or {}).get("hidden_size") or 0)
+    return round(_PARAMETERS_OF_SOUND * size / default) + projection
 
 
 def num_layers(folder: Path) -> int:
@@ -332,9 +356,10 @@ def _settle_images(merged: Merged) -> None:
     if merged.get(_IMAGES) == "auto":
         has_conversations = takes_images(merged.get(("objective", "type")))
         why = "its config.json has a vision tower" if vision else "the model has no vision tower"
-        if not has_conversations:
-            why = "only conversations may hold images"
-        reads = vision is not None and has_conversations
+        refused = NOT_ON_IMAGES.get(str(vision.get("model_type"))) if isinstance(vision, dict) else None
+        if refused or not has_conversations:
+            why = refused or "only conversations may hold images"
+        reads = vision is not None and has_conversations and not refused
         merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads)))
     if merged.get(_IMAGES) is not True:
         return

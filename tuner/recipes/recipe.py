@@ -69,7 +69,7 @@ class Overrides:
 
 
 class Asked(NamedTuple):
-    """The arguments that a recipe was loaded with; `name` is None if the overrides name a model."""
+    """The arguments that a recipe was loaded with; without a `name`, the overrides name a model."""
 
     name: str | None
     overrides: Overrides
@@ -80,7 +80,7 @@ class Asked(NamedTuple):
 class Recipe:
     """One recipe, merged and checked. `origins` has one entry for each leaf, by dotted key.
 
-    `ds` changes the chosen DeepSpeed config: KEY=VALUE, which `zero.choice` reads. `asked` holds the arguments of
+    `ds` changes the chosen DeepSpeed config: KEY=VALUE, which `zero.choice` reads. `arguments` are those of
     `loading.load`.
     """
 
@@ -90,7 +90,7 @@ class Recipe:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     ds: tuple[str, ...] = ()
-    asked: Asked | None = None
+    arguments: Asked | None = None
 
     @property
     def values(self) -> JsonObject:
@@ -135,10 +135,10 @@ class Recipe:
 
     def _overrides(self) -> str:
         """Return the caller's changes as keyword arguments."""
-        if self.asked is None:
+        if self.arguments is None:
             return ""
-        changes = {key: value for key, value in vars(self.asked.overrides).items() if key != "values" and value}
-        return ", ".join(f"{key}={value!r}" for key, value in {**changes, **self.asked.overrides.values}.items())
+        changes = {key: value for key, value in vars(self.arguments.overrides).items() if key != "values" and value}
+        return ", ".join(f"{key}={value!r}" for key, value in {**changes, **self.arguments.overrides.values}.items())
 
     def settled(self, values: Mapping[str, object], place: Place) -> Recipe:
         """Return the recipe with other values by `block.key`, which are not checked again, and with their place."""

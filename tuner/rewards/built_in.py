@@ -46,7 +46,7 @@ def built_in(block: RewardBlock) -> Reward:
 
     Raises:
         MachineError: a library that the reward needs is not installed.
-        RewardError: the JSON schema cannot be read or is none.
+        RewardError: the file cannot be read, or holds no JSON schema.
     """
     match block:
         case blocks.MathReward():

@@ -22,7 +22,7 @@ from tuner.rewards.reward_process import IsolatedReward, RewardFailure
 from tuner.runs.directory import RunDirectory
 
 _WINDOW, _LEAST = 1000, 100
-"""The last completions whose failures are counted, and how many are assumed at least."""
+"""Failures are counted among this many last completions; a run with fewer counts as if it had the second number."""
 _MAX_TEXT = 2000
 _ANSWER = "answer"
 """The column with the answer that a row was cut before."""

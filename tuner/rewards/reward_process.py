@@ -104,7 +104,7 @@ class IsolatedReward:
         self.place = answer["place"]
 
     def _answer(self, limit_s: float, work: str) -> dict[str, Any]:
-        """Return the answer of the process; end it if there is none in time."""
+        """Return the answer of the process; end it if it does not answer in time."""
         assert self._pipe is not None and self._process is not None, "it was started"
         end = time.monotonic() + limit_s
         try:

@@ -16,7 +16,7 @@ def encoder_of(config: RecipeConfig, path: str) -> TextEncoder:
         path: The result of `models.load.source` for the model.
 
     Raises:
-        ModelError: there is none, or it needs remote code.
+        ModelError: the model has no tokenizer or processor, or it needs remote code.
         MachineError: the hub cannot be reached.
     """
     if not config.reads_images:

@@ -57,8 +57,8 @@ class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
     """The micro-batches of all ranks in turns, the same number for each: a rank without rows in the last round gets [].
 
     `accelerate` repeats rows where the ranks do not divide them: then the number of ranks decides what is learned.
-    `shared_by` ranks one after another get the same micro-batch. `batch_size` is None, which tells accelerate that
-    batches differ in size and are to be taken as they are.
+    `shared_by` ranks one after another get the same micro-batch. Without a
+    `batch_size`, accelerate takes batches of different sizes as they are.
     """
 
     batch_size: int | None

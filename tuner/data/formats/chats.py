@@ -10,10 +10,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
+from tuner.data.formats.image_places import MARK
 from tuner.data.sample import Chat, Message
 
 TURNS = ("messages", "conversations", "conversation")
@@ -181,6 +183,22 @@ def read_sharegpt(row: Row) -> Chat:
     while rest and rest[0]["role"] == "assistant":
         rest = rest[1:]
     return chat([*system, *head, *rest], row)
+
+
+def read_llava(row: Row) -> Chat:
+    """Read turns of `from` and `value` as LLaVA's code and XTuner do: the image of a question stands before its text.
+
+    XTuner's llava_map_fn.py: `<image>`, a line break, and the rest of the turn without white space around it.
+    """
+    read = read_sharegpt(row)
+    return replace(read, messages=[_image_first(turn) if turn["role"] == "user" else turn for turn in read.messages])
+
+
+def _image_first(turn: Message) -> Message:
+    content = turn["content"]
+    if MARK not in content:
+        return turn
+    return {**turn, "content": f"{MARK}\n" * content.count(MARK) + content.replace(MARK, "").strip()}
 
 
 def _sharegpt_turn(turn: Row, number: int) -> Message:

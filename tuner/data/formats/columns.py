@@ -29,14 +29,14 @@ def renamed(row: Row, columns: Columns | None, place: str) -> Row:
     """
     if not columns:
         return row
-    made, used = {}, set()
+    values, used = {}, set()
     for name, source in columns.items():
         parts = _sources(source, row)
         for part in parts:
             _check(part, row, name, place)
-        made[name] = row[source] if source in row else _filled(source, row, place)
+        values[name] = row[source] if source in row else _filled(source, row, place)
         used |= parts
-    return {name: value for name, value in row.items() if name not in used} | made
+    return {name: value for name, value in row.items() if name not in used} | values
 
 
 def check_names(columns: Columns | None, known: Iterable[str], owner: str) -> None:

@@ -174,6 +174,13 @@ FORMATS: dict[str, Format] = {
         _turn_has("from", "value"),
         chats.read_sharegpt,
     ),
+    "llava": Format(
+        Chat,
+        "the columns of 'sharegpt'; each image stands before the text of its turn, as in LLaVA's code and XTuner",
+        (*chats.TURNS, *_MORE),
+        lambda row: False,  # named by the user alone
+        chats.read_llava,
+    ),
     "rounds": Format(
         Chat,
         "a column 'conversation' of rounds with 'input' and 'output' (or 'human' and 'assistant')",
@@ -296,11 +303,11 @@ def sample_of(name: str, row: Row, place: str) -> tuple[Sample, Row]:
     Raises:
         DataError: there is no such function, or it returns no sample.
     """
-    made = user_function(name)(row)
-    if isinstance(made, str):
-        return made, {}
+    returned = user_function(name)(row)
+    if isinstance(returned, str):
+        return returned, {}
     try:
-        whole = {"messages": made} if isinstance(made, list) else made
+        whole = {"messages": returned} if isinstance(returned, list) else returned
         shape = next((shape for shape in _RETURNED if shape in whole), "messages")
         return _RETURNED[shape](whole), whole
     except (Misfit, TypeError, AttributeError) as error:

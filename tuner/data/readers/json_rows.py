@@ -120,8 +120,8 @@ def _refuse_object(window: _Window) -> None:
     if value is not None and window.line() == line:
         return
     key = next((name for name, one in (value or {}).items() if isinstance(one, list)), None)
-    held = "" if key is None else f", with a list under {key!r}"
-    problem = f"the file is one object over many lines{held}, not rows"
+    inside = "" if key is None else f", with a list under {key!r}"
+    problem = f"the file is one object over many lines{inside}, not rows"
     fix = "Save only the list of rows, as [...], or one object per line."
     raise DataError(problem, where=f"{window.path}:{line}", fix=fix)
 

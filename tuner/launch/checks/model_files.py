@@ -22,7 +22,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights
 from tuner.recipes.model_facts import read_type
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.architecture import NOT_ON_IMAGES, Architecture
 from tuner.recipes.schema.objectives import facts_of
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
@@ -231,10 +231,14 @@ def images(run: ResolvedRun) -> Iterator[Finding]:
     place, config = folder(run), run.recipe.config
     if not config.reads_images or config.model.vision:
         return
-    has_tower = config.architecture is None or config.architecture.vision_config is not None
+    tower = config.architecture.vision_config if config.architecture else None
+    has_tower, kind = config.architecture is None or tower is not None, tower.model_type if tower else None
     if place is not None:
-        has_tower = isinstance(read_json_object(place / "config.json").get("vision_config"), dict)
-    if not has_tower:
+        written = read_json_object(place / "config.json")
+        has_tower, kind = isinstance(written.get("vision_config"), dict), written.get("model_type")
+    if message := NOT_ON_IMAGES.get(str(kind)):
+        yield ModelError(message, where="model.images", fix="Train its LLM alone on text: --set model.images=False.")
+    elif not has_tower:
         message = f"{config.model.path!r} has no vision tower, so it reads no images"
         yield ModelError(message, where="model.images", fix="Use a vision-language model, or --set model.images=False.")
     elif place is not None and not any((place / name).is_file() for name in _PROCESSORS):

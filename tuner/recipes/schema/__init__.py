@@ -37,6 +37,8 @@ SCHEMA_VERSION = 1
 
 
 VisionPart = Literal["vision", "projector", "language"]
+AnyPart = VisionPart | Literal["sound"]
+"""The parts of a model that reads images, and what reads sound: no data has any, so it is never trained."""
 """The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
 
 
@@ -433,7 +435,7 @@ class Log(Block):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words of `notify`; empty if it is None."""
+        """The words of `notify`; empty without a command."""
         return _words(self.notify)
 
 

@@ -103,6 +103,11 @@ without an error. They get one sample a row, padded.
 KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
 """The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
 or let the tokens of an image see each other (Gemma)."""
+NOT_ON_IMAGES = {
+    "llama4": "tuner does not train Llama 4 on images: transformers makes their pixels with torchvision alone, and an "
+    "image has tokens of several kinds"
+}
+"""model_types with a vision tower that are trained on text alone, and why."""
 
 
 class Tower(BaseModel):
@@ -123,6 +128,8 @@ class Tower(BaseModel):
     merge_size: Width = 1
     # Tokens of an image, or of a tile of it. None: they depend on its size.
     num_tokens: Width | None = None
+    # Of the part that reads sound, which is loaded and never trained.
+    num_parameters_of_sound: NotNegative = 0
 
 
 class Architecture(Block):

@@ -9,7 +9,6 @@ from trl import KTOConfig, KTOTrainer
 
 from tuner.data import batches
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.objectives.kto import Kto as KtoBlock
 from tuner.worker.objectives import Collate, Training
 from tuner.worker.trainers import TunerTrainer
 
@@ -32,9 +31,7 @@ class KtoTraining(Training):
     logit_metrics = ("entropy", "mean_logits")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
-        assert isinstance(config.objective, KtoBlock)
-        estimates = config.objective.loss_type == "kto"
-        max_length = config.train_dataloader.dataset.max_length if estimates else None
+        max_length = config.train_dataloader.dataset.max_length if config.objective.compares_samples else None
         return partial(batches.feedback, pad_id=pad_id, max_length=max_length)
 
     def ordered(self, config: RecipeConfig, rows: datasets.Dataset) -> datasets.Dataset:
