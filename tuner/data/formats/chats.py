@@ -48,7 +48,6 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 BOX_COLUMNS = ("sents", "bbox", "width", "height", "image", "images", "id")
-
 _REFER = (
     "[refer] {}",
     "[refer] give me the location of {}",
@@ -376,10 +375,7 @@ def _without_results(turn: Message) -> list[Message]:
 
 
 def read_referring(row: Row) -> Chat:
-    """Read a question for the box of a description, as XTuner writes RefCOCO.
-
-    The question has one of seven forms. It follows from the row, so it is the same in every epoch and run.
-    """
+    """Read a question for the box of a description; the row alone decides which of seven forms it has."""
     description, box = _description_and_box(row)
     return _about_a_box(_question_form(_REFER, row).format(description), box, row)
 
