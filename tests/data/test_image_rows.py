@@ -10,7 +10,9 @@ from typing import Any
 
 import PIL.Image
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from tuner import assets
 from tuner.data import formats, limits, mixing
 from tuner.data.formats import ImagePaths
 from tuner.data.images import load
@@ -18,6 +20,7 @@ from tuner.data.pipeline import Pipeline, first_look
 from tuner.data.sample import Chat, Image, Message, images_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
+from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import Dataset
 
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
@@ -270,3 +273,39 @@ def test_the_image_folder_alone_changes_the_fingerprint_of_rows(tmp_path: Path) 
         return mixing.open(Dataset(path=str(file), image_folder=folder, max_length=16, packing=False)).fingerprint()
 
     assert len({fingerprint(folder) for folder in (None, "a", "b")}) == 3
+
+
+def by_xtuner(text: str) -> str:
+    """Return the text of a human turn as XTuner's llava_map_fn makes it."""
+    if "<image>" not in text:
+        return text
+    return ("<image>\n" + text.replace("<image>", "").strip()).strip()
+
+
+@pytest.mark.parametrize(
+    "question", ["<image>\nWhat is this?", "What is this?\n<image>", " What is <image> this? ", "<image>What?"]
+)
+def test_rows_of_llava_become_the_text_that_xtuner_makes_of_them(question: str) -> None:
+    def turns(*texts: str) -> list[dict[str, str]]:
+        return [{"from": ("human", "gpt")[at % 2], "value": text} for at, text in enumerate(texts)]
+
+    row = {"id": "0", "image": png("red"), "conversations": turns(question, "A cup.", " And now? ", "Still a cup.")}
+    template = assets.without_generation_marks(assets.with_image_parts(assets.chat_template("chatml"), "<image>"))
+
+    def text_of(name: str) -> str:
+        texts, _ = render_jinja_template(conversations=[chat_of(row, name).messages], chat_template=template)
+        return str(texts[0])
+
+    expected = [by_xtuner(question), "A cup.", " And now? ", "Still a cup."]
+    plain = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(expected)]
+    texts, _ = render_jinja_template(conversations=[plain], chat_template=template)
+    assert text_of("llava") == texts[0]
+    moves = not question.startswith("<image>")
+    assert (text_of("sharegpt") != texts[0]) == moves, "rows of others keep the place of their images"
+
+
+@pytest.mark.parametrize("name", ["llava_instruct", "llava_pretrain", "sharegpt4v_pretrain", "internvl_sft"])
+def test_the_data_sets_of_xtuners_llava_recipes_have_the_format_of_llava(name: str) -> None:
+    rows = read_part("datasets", name).values["train_dataloader"]["dataset"]
+
+    assert {one["format"] for one in rows.get("mixture", [rows])} == {"llava"}

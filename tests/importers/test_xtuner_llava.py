@@ -57,7 +57,7 @@ train_cfg = dict(max_epochs={max_epochs})
 DATA_SET = """dict(type={type}, max_dataset_length={limit}, data_path="{path}", image_folder="{image_folder}",
     image_processor=image_processor, dataset_map_fn=llava_map_fn,
     max_length=int({max_length} - (336 / 14) ** 2), pad_image_to_square={pads}), """
-TYPES = {"sharegpt": "LLaVADataset", "refcoco": "RefCOCOJsonDataset", "inv_refcoco": "InvRefCOCOJsonDataset"}
+TYPES = {"llava": "LLaVADataset", "refcoco": "RefCOCOJsonDataset", "inv_refcoco": "InvRefCOCOJsonDataset"}
 
 
 @pytest.fixture(autouse=True)

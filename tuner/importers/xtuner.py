@@ -25,7 +25,7 @@ _FORMATS = {
     "alpaca_zh_map_fn": "alpaca",
     "oasst1_map_fn": "oasst1",
     "openai_map_fn": "messages",
-    "llava_map_fn": "sharegpt",
+    "llava_map_fn": "llava",
     "pretrain_map_fn": "text",
     "msagent_react_map_fn": "msagent",
     "moss_map_fn": "moss",

@@ -5,47 +5,47 @@ train_dataloader = dict(
         mixture=[
             dict(
                 path="./data/internvl_sft/sharegpt4v_instruct_gpt4-vision_cap100k.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data",
             ),
             dict(
                 path="./data/internvl_sft/llava_instruct_150k_zh.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/coco",
             ),
             dict(
                 path="./data/internvl_sft/sharegpt4v_mix665k_cap23k_coco-ap9k_lcs3k_sam9k_div2k.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data",
             ),
             dict(
                 path="./data/internvl_sft/dvqa_train_200k.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/dvqa",
             ),
             dict(
                 path="./data/internvl_sft/chartqa_train_18k.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/chartqa",
             ),
             dict(
                 path="./data/internvl_sft/ai2d_train_12k.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/ai2d",
             ),
             dict(
                 path="./data/internvl_sft/docvqa_train_10k.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/docvqa",
             ),
             dict(
                 path="./data/internvl_sft/geoqa+.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/geoqa+",
             ),
             dict(
                 path="./data/internvl_sft/synthdog_en.jsonl",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/internvl_sft/data/synthdog-en",
             ),
         ],

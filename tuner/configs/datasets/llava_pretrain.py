@@ -3,7 +3,7 @@
 train_dataloader = dict(
     dataset=dict(
         path="./data/llava_data/LLaVA-Pretrain/blip_laion_cc_sbu_558k.json",
-        format="sharegpt",
+        format="llava",
         image_folder="./data/llava_data/LLaVA-Pretrain/images",
     )
 )

@@ -17,7 +17,7 @@ train_dataloader = dict(
             ),
             dict(
                 path="./data/llava_data/LLaVA-Instruct-150K/llava_v1_5_mix665k.json",
-                format="sharegpt",
+                format="llava",
                 image_folder="./data/llava_data/llava_images",
             ),
         ],

@@ -10,10 +10,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
+from tuner.data.formats.image_places import MARK
 from tuner.data.sample import Chat, Message
 
 TURNS = ("messages", "conversations", "conversation")
@@ -46,7 +48,6 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 BOX_COLUMNS = ("sents", "bbox", "width", "height", "image", "images", "id")
-
 _REFER = (
     "[refer] {}",
     "[refer] give me the location of {}",
@@ -181,6 +182,22 @@ def read_sharegpt(row: Row) -> Chat:
     while rest and rest[0]["role"] == "assistant":
         rest = rest[1:]
     return chat([*system, *head, *rest], row)
+
+
+def read_llava(row: Row) -> Chat:
+    """Read turns of `from` and `value` as LLaVA's code and XTuner do: the image of a question stands before its text.
+
+    XTuner's llava_map_fn.py: `<image>`, a line break, and the rest of the turn without white space around it.
+    """
+    read = read_sharegpt(row)
+    return replace(read, messages=[_image_first(turn) if turn["role"] == "user" else turn for turn in read.messages])
+
+
+def _image_first(turn: Message) -> Message:
+    content = turn["content"]
+    if MARK not in content:
+        return turn
+    return {**turn, "content": f"{MARK}\n" * content.count(MARK) + content.replace(MARK, "").strip()}
 
 
 def _sharegpt_turn(turn: Row, number: int) -> Message:
@@ -358,10 +375,7 @@ def _without_results(turn: Message) -> list[Message]:
 
 
 def read_referring(row: Row) -> Chat:
-    """Read a question for the box of a description, as XTuner writes RefCOCO.
-
-    The question has one of seven forms. It follows from the row, so it is the same in every epoch and run.
-    """
+    """Read a question for the box of a description; the row alone decides which of seven forms it has."""
     description, box = _description_and_box(row)
     return _about_a_box(_question_form(_REFER, row).format(description), box, row)
 

@@ -22,8 +22,9 @@ from tuner.errors import DataError
 
 COLUMNS = ("images", "image")
 """The columns that hold a row's images."""
-_MARK = "<image>"
-_PLACE = re.compile(rf"(?:\n[ \t]*)?{_MARK}(?:[ \t]*\n)?")
+MARK = "<image>"
+"""Where an image stands in a text, as LLaVA's rows have it."""
+_PLACE = re.compile(rf"(?:\n[ \t]*)?{MARK}(?:[ \t]*\n)?")
 """LLaVA's mark with the line breaks next to it: a chat template writes its own."""
 _DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -105,7 +106,7 @@ def _split(turn: Message) -> Message:
         return turn
     content = turn["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    if not any(_MARK in part.get("text", "") for part in parts):
+    if not any(MARK in part.get("text", "") for part in parts):
         return turn
     return {**turn, "content": [piece for part in parts for piece in _pieces(part)]}
 
@@ -128,7 +129,7 @@ def _filled(turns: list[Message], pool: list[Image], paths: ImagePaths, place: s
         turns, num_places = _before_first_question(turns, len(pool)), len(pool)
     if num_places != len(pool):
         problem = f"the row has {len(pool)} image{'s' * (len(pool) != 1)} and {num_places} places for them"
-        fix = f"Write {_MARK} in the text once for each image, or correct the column 'images'."
+        fix = f"Write {MARK} in the text once for each image, or correct the column 'images'."
         raise DataError(problem, where=place, fix=fix, of_row=True)
     rest = iter(pool)
 

@@ -174,6 +174,13 @@ FORMATS: dict[str, Format] = {
         _turn_has("from", "value"),
         chats.read_sharegpt,
     ),
+    "llava": Format(
+        Chat,
+        "the columns of 'sharegpt'; each image stands before the text of its turn, as in LLaVA's code and XTuner",
+        (*chats.TURNS, *_MORE),
+        lambda row: False,  # named by the user alone
+        chats.read_llava,
+    ),
     "rounds": Format(
         Chat,
         "a column 'conversation' of rounds with 'input' and 'output' (or 'human' and 'assistant')",

@@ -120,14 +120,9 @@ class Objective(Block):
     type: str
 
     @property
-    def compares_samples(self) -> bool:
-        """Whether the loss of a sample reads other samples of its micro-batch, which then has two or more."""
-        return False
-
-    @property
     def least_batch_size(self) -> int:
         """The smallest micro-batch that the loss is defined for."""
-        return 2 if self.compares_samples else 1
+        return 1
 
     @property
     def own_functions(self) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ class KtoTraining(Training):
     logit_metrics = ("entropy", "mean_logits")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
-        max_length = config.train_dataloader.dataset.max_length if config.objective.compares_samples else None
+        compares = config.objective.least_batch_size > 1  # answers of two rows, to estimate the distance
+        max_length = config.train_dataloader.dataset.max_length if compares else None
         return partial(batches.feedback, pad_id=pad_id, max_length=max_length)
 
     def ordered(self, config: RecipeConfig, rows: datasets.Dataset) -> datasets.Dataset:

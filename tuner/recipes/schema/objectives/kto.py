@@ -32,9 +32,9 @@ class Kto(Objective):
     precompute_ref_batch_size: PositiveInt | None = None
 
     @property
-    def compares_samples(self) -> bool:
-        """TRL's 'kto' loss takes the answers of a micro-batch to the prompts of its other rows."""
-        return self.loss_type == "kto"
+    def least_batch_size(self) -> int:
+        """TRL's 'kto' loss compares an answer with the others of its micro-batch."""
+        return 2 if self.loss_type == "kto" else 1
 
     @property
     def depends_on_micro_batch(self) -> bool:
