@@ -199,6 +199,17 @@ def _targets(adapter: Adapter, model: Built) -> Iterator[Linear]:
             yield one
 
 
+def adaptable_layers(architecture: Architecture) -> frozenset[str]:
+    """Return the names of the layers that an adapter may be put on, each without the path that leads to it.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    model = built(architecture)
+    names = {one.name for one in (*model.all_linears(), model.head)} | {model.family.embeddings}
+    return frozenset(name.rpartition(".")[2] for name in names | {*model.family.split_experts})
+
+
 def on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
     """Return the parameters of an adapter on the experts of one layer and their router."""
     if not family.split_experts:
