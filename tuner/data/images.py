@@ -82,7 +82,7 @@ def thumbnail(image: Image) -> str:
 
 def for_text_alone(holder: str, place: str) -> DataError:
     """Return the error of rows with an image for a model that reads text alone; `holder` has the image."""
-    fix = "Train a vision-language model on it, or remove the images from the rows."
+    fix = "Train a vision-language model on it with objective sft, or remove the images from the rows."
     return DataError(f"{holder} holds an image, and the model reads text alone", where=place, fix=fix)
 
 
@@ -104,7 +104,10 @@ def _opened(image: Image, place: str | None) -> Iterator[PIL.Image.Image]:
         raise _too_large(image, "too many", where) from error
     except PIL.UnidentifiedImageError as error:
         fix = f"Use {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}."
-        raise _refused(image, "is not an image of a known format, or its beginning is damaged", where, fix) from error
+        problem = "is not an image of a known format, or its beginning is damaged"
+        if image.path is not None and Path(image.path).stat().st_size == 0:
+            problem, fix = "is an empty file", "Replace the file, or remove the row."
+        raise _refused(image, problem, where, fix) from error
     except Exception as error:  # a damaged file can make a decoder raise any error
         reason = str(error).rstrip(".") or type(error).__name__
         raise _refused(image, f"cannot be decoded: {reason}", where, "Replace the file, or remove the row.") from error
