@@ -131,7 +131,7 @@ class ImageEncoder(TextEncoder):
             return DataError(problem, where=place, of_row=True, fix="Choose another model.chat_template.")
         turn = "an answer" if holder == "assistant" else f"a turn of the {holder}"
         problem = f"the text of {turn} holds {self.image_token!r}, which stands for an image in this model"
-        return DataError(problem, where=place, of_row=True, fix="Remove it from the text, or remove the row.")
+        return DataError(problem, where=place, of_row=True, fix="Remove it from the text.")
 
     def _text_of_image(self, image: Image, place: str) -> str:
         size = images.size_of(image)
@@ -161,15 +161,7 @@ class ImageEncoder(TextEncoder):
 
     def resized(self, size: Size) -> Size:
         """Return the size that an image has before the processor takes it."""
-        width, height = size
-        pixels = width * height
-        if self.max_pixels and pixels > self.max_pixels:
-            scale = (self.max_pixels / pixels) ** 0.5
-        elif self.min_pixels and pixels < self.min_pixels:
-            scale = (self.min_pixels / pixels) ** 0.5
-        else:
-            return size
-        return max(1, round(width * scale)), max(1, round(height * scale))
+        return images.within(size, self.max_pixels, self.min_pixels)
 
     def pixels(self, shown: Sequence[Image]) -> dict[str, Any]:
         """Return what the model takes for these images, by its name there, as tensors.

@@ -71,6 +71,19 @@ def load(image: Image, place: str | None = None) -> PIL.Image.Image:
         return pixels.transpose(turn) if turn is not None else pixels
 
 
+def within(size: tuple[int, int], max_pixels: int | None, min_pixels: int | None) -> tuple[int, int]:
+    """Return the size that an image of this size, (width, height), has within limits of pixels; None: no limit."""
+    width, height = size
+    pixels = width * height
+    if max_pixels and pixels > max_pixels:
+        scale = (max_pixels / pixels) ** 0.5
+    elif min_pixels and pixels < min_pixels:
+        scale = (min_pixels / pixels) ** 0.5
+    else:
+        return size
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
 def thumbnail(image: Image) -> str:
     """Return a small JPEG of the image as a data URI, at most `THUMBNAIL_SIDE` pixels a side. Errors as `load`."""
     small = load(image)
