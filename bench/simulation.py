@@ -100,7 +100,7 @@ class Job:
     loss: str = "chunked"
     attention: str | None = None
     adapter: Mapping[str, Any] | None = None
-    """Arguments of `LoraConfig`."""
+    """Arguments of `LoraConfig`; `vision`: on the tower and the projector too."""
     quantization: Mapping[str, Any] | None = None
     """Arguments of `BitsAndBytesConfig`, for 4 bits."""
     capability: tuple[int, int] = (8, 0)
@@ -178,8 +178,9 @@ def build(job: Job) -> Any:
     trained = model
     if job.adapter:
         settings = dict(job.adapter)
+        on_tower = settings.pop("vision", False)
         if job.num_images:
-            settings["target_modules"] = lora_targets(model, Adapter(**settings))
+            settings["target_modules"] = lora_targets(model, Adapter(**settings, vision=on_tower))
         lora = LoraConfig(task_type="CAUSAL_LM", **settings)
         trained = get_peft_model(model, lora, autocast_adapter_dtype=False)
         for parameter in trained.parameters():

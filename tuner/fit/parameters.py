@@ -258,6 +258,30 @@ def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[in
     return total - num_frozen + low_rank, num_frozen
 
 
+def trained_tensors(recipe: RecipeConfig, architecture: Architecture) -> list[int]:
+    """Return the parameters of each large tensor that is trained without an adapter, in the model's own order.
+
+    Norms and biases are left out.
+    """
+    model, tower = built(architecture), architecture.vision_config
+    sizes: list[int] = []
+    if recipe.reads_images and tower is not None and of_tower(architecture):
+        if "vision" not in recipe.model.freeze and recipe.model.vision_lora is None:
+            sizes += [one.weights for one in layer_of_tower(tower)] * (tower.num_hidden_layers or 0)
+        if "projector" not in recipe.model.freeze:
+            sizes += [one.weights for one in projector(architecture, tower)]
+        if "language" in recipe.model.freeze:
+            return sizes
+    last = recipe.train_cfg.trainable_layers
+    sizes += [] if last else [model.embeddings, model.others, *(one.weights for one in model.linears)]
+    for one in model.layers[-(last or 0) :]:
+        down = one.experts.parameters // 3 if one.experts else 0
+        sizes += [*(linear.weights for linear in one.linears), 2 * down, down]
+    if not (last or model.tied or recipe.objective.facts.scores):
+        sizes.append(model.head.weights)
+    return [size for size in sizes if size]
+
+
 def _is_copied(recipe: RecipeConfig) -> bool:
     return recipe.adapter is not None and PROJECTOR in (recipe.adapter.modules_to_save or ())
 
@@ -279,6 +303,19 @@ def rank_on_tower(recipe: RecipeConfig) -> int:
     if recipe.adapter:
         return (recipe.adapter.vision_r or recipe.adapter.r) if recipe.adapter.vision else 0
     return recipe.model.vision_lora.r if recipe.model.vision_lora else 0
+
+
+def trains_through_tower(recipe: RecipeConfig) -> bool:
+    """Return whether gradients pass through the tower.
+
+    With an adapter and recomputation they do in any case: TRL 1.16 lets all embeddings require a gradient
+    (sft_trainer.py), those of patches too (transformers 5.23, `enable_input_require_grads`).
+    """
+    if not recipe.reads_images:
+        return False
+    if recipe.adapter:
+        return recipe.adapter.vision or recipe.split.recompute
+    return recipe.model.vision_lora is not None or "vision" not in recipe.model.freeze
 
 
 def dropout_on_tower(recipe: RecipeConfig) -> float:
