@@ -39,7 +39,7 @@ def test_images_below_another_name_are_refused_with_the_setting_that_reads_them(
     with pytest.raises(DataError, match=f"the column '{column}' holds") as caught:
         formats.read("alpaca", {**ALPACA, column: value}, "rows.jsonl:7")
 
-    assert f"--set columns.images={column}" in caught.value.fix
+    assert f"set dataset.columns.images to '{column}'" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _fix_of(column: str, read: Collection[str]) -> str:
         return _FIX
     if "images" not in read:
         return _NOT_HERE
-    return f"Name it 'images', or --set columns.images={column}; or remove it."
+    return f"Name it 'images', or set dataset.columns.images to {column!r}, or remove it."
 
 
 def _keys_of_turns(row: Row, read: Collection[str]) -> Iterator[tuple[int, str]]:

@@ -206,6 +206,18 @@ def of_data_uri(text: str) -> Image | None:
         raise Misfit(f"an image is a data URI with wrong base64: {error}") from error
 
 
+def data_uri(value: object) -> str:
+    """Return an image of PIL, or the bytes of a file, as the data URI that a row of JSON holds.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    data = _file_of(value) if isinstance(value, PIL.Image.Image) else value
+    if not isinstance(data, bytes | bytearray):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")  # as json's own
+    return f"data:image/octet-stream;base64,{base64.b64encode(data).decode()}"
+
+
 def _file_of(picture: PIL.Image.Image) -> bytes:
     file = BytesIO()
     kind = "TIFF" if picture.mode in ("CMYK", "F", "LAB", "YCbCr") else "PNG"
