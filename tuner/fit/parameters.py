@@ -246,6 +246,13 @@ def of_tower(architecture: Architecture) -> dict[AnyPart, int]:
     return {"vision": layers + patches + positions + begin_and_end, "projector": of_projector}
 
 
+def backward_share(recipe: RecipeConfig, architecture: Architecture) -> float:
+    """Return the part of the LLM's parameters that gradients pass through: not the layers below the trained ones."""
+    last = recipe.train_cfg.trainable_layers
+    below = built(architecture).layers[:-last] if last else ()
+    return 1 - sum(layer.parameters for layer in below) / num_parameters(architecture)
+
+
 def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[int, int]:
     """Return how many parameters of the tower and the projector are trained, LoRA's among them, and how many frozen."""
     sizes = of_tower(architecture) if recipe.reads_images else {}
