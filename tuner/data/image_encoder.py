@@ -207,12 +207,17 @@ class ImageEncoder(TextEncoder):
         """Return everything that its tokens depend on."""
         return [*super().content(), self.processor.image_processor.to_json_string(), self.max_pixels, self.min_pixels]
 
-    def save(self, folder: Path) -> None:
-        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
+    def render_images(self) -> None:
+        """Give the tokenizer and the processor a chat template that renders images in plain transformers."""
         own = self.tokenizer.chat_template
         if isinstance(own, str) and self.template.image:
             llm = assets.without_image_parts(own)
             self.tokenizer.chat_template = assets.with_image_parts(llm, self.image_token)
+        self.processor.chat_template = self.tokenizer.chat_template
+
+    def save(self, folder: Path) -> None:
+        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
+        self.render_images()
         super().save(folder)
         self.processor.chat_template = self.tokenizer.chat_template
         self.processor.save_pretrained(folder)
