@@ -39,7 +39,7 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides
-from tuner.runs import directory
+from tuner.runs import creation
 from tuner.worker.quiet import quiet_libraries
 
 RANK = Path(__file__).with_name("memory_rank.py")
@@ -196,7 +196,7 @@ def predict(made: ResolvedRun) -> Peak:
 
 def train(made: ResolvedRun) -> list[dict[str, Any]]:
     """Run the plan's ranks until they have looked at themselves; return what each saw."""
-    run = directory.create(made.run_path, render.files(made), resume=False)
+    run = creation.create(made.run_path, render.files(made), resume=False)
     argv = [sys.executable, str(RANK), str(made.run_path)]  # in the place of tuner's own worker
     path = os.pathsep.join(filter(None, (str(RANK.parents[1]), os.environ.get("PYTHONPATH"))))
     env = os.environ | render.environment(made) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": path}

@@ -23,7 +23,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request
 from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
-from tuner.runs import checkpoints, directory
+from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
 
 SHORT_LINES, NUM_FILES, EVALUATE_EVERY = 400, 16, 500
@@ -34,7 +34,7 @@ def make_run(path: Path) -> RunDirectory:
     """Write a run of one CPU that is done, with two checkpoints and no metrics."""
     asked = Request("tiny_full_sample_e1", Overrides(), work_dir=path)
     files = render.files(resolve_run(asked, os.environ, Hardware(host_memory_bytes=16 << 30), datetime.now(UTC)))
-    run = directory.create(path, files, resume=False)
+    run = creation.create(path, files, resume=False)
     run.write_status("done", exit_code=0, step=SHORT_LINES, seconds=60.0)
     state = run.read_json(run.run)["state"]
     for step in (SHORT_LINES // 2, SHORT_LINES):

@@ -180,15 +180,16 @@ def test_a_preference_has_its_images_in_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (asked("<image>", images=[png("red"), png("blue")]), "2 images and 1 places"),
+        (asked("<image>", images=[png("red"), png("blue")]), "2 images and 1 place for"),
         (asked("<image> <image>", images=[png("red")]), "1 image and 2 places"),
-        (asked([{"type": "image"}]), "0 images and 1 places"),
+        (asked([{"type": "image", "img": "dog.png"}]), "a part of type 'image' has no image"),
         (asked("<image>\nWhat?"), "placeholder '<image>'"),
         (asked("q", answer="<image>", images=[png("red"), 7]), "an image is of type int"),
         (asked("q", images=["data:image/png;base64,%%"]), "wrong base64"),
         (asked("q", images=["https://example.org/a.png"]), "is not a file here"),
         (asked([{"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}]), "is not a file here"),
-        ({"text": "t", "images": [png("red")]}, "column 'images'"),
+        (asked([{"type": "img", "img": "dog.png"}]), "only 'text', 'image' and 'image_url' are supported"),
+        ({"text": "t", "images": [png("red")]}, "Only conversations (objective sft) may hold images"),
     ],
 )
 def test_places_and_images_that_do_not_agree_are_refused(row: dict[str, Any], problem: str) -> None:

@@ -97,6 +97,8 @@ def test_an_image_is_turned_as_its_exif_says_and_its_size_too(kind: str, orienta
 def test_a_missing_image_is_refused_with_its_path(tmp_path: Path) -> None:
     assert str(tmp_path / "no.png") in str(refusal(Image(path=str(tmp_path / "no.png"))))
     assert "no image file" in str(refusal(Image(path=str(tmp_path))))
+    (tmp_path / "empty.png").touch()
+    assert "is an empty file" in str(refusal(Image(path=str(tmp_path / "empty.png"))))
 
 
 @pytest.mark.parametrize("data", [b"", b"not an image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])

@@ -31,7 +31,37 @@ def test_a_column_of_media_with_content_is_refused_with_the_place(more: dict[str
     assert (caught.value.where, caught.value.of_row) == ("rows.jsonl:7", True)
 
 
-@pytest.mark.parametrize("more", [{"images": []}, {"image": None}, {"videos": [None]}, {"audio": ""}, {"imagery": "x"}])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("imags", ["dogs/a.PNG"]), ("img", "dog.jpg"), ("pictures", [{"bytes": b"x", "path": None}]), ("photo", b"x")],
+)
+def test_images_below_another_name_are_refused_with_the_setting_that_reads_them(column: str, value: object) -> None:
+    with pytest.raises(DataError, match=f"the column '{column}' holds") as caught:
+        formats.read("alpaca", {**ALPACA, column: value}, "rows.jsonl:7")
+
+    assert f"set dataset.columns.images to '{column}'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [("images", ["dog.png"], "into a column 'images'"), ("image", b"x", "'images'"), ("videos", ["a.mp4"], "video")],
+)
+def test_media_beside_the_text_of_a_turn_are_refused(key: str, value: object, fix: str) -> None:
+    row = chat("What is it?")
+    row["messages"][0][key] = value
+
+    with pytest.raises(DataError, match=f"turn 1 has the key '{key}'") as caught:
+        formats.read("messages", row, "rows.jsonl:7")
+
+    assert fix in caught.value.fix
+    row["messages"][0][key] = None  # Parquet gives every turn the keys of all turns
+    assert formats.read("messages", row, "rows.jsonl:7")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"images": []}, {"image": None}, {"videos": [None]}, {"audio": ""}, {"imagery": "x"}, {"picture": "A dog."}],
+)
 def test_a_column_of_media_without_content_says_nothing(more: dict[str, Any]) -> None:
     assert formats.read("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import datetime
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pandas as pd
+import PIL.Image
 import pytest
 
-from tuner.data import sources
+from tuner.data import formats, sources
+from tuner.data.formats.image_places import of_data_uri
+from tuner.data.images import load
+from tuner.data.sample import Chat, images_of
 from tuner.data.sources import file_of_rows
 from tuner.errors import DataError
 
@@ -60,6 +65,28 @@ def test_a_missing_value_of_a_data_frame_is_null_and_a_date_a_text(tmp_path: Pat
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[1] == {"text": None, "weight": None, "day": "2024-01-02T00:00:00.000"}
     assert lines[0]["weight"] == pytest.approx(0.3, rel=1e-14)
+
+
+def test_images_of_pil_and_bytes_in_a_list_of_dicts_become_images_of_the_row(tmp_path: Path) -> None:
+    red, cmyk = PIL.Image.new("RGB", (3, 2), "red"), PIL.Image.new("CMYK", (5, 4))
+    file = BytesIO()
+    red.save(file, "JPEG")
+    turns = [
+        {"role": "user", "content": [{"type": "image", "image": cmyk}, {"type": "text", "text": "And <image>?"}]},
+        {"role": "assistant", "content": "Red."},
+    ]
+
+    rows = [{"messages": turns, "images": [red]}, {"messages": [], "image": file.getvalue()}]
+
+    path = file_of_rows(rows, "data", tmp_path)
+
+    assert path is not None
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    sample = formats.read("messages", first, str(path))
+    assert isinstance(sample, Chat)
+    assert [load(image).size for image in images_of(sample.messages)] == [(5, 4), (3, 2)]
+    image = of_data_uri(second["image"])
+    assert image is not None and image.data == file.getvalue()
 
 
 @pytest.mark.parametrize(

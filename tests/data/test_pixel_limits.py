@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import PIL.Image
@@ -14,8 +15,45 @@ from tuner.data.image_batches import BatchImages, PixelLoader
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.layouts import IMAGES
 from tuner.data.prepare import prepare
+from tuner.errors import DataError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import Dataset
+
+
+def of_rows(folder: Path, *rows: dict[str, object]) -> tuple[Dataset, ImageEncoder]:
+    """Write a Qwen2.5-VL and rows; return the data set and the encoder."""
+    model = vision.make("qwen2_5_vl", folder / "model")
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = load(None, Overrides(model=str(model), data=str(file))).config.train_dataloader.dataset
+    dataset = dataset.model_copy(update={"val_split": None})
+    return dataset, ImageEncoder.of(vision.processor(model), dataset)
+
+
+def asked(answer: str) -> dict[str, object]:
+    """Return a row with an image and this answer."""
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": answer}]
+    return {"messages": turns, "images": ["red.png"]}
+
+
+@pytest.mark.parametrize(
+    ("size", "answer", "problem"),
+    [
+        ((600, 2), "Red.", "the model's processor refuses the image"),
+        ((48, 32), "The tag <|image_pad|>.", "the text of an answer holds '<|image_pad|>'"),
+    ],
+)
+def test_what_the_processor_cannot_take_is_refused_with_its_row(
+    size: tuple[int, int], answer: str, problem: str, tmp_path: Path
+) -> None:
+    PIL.Image.new("RGB", size, "red").save(tmp_path / "red.png")
+    dataset, encoder = of_rows(tmp_path, asked(answer))
+
+    with pytest.raises(DataError, match=re.escape(problem)) as caught:
+        prepare(dataset, encoder, objective="sft")
+
+    assert str(caught.value.where).endswith("rows.jsonl:1")
 
 
 @pytest.mark.parametrize(
@@ -29,20 +67,15 @@ from tuner.recipes.recipe import Overrides
 def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_model(
     limit: dict[str, int], tokens: int, tmp_path: Path
 ) -> None:
-    folder = vision.make("qwen2_5_vl", tmp_path / "model")
     PIL.Image.new("RGB", (48, 32), "red").save(tmp_path / "red.png")
-    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Red."}]
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"messages": turns, "images": ["red.png"]}) + "\n")
-    dataset = load(None, Overrides(model=str(folder), data=str(rows))).config.train_dataloader.dataset
-    dataset = dataset.model_copy(update={**limit, "val_split": None})
-    encoder = ImageEncoder.of(vision.processor(folder), dataset)
+    dataset, encoder = of_rows(tmp_path, asked("Red."))
+    encoder = ImageEncoder.of(encoder.processor, dataset := dataset.model_copy(update=limit))
 
     row = prepare(dataset, encoder, objective="sft").dataset[0]
     pixels = PixelLoader(encoder, 0).pixels(BatchImages(row[IMAGES]))
 
     assert pixels is not None
-    features = AutoModelForImageTextToText.from_pretrained(folder).base_model.get_image_features(
+    features = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").base_model.get_image_features(
         **pixels, return_dict=True
     )
     assert sum(one == encoder.image_id for one in row["input_ids"]) == tokens

@@ -49,14 +49,14 @@ def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: bytes, s
     assert says in str(caught.value)
 
 
-def test_json_array_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
+def test_json_array_rows_carry_the_line_they_start_on_and_their_number_behind_another_row(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('[\n {"text":\n  "a]},["},\n\n {"text": "b"}, {"text": "c"}\n]\n', encoding="utf-8")
 
     assert read(path) == [
         (f"{path}:2", {"text": "a]},["}),
         (f"{path}:5", {"text": "b"}),
-        (f"{path}:5", {"text": "c"}),
+        (f"{path}:5, row 3", {"text": "c"}),
     ]
 
 

@@ -86,6 +86,15 @@ def test_flops_are_six_a_parameter_and_token_eight_with_recomputing_and_four_whe
     assert flops_of_step(7e9, 0.0, 1e6, recompute=False) == pytest.approx(4 * 7e9 * 1e6)
 
 
+def test_layers_that_no_gradient_reaches_take_a_forward_pass_alone() -> None:
+    kept = flops_of_step(8.0, 0.25, 1.0, recompute=False, attention=4.0, backward_share=0.25)
+    recomputed = flops_of_step(8.0, 0.25, 1.0, recompute=True, attention=4.0, backward_share=0.25)
+
+    of_forward, of_two_parameters = 2 * 8 + 4, 2 * 2 + 2 * 2 + 2 * 1
+    assert kept == of_forward + of_two_parameters
+    assert recomputed == kept + 2 * 2 + 1
+
+
 def test_a_collective_is_as_slow_as_its_slowest_link() -> None:
     volume = Traffic(gather_bytes=40e9, reduce_bytes=5e9)
 

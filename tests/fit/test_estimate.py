@@ -6,11 +6,12 @@ import pytest
 
 from tests.fit.published import model_state_bytes
 from tests.fit.recipes import lightest
+from tuner.fit import activations
 from tuner.fit.estimate import frozen_bytes, model_states, peak
 from tuner.fit.levels import LEVELS, Level
-from tuner.fit.parameters import Parameters, count, num_parameters
+from tuner.fit.parameters import Parameters, count, num_parameters, trained_tensors
 from tuner.recipes import catalog
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objectives import OBJECTIVES
 
@@ -133,6 +134,17 @@ def test_offloaded_gradients_pass_through_a_buffer_of_the_largest_tensor() -> No
     assert offloaded.gpu["buckets"] - here.gpu["buckets"] == 2 * facts().vocab_size * facts().hidden_size
 
 
+def test_the_norm_of_an_offloaded_gradient_is_computed_in_fp64_on_the_gpu() -> None:
+    recipe = FULL.with_values({"train_dataloader.dataset.max_length": 256}).with_split(Split(1, 1, recompute=True))
+    level = preset("deepspeed_zero2_offload")
+    vocabulary = facts().vocab_size * facts().hidden_size
+
+    for ranks, of_rank in ((8, vocabulary), (32, num_parameters(facts()) / 32)):
+        buckets = peak(recipe, facts(), level, ranks, 8).gpu["buckets"]
+        both = 2 * (vocabulary + vocabulary)
+        assert buckets == pytest.approx(2 * level.reduce_bucket + both + 8 * of_rank)
+
+
 def test_two_nodes_share_what_one_host_would_hold() -> None:
     one, two = (peak(FULL, facts(), preset("deepspeed_zero3_offload"), 8 * nodes, 8) for nodes in (1, 2))
 
@@ -153,9 +165,9 @@ def test_below_stage_3_every_rank_loads_the_whole_model_into_host_memory() -> No
 )
 def test_the_optimizers_step_holds_fp32_gradients_as_measured(level: str, states_a_parameter: float) -> None:
     """DeepSpeed 0.19.8, two ranks: 20 bytes a parameter at stage 0, 2 + 20/N at stage 2, 16/N + a group at stage 3."""
-    found = peak(FULL, facts(), preset(level), 2, 2)
+    found = peak(FULL, facts(), preset(level)._replace(sub_group=2_000_000_000), 2, 2)
     at_step = found.model_states + found.gpu["step"]
-    group = 4 * 1_000_000_000 if level == "deepspeed_zero3" else 0
+    group = 4 * 2_000_000_000 if level == "deepspeed_zero3" else 0
 
     assert at_step == pytest.approx(states_a_parameter * num_parameters(facts()) + group)
 
@@ -188,6 +200,7 @@ def test_a_final_config_means_the_same_as_the_preset_it_came_from() -> None:
             "overlap_comm": True,
             "reduce_bucket_size": square,
             "stage3_prefetch_bucket_size": int(0.9 * square),
+            "stage3_param_persistence_threshold": 10 * facts().hidden_size,
             "allgather_bucket_size": 200_000_000,
             "offload_optimizer": {"device": "cpu"},
             "offload_param": {"device": "cpu"},
@@ -237,6 +250,59 @@ def test_a_single_rank_at_stage_3_has_no_second_copy_of_weights_that_stay_on_its
     assert one["gathered_weights"] == 0
     assert offloaded["gathered_weights"] > 0
     assert peak(FULL, facts(), preset("deepspeed_zero3"), 2, 2).gpu["gathered_weights"] > 0
+
+
+def test_at_stage_2_a_rank_keeps_the_whole_gradients_of_the_tensors_at_its_borders() -> None:
+    level = preset("deepspeed_zero2")
+    by_ranks = {
+        ranks: peak(FULL, facts(), level, ranks, 8).gpu["buckets"] - 2 * level.reduce_bucket for ranks in (1, 8, 512)
+    }
+
+    in_mlp, share = facts().hidden_size * facts().intermediate_size, num_parameters(facts()) / 512
+    vocabulary = facts().vocab_size * facts().hidden_size
+    assert by_ranks[1] == pytest.approx(0, abs=1)
+    assert 0 < by_ranks[8] <= 2 * 2 * in_mlp, "two tensors of layers"
+    assert 2 * (vocabulary - share) <= by_ranks[512] < 2 * (vocabulary + in_mlp), "the head, and one before it"
+
+
+def test_at_stage_2_the_new_weights_are_passed_on_when_the_fp32_gradients_are_gone() -> None:
+    level = preset("deepspeed_zero2")
+    few, many = (peak(FULL, facts(), level._replace(allgather_bucket=size), 8, 8) for size in (1, 500_000_000))
+
+    assert few.gpu_bytes == many.gpu_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["internlm2_chat_7b_full_oasst1_e3", "qwen3_30b_a3b_full_alpaca_e3", "llava_1_5_7b_full_sample_images_e1"]
+)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"model.freeze": ("vision",)},
+        {"model.freeze": ("vision", "language")},
+        {"train_cfg.trainable_layers": 3},
+    ],
+)
+def test_the_trained_tensors_have_all_trained_parameters_but_norms_and_biases(
+    name: str, values: dict[str, object]
+) -> None:
+    recipe = lightest(name).with_values(values)
+
+    assert recipe.architecture is not None
+    parameters = count(recipe, recipe.architecture).trainable
+    assert sum(trained_tensors(recipe, recipe.architecture)) == pytest.approx(parameters, rel=2e-3)
+
+
+def test_with_an_adapter_a_recomputed_step_is_fullest_where_the_embeddings_are_gathered() -> None:
+    recipe = QLORA.with_split(Split(1, 1, recompute=True))
+    found = peak(recipe, facts(QLORA), preset("deepspeed_zero3"), 8, 8)
+
+    work = activations.of_recipe(recipe, facts(QLORA), 2)
+    freed = sum(work.of_layers[:-1])
+    assert freed > 0
+    assert found.gpu["activations"] == pytest.approx(work.kept + work.at_layer - freed)
+    assert found.gpu["gathered_weights"] > 2 * 2 * facts(QLORA).vocab_size * facts(QLORA).hidden_size
 
 
 def test_generation_at_stage_3_gathers_all_weights_and_keeps_the_keys_and_values_of_a_step() -> None:

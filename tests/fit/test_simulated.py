@@ -9,28 +9,19 @@ import pytest
 
 from bench.simulate import IMAGES, KINDS, LEAST, MOST, POINTS, Point, compare, lines
 
-# PEFT's, of fused experts.
-pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match"),  # PEFT's, of fused experts
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),  # torch's, of a frozen tower
+]
 
 FEW = tuple(replace(point, layers=8) for point in KINDS)
-OPEN = {
-    "Llama 3 8B, lora, ZeRO-3, 8 x A100, 1 x 4096, kept",  # 10.6 % high
-    "Llama 3 8B, qlora, ZeRO-3, 8 x A100, 1 x 4096, recomputed",  # 12.8 % low: 0.6 GB
-}
-"""Runs of a few layers with an estimate that is known to be wrong: what ZeRO-3 gathers is bounded and not followed."""
-OPEN_WHEN_WHOLE = {
-    "Llama 3 8B, full, ZeRO-2 offload, 8 x A100, 1 x 4096, recomputed",  # 2.3 % low
-    "Llama 3 8B, full, ZeRO-3 offload, 8 x A100, 1 x 4096, recomputed",  # 15.7 % high: 1.1 GB
-    "Llama 3 8B, lora, ZeRO-3 offload, 8 x A100, 1 x 4096, recomputed",  # 11.1 % high: 0.5 GB
-}
-"""The same with all layers."""
 
 
-def check(point: Point, folder: Path, least: float = LEAST, most: float = MOST) -> None:
+def check(point: Point, folder: Path) -> None:
     found = compare(point, folder)
 
     both = f"simulated: {lines(found.simulated.lines)}\nestimated: {lines(found.estimated)}"
-    assert least <= found.off_by <= most, f"{found.off_by:+.1%}\n{both}"
+    assert LEAST <= found.off_by <= MOST, f"{found.off_by:+.1%}\n{both}"
 
 
 @pytest.mark.parametrize(
@@ -38,14 +29,12 @@ def check(point: Point, folder: Path, least: float = LEAST, most: float = MOST) 
     [
         pytest.param(replace(point, layers=4), marks=() if number == 2 else pytest.mark.long)
         for number, point in enumerate(IMAGES)
-        if not (point.model.startswith("Qwen") and point.method == "full")  # minutes: the tower has 32 layers
+        if not (point.model.startswith("Qwen") and point.method == "full" and point.zero < 3)  # minutes: of three ranks
     ],
     ids=str,
 )
-def test_the_estimate_of_a_model_that_reads_images_is_within_five_percent_of_the_simulation(
-    point: Point, tmp_path: Path
-) -> None:
-    check(point, tmp_path, -0.05, 0.05)
+def test_the_estimate_of_a_model_that_reads_images_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
+    check(point, tmp_path)
 
 
 QUICK = tuple(replace(KINDS[number], layers=3) for number in (0, 5, 11, 15))
@@ -58,12 +47,12 @@ def test_the_estimate_of_three_layers_is_close_to_the_simulation(point: Point, t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", [point for point in FEW if str(point) not in OPEN], ids=str)
+@pytest.mark.parametrize("point", FEW, ids=str)
 def test_the_estimate_of_a_few_layers_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
     check(point, tmp_path)
 
 
-WHOLE = [point for point in POINTS if point not in KINDS and str(point) not in OPEN_WHEN_WHOLE]
+WHOLE = [point for point in POINTS if point not in KINDS]
 
 
 @pytest.mark.long

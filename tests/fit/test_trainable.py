@@ -16,7 +16,7 @@ from tests.each import each
 from tests.fit.built import on_meta
 from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
-from tuner.fit.parameters import Parameters, built, count, num_parameters
+from tuner.fit.parameters import Parameters, backward_share, built, count, num_parameters
 from tuner.lab.shrink import config_of
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
@@ -162,6 +162,9 @@ def test_freezing_trains_the_last_layers_alone(model_type: str, num: int) -> Non
     counted = count(_config("tiny_freeze_sample_e1", f"trainable_layers={num}"), facts)
 
     assert counted == Parameters(_trainable(model), num_parameters(facts) - _trainable(model))
+    below = sum(weight.numel() for layer in layers[:-num] for weight in layer.parameters())
+    passes = backward_share(_config("tiny_freeze_sample_e1", f"trainable_layers={num}"), facts)
+    assert passes == pytest.approx(1 - below / num_parameters(facts))
 
 
 def test_freezing_a_model_that_scores_trains_its_new_head_too() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.models import vision
 from tuner.data import mixing, readers, sources
+from tuner.data.image_encoder import ImageEncoder
+from tuner.data.prepare import prepare
 from tuner.errors import DataError
 from tuner.launch import data_rows
 from tuner.recipes.loading import load
@@ -189,3 +194,24 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
     assert sum(source.taken or 0 for source in data_rows.sources(config)) == read[0]
     assert data_rows.num_held_out(config.train_dataloader.dataset) == read[1]
     assert data_rows.num_rows(config.train_dataloader.dataset) == sum(read)
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_tokens_of_rows_with_images_are_estimated_from_their_sizes_and_the_chat_template(
+    kind: str, tmp_path: Path
+) -> None:
+    folder = vision.make(kind, tmp_path / "model")
+    rows: list[dict[str, Any]] = []
+    for number in range(20):
+        PIL.Image.new("RGB", (32 * (1 + number % 3), 64)).save(tmp_path / f"{number}.png")
+        turns = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A square."}]
+        rows.append({"messages": turns, "images": [f"{number}.png"]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load(None, Overrides(model=str(folder), data=str(tmp_path / "rows.jsonl"), val_split=0)).config
+    config = config.with_values({"train_dataloader.dataset.image_max_pixels": 64 * 64})
+
+    (size,) = data_rows.sources(config)
+
+    dataset = config.train_dataloader.dataset
+    encoder = ImageEncoder.of(vision.processor(folder), dataset)
+    assert size.tokens == pytest.approx(prepare(dataset, encoder, objective="sft").counts.tokens, rel=0.07)

@@ -36,6 +36,19 @@ def test_rows_with_images_need_a_model_that_reads_them() -> None:
     assert "the row holds an image, and the model reads text alone" in text
 
 
+def test_an_objective_of_text_names_the_one_that_trains_on_images(model: Path, tmp_path: Path) -> None:
+    PIL.Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    row = {"prompt": "<image>What?", "chosen": "A square.", "rejected": "A circle.", "images": ["a.png"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+    path = f"train_dataloader.dataset.path={tmp_path / 'rows.jsonl'}"
+    text = refusal("objective.type=dpo", path, recipe="tiny_lora_custom_e1", model=str(model))
+
+    assert "no class for the LLM alone of model_type 'llava', and objective 'dpo' trains on text alone" in text
+    assert "Train it with objective sft" in text
+    assert "rows.jsonl:1: the row holds an image" in text and "with objective sft" in text
+
+
 def test_a_model_without_a_tower_is_not_asked_to_read_images() -> None:
     assert "'package:tiny' has no vision tower" in refusal("model.images=True", recipe=TINY)
 

@@ -76,6 +76,18 @@ def test_the_last_layers_alone_are_trained() -> None:
     assert all(name.startswith("model.layers.") for name in names)
 
 
+def test_recomputation_sends_no_gradient_into_frozen_layers() -> None:
+    model = made(recipe("freeze"))
+    have_gradients: list[bool] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _layer, _inputs, output: have_gradients.append(output.requires_grad))
+
+    model.activation_checkpointing_enable()  # as transformers does
+    model(input_ids=torch.tensor([[1, 2, 3, 4]]))
+
+    assert have_gradients == [False, True, True]
+
+
 def test_a_new_score_head_is_trained_beside_the_last_layer() -> None:
     names = trained(made(recipe("reward_freeze", "trainable_layers=1")))
 

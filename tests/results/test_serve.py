@@ -97,11 +97,14 @@ def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: i
 
 
 @pytest.mark.long
-def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "mark"), [("qwen2_5_vl", "<|image_pad|>"), ("llava", "<image>")])
+def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(
+    kind: str, mark: str, tmp_path: Path
+) -> None:
     for package in ("uvicorn", "fastapi"):
         pytest.importorskip(package)
     openai = pytest.importorskip("openai")
-    model = vision.make("qwen2_5_vl", tmp_path / "seeing")
+    model = vision.make(kind, tmp_path / "seeing")
     picture = tmp_path / "red.png"
     PIL.Image.new("RGB", (90, 60), (200, 30, 30)).save(picture)
     uri = f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
@@ -111,21 +114,22 @@ def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(tmp_p
     with served(scratch, model) as (_, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
 
-        def ask(url: str) -> str:
-            parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
+        def ask(url: str, text: str = QUESTION) -> str:
+            parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
             messages: Any = [{"role": "user", "content": parts}]
             reply = client.chat.completions.create(model="seeing", messages=messages, max_tokens=8, temperature=0)
             return str(reply.choices[0].message.content)
 
         answer = ask(uri)
-        for refused, reason in (
-            ("http://localhost/red.png", "data URI"),
-            (str(picture), "data URI"),
-            (f"file://{picture}", "data URI"),
-            ("data:image/png;base64,AAAA", "known format"),
+        for refused, text, reason in (
+            ("http://localhost/red.png", QUESTION, "data URI"),
+            (str(picture), QUESTION, "data URI"),
+            (f"file://{picture}", QUESTION, "data URI"),
+            ("data:image/png;base64,AAAA", QUESTION, "known format"),
+            (uri, f"What does {mark} mean?", "stands for an image"),
         ):
             with pytest.raises(openai.BadRequestError) as error:
-                ask(refused)
+                ask(refused, text)
             assert reason in error.value.response.json()["detail"]
 
     chat = Chat(load(spec_of(str(model), None), CPU), Settings(max_new_tokens=8, temperature=0))

@@ -18,7 +18,7 @@ from tuner.data import images, templates
 from tuner.data.encoder import Labelled
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template
-from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of
+from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of, text_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
@@ -107,14 +107,14 @@ class ImageEncoder(TextEncoder):
         """Return a rendered conversation with the tokens of its images, and where its answers are then.
 
         Raises:
-            DataError: the template renders another number of images, or an image cannot be read.
+            DataError: a text holds the placeholder of an image, the template renders another number of images, or an
+                image cannot be read, or the processor does not take its size.
         """
         shown = images_of(chat.messages)
         pieces = text.split(self.image_token)
         if len(pieces) != len(shown) + 1:
-            problem = f"the chat template renders {len(pieces) - 1} of the {len(shown)} images of the conversation"
-            raise DataError(problem, where=place, of_row=True, fix="Choose another model.chat_template.")
-        texts = [self.text_of(images.size_of(image)) for image in shown]
+            raise self._unequal(chat, len(pieces) - 1, place)
+        texts = [self._text_of_image(image, place) for image in shown]
         before = 0
         ends = []  # of each placeholder: where it ends, and by how much the text behind it moves
         for piece, tokens in zip(pieces, texts, strict=False):
@@ -122,6 +122,24 @@ class ImageEncoder(TextEncoder):
             ends.append((before, len(tokens) - len(self.image_token)))
         moved = [_moved(span, ends) for span in spans]
         return "".join([pieces[0], *(part for pair in zip(texts, pieces[1:], strict=True) for part in pair)]), moved
+
+    def _unequal(self, chat: Chat, num_rendered: int, place: str) -> DataError:
+        holder = next((turn["role"] for turn in chat.messages if self.image_token in text_of(turn["content"])), None)
+        if holder is None:
+            count = len(images_of(chat.messages))
+            problem = f"the chat template renders {num_rendered} of the {count} images of the conversation"
+            return DataError(problem, where=place, of_row=True, fix="Choose another model.chat_template.")
+        turn = "an answer" if holder == "assistant" else f"a turn of the {holder}"
+        problem = f"the text of {turn} holds {self.image_token!r}, which stands for an image in this model"
+        return DataError(problem, where=place, of_row=True, fix="Remove it from the text.")
+
+    def _text_of_image(self, image: Image, place: str) -> str:
+        size = images.size_of(image)
+        try:
+            return self.text_of(size)
+        except ValueError as error:  # Qwen-VL's refuses images that are 200 times as wide as high
+            problem = f"the model's processor refuses {image} of {size[0]:,} x {size[1]:,} pixels: {error}"
+            raise DataError(problem, where=place, of_row=True, fix="Crop the image, or remove the row.") from error
 
     def text_of(self, size: Size) -> str:
         """Return the text of an image of this size: its tokens, and those that the processor puts around them."""
@@ -143,15 +161,7 @@ class ImageEncoder(TextEncoder):
 
     def resized(self, size: Size) -> Size:
         """Return the size that an image has before the processor takes it."""
-        width, height = size
-        pixels = width * height
-        if self.max_pixels and pixels > self.max_pixels:
-            scale = (self.max_pixels / pixels) ** 0.5
-        elif self.min_pixels and pixels < self.min_pixels:
-            scale = (self.min_pixels / pixels) ** 0.5
-        else:
-            return size
-        return max(1, round(width * scale)), max(1, round(height * scale))
+        return images.within(size, self.max_pixels, self.min_pixels)
 
     def pixels(self, shown: Sequence[Image]) -> dict[str, Any]:
         """Return what the model takes for these images, by its name there, as tensors.
@@ -197,12 +207,17 @@ class ImageEncoder(TextEncoder):
         """Return everything that its tokens depend on."""
         return [*super().content(), self.processor.image_processor.to_json_string(), self.max_pixels, self.min_pixels]
 
-    def save(self, folder: Path) -> None:
-        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
+    def render_images(self) -> None:
+        """Give the tokenizer and the processor a chat template that renders images in plain transformers."""
         own = self.tokenizer.chat_template
         if isinstance(own, str) and self.template.image:
             llm = assets.without_image_parts(own)
             self.tokenizer.chat_template = assets.with_image_parts(llm, self.image_token)
+        self.processor.chat_template = self.tokenizer.chat_template
+
+    def save(self, folder: Path) -> None:
+        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
+        self.render_images()
         super().save(folder)
         self.processor.chat_template = self.tokenizer.chat_template
         self.processor.save_pretrained(folder)

@@ -71,6 +71,19 @@ def load(image: Image, place: str | None = None) -> PIL.Image.Image:
         return pixels.transpose(turn) if turn is not None else pixels
 
 
+def within(size: tuple[int, int], max_pixels: int | None, min_pixels: int | None) -> tuple[int, int]:
+    """Return the size that an image of this size, (width, height), has within limits of pixels; None: no limit."""
+    width, height = size
+    pixels = width * height
+    if max_pixels and pixels > max_pixels:
+        scale = (max_pixels / pixels) ** 0.5
+    elif min_pixels and pixels < min_pixels:
+        scale = (min_pixels / pixels) ** 0.5
+    else:
+        return size
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
 def thumbnail(image: Image) -> str:
     """Return a small JPEG of the image as a data URI, at most `THUMBNAIL_SIDE` pixels a side. Errors as `load`."""
     small = load(image)
@@ -82,7 +95,7 @@ def thumbnail(image: Image) -> str:
 
 def for_text_alone(holder: str, place: str) -> DataError:
     """Return the error of rows with an image for a model that reads text alone; `holder` has the image."""
-    fix = "Train a vision-language model on it, or remove the images from the rows."
+    fix = "Train a vision-language model on it with objective sft, or remove the images from the rows."
     return DataError(f"{holder} holds an image, and the model reads text alone", where=place, fix=fix)
 
 
@@ -104,7 +117,10 @@ def _opened(image: Image, place: str | None) -> Iterator[PIL.Image.Image]:
         raise _too_large(image, "too many", where) from error
     except PIL.UnidentifiedImageError as error:
         fix = f"Use {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}."
-        raise _refused(image, "is not an image of a known format, or its beginning is damaged", where, fix) from error
+        problem = "is not an image of a known format, or its beginning is damaged"
+        if image.path is not None and Path(image.path).stat().st_size == 0:
+            problem, fix = "is an empty file", "Replace the file, or remove the row."
+        raise _refused(image, problem, where, fix) from error
     except Exception as error:  # a damaged file can make a decoder raise any error
         reason = str(error).rstrip(".") or type(error).__name__
         raise _refused(image, f"cannot be decoded: {reason}", where, "Replace the file, or remove the row.") from error

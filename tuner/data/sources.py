@@ -19,6 +19,7 @@ from typing import Any
 from tuner import assets, paths
 from tuner.data import readers
 from tuner.data.compat import fingerprint_of
+from tuner.data.formats.image_places import data_uri
 from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
 from tuner.files import disk_errors, load_json, make_folder, read_named_text, sha256, write_text
@@ -294,7 +295,7 @@ def file_of_rows(rows: Any, argument: str, folder: Path) -> Path | None:
         folder: Where such files are kept.
 
     Raises:
-        DataError: there are no rows, or one holds a value that JSON has no form for.
+        DataError: there are no rows, or one holds a value that JSON has no form for and that is not an image.
         DiskError: the file cannot be written.
     """
     if isinstance(rows, str | os.PathLike | None):
@@ -339,10 +340,11 @@ def _lines(rows: Sequence[Any], argument: str) -> list[str]:
         if not isinstance(row, Mapping):
             raise DataError(f"{brief_repr(row)} is not a dict", where=where, fix="Give a dict for each row.")
         try:
-            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n")
-        except (TypeError, ValueError, RecursionError) as error:
+            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=data_uri) + "\n")
+        except (TypeError, ValueError, RecursionError, OSError) as error:
             problem = f"JSON has no form for this row: {error}"
-            raise DataError(problem, where=where, fix="Use strings, numbers, lists and dicts.") from error
+            fix = "Use strings, numbers, lists, dicts and images of PIL."
+            raise DataError(problem, where=where, fix=fix) from error
     return lines
 
 

@@ -6,17 +6,18 @@ library that training waits for. A model folder without a tokenizer.json has no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.assets import without_generation_marks
-from tuner.data import formats, limits, readers
+from tuner.data import formats, images, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
-from tuner.data.sample import Chat, images_of, text_of
+from tuner.data.sample import Chat, Image, images_of, text_of
 from tuner.errors import DataError
 from tuner.recipes.schema import Rows
 
@@ -36,7 +37,7 @@ def lengths(
     objective: str,
     folder: Path,
     chat_template: str | None,
-    tokens_of_image: int = 0,
+    tokens_of_image: Callable[[tuple[int, int] | None], int] = lambda size: 0,
 ) -> tuple[int, ...]:
     """Return the tokens of each sampled row; empty if they cannot be known here.
 
@@ -46,27 +47,31 @@ def lengths(
         objective: Decides between formats that share their columns.
         folder: The model's, with its tokenizer.json.
         chat_template: The text of the template, if the model has one.
-        tokens_of_image: The tokens that an image becomes.
+        tokens_of_image: The tokens that an image of this size becomes; None: its file cannot be read.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json")
     if tokenizer is None:
         return ()
     try:
-        sampled = [row for file in files for row in _sampled(file, max(1, _ROWS // len(files)))]
+        sampled = [(file, row) for file in files for row in _sampled(file, max(1, _ROWS // len(files)))]
         if not sampled:
             return ()
-        name = rows.format or formats.detect(sampled, str(rows.path), columns=rows.columns, objective=objective)
+        every = [row for _, row in sampled]
+        name = rows.format or formats.detect(every, str(rows.path), columns=rows.columns, objective=objective)
     except DataError:  # training reports it
         return ()
     if ":" in name:  # a function of the user's runs in the ranks alone
         return ()
-    samples = [sample for row in sampled if (sample := _sample(name, row, rows))]
-    shown = [len(images_of(one.messages)) if isinstance(one, Chat) else 0 for one in samples]
+    samples = [sample for file, row in sampled if (sample := _sample(name, row, rows, file))]
+    shown = [
+        sum(tokens_of_image(_size_of(image)) for image in images_of(one.messages)) if isinstance(one, Chat) else 0
+        for one in samples
+    ]
     texts = [_text(sample, chat_template) for sample in samples]
     encoded = tokenizer.encode_batch([text[:_MAX_CHARACTERS] for text in texts], add_special_tokens=False)
     return tuple(
-        round(len(one) * len(text) / len(text[:_MAX_CHARACTERS])) + num_images * tokens_of_image
-        for one, text, num_images in zip(encoded, texts, shown, strict=True)
+        round(len(one) * len(text) / len(text[:_MAX_CHARACTERS])) + of_images
+        for one, text, of_images in zip(encoded, texts, shown, strict=True)
         if text
     )
 
@@ -99,21 +104,27 @@ def _leave_out(_: DataError) -> None:
     """Leave out a row that cannot be read; training reports it."""
 
 
-def _sample(name: str, row: Row, rows: Rows) -> Chat | str | None:
+def _sample(name: str, row: Row, rows: Rows, file: Path) -> Chat | str | None:
     """Return what is tokenized of a row, or None if training cannot read it either."""
+    places = formats.ImagePaths(paths.expanded(rows.image_folder) if rows.image_folder else None, (file,))
     try:
-        sample = formats.read(name, row, str(rows.path), columns=rows.columns, system=rows.system)
+        sample = formats.read(name, row, str(file), columns=rows.columns, system=rows.system, images=places)
     except DataError:
         return None
     return sample if isinstance(sample, Chat | str) else None
 
 
+def _size_of(image: Image) -> tuple[int, int] | None:
+    try:
+        return images.size_of(image)
+    except DataError:  # training reports it
+        return None
+
+
 def _text(sample: Chat | str, chat_template: str | None) -> str:
     if isinstance(sample, str):
         return sample
-    if not chat_template or images_of(sample.messages):
-        return _contents(sample)
-    return _rendered(sample, chat_template)
+    return _rendered(sample, chat_template) if chat_template else _contents(sample)
 
 
 def _contents(chat: Chat) -> str:
@@ -121,11 +132,19 @@ def _contents(chat: Chat) -> str:
 
 
 def _rendered(chat: Chat, chat_template: str) -> str:
-    try:
-        with limits.processor_time(TimeoutError()):
-            return str(_compiled(chat_template).render(messages=chat.messages, tools=chat.tools, bos_token=""))
-    except Exception:  # a template is someone else's program; training reports what it cannot render
-        return _contents(chat)
+    """Return the text of a conversation without its images."""
+    texts = [{**turn, "content": text_of(turn["content"])} for turn in chat.messages]
+    # Templates of models that read images may loop over the parts of a content; over a text they find nothing.
+    parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in texts]
+    for messages in (texts, parts):
+        try:
+            with limits.processor_time(TimeoutError()):
+                text = str(_compiled(chat_template).render(messages=messages, tools=chat.tools, bos_token=""))
+        except Exception:  # noqa: S112  # a template is someone else's program; training reports what it cannot render
+            continue
+        if texts[-1]["content"].strip() in text:
+            return text
+    return _contents(chat)
 
 
 @cache

@@ -14,7 +14,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tuner.fit.families import FAMILIES, Family, Layer, inner_of_tower, layer_of_tower, pixels_of_patch, tower_family
-from tuner.fit.parameters import adapted, built, dropout_on_tower, on_experts, patches_of, rank_on_tower
+from tuner.fit.parameters import (
+    adapted,
+    built,
+    dropout_on_tower,
+    on_experts,
+    patches_of,
+    rank_on_tower,
+    trains_tower,
+)
 from tuner.recipes.schema import Dataloader, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
 from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
@@ -59,6 +67,8 @@ class Work(NamedTuple):
     at_layer: float
     offloaded: float = 0.0
     """What is kept in the host's memory instead."""
+    of_layers: tuple[float, ...] = ()
+    """What each layer keeps on the GPU, from the last one on; empty if it is offloaded."""
 
 
 _OFFLOAD_STASH = 5
@@ -110,17 +120,19 @@ def of_recipe(
     at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
-        kept: float = len(layers) * hidden + mask.shared
+        of_layers = [float(hidden)] * len(layers)
+        kept = sum(of_layers) + mask.shared
         at_layer = max(kept + step for kept, step in zip(saved, steps, strict=True))
         at_layer = max(at_layer, _at_layer_of_tower(recipe, architecture, tokens, weight_bytes))
     else:
         # Of the head, the norm is what is left when the loss is gone.
+        of_layers = saved[::-1]
         kept = sum(saved)
         at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
     kept += of_tower(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
-        return Work(kept, at_loss, logits, at_layer)
+        return Work(kept, at_loss, logits, at_layer, of_layers=tuple(of_layers))
     widest = hidden if recipe.split.recompute else weight_bytes * tokens * _widest(architecture, layers)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
@@ -138,7 +150,7 @@ def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weig
         weight_bytes: Of a number of the compute type.
     """
     tower, rank = architecture.vision_config, rank_on_tower(recipe)
-    if tower is None or not tower.hidden_size or not _has_gradients(recipe):
+    if tower is None or not tower.hidden_size or not trains_tower(recipe):
         return 0.0
     family, width, num_layers = tower_family(tower), tower.hidden_size, tower.num_hidden_layers or 0
     if family.pools:
@@ -154,19 +166,6 @@ def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weig
     return patches_of(tower, tokens) * (num_layers * _layer_of_tower(recipe, tower, weight_bytes) + at_begin)
 
 
-def _has_gradients(recipe: RecipeConfig) -> bool:
-    """Return whether gradients pass through the tower.
-
-    With an adapter and recomputation they do in any case: TRL 1.16 lets all embeddings require a gradient
-    (sft_trainer.py), those of patches too (transformers 5.23, `enable_input_require_grads`).
-    """
-    if not recipe.reads_images:
-        return False
-    if recipe.adapter:
-        return recipe.adapter.vision or recipe.split.recompute
-    return recipe.model.vision_lora is not None or "vision" not in recipe.model.freeze
-
-
 def _layer_of_tower(recipe: RecipeConfig, tower: Tower, weight_bytes: int) -> float:
     """Return the bytes of a patch that a layer of the tower keeps without recomputation."""
     family, width, rank = tower_family(tower), tower.hidden_size or 0, rank_on_tower(recipe)
@@ -178,7 +177,7 @@ def _layer_of_tower(recipe: RecipeConfig, tower: Tower, weight_bytes: int) -> fl
 def _at_layer_of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
     """Return the bytes at the peak of a tower layer's backward, which is computed again before it."""
     tower = architecture.vision_config
-    if tower is None or not tower.hidden_size or not _has_gradients(recipe):
+    if tower is None or not tower.hidden_size or not trains_tower(recipe):
         return 0.0
     # As in `_backward_steps`: gradients of the hidden states, of the MLP's product and of one of its factors.
     steps = max(tower.hidden_size + 2 * inner_of_tower(tower), _LEAST_STEPS * tower.hidden_size)
@@ -454,18 +453,6 @@ def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> flo
     if layer.experts is None or recipe.adapter is not None:
         return _adapted_experts(recipe, family, layer) / 3  # the one of the down projections goes on to the adapter
     return layer.experts.parameters
-
-
-def experts_saved(recipe: RecipeConfig, architecture: Architecture) -> int:
-    """Return the parameters of experts that all layers save for backward, which ZeRO-3 then cannot free.
-
-    `grouped_mm` saves its weights, and an adapter's are copies (`of_recipe` counts them). Recomputation saves none.
-    """
-    if recipe.split.recompute:
-        return 0
-    family = FAMILIES[architecture.model_type]
-    experts = [layer for layer in built(architecture).layers if layer.experts]
-    return sum(one.experts.parameters for one in experts if one.experts and not _adapted_experts(recipe, family, one))
 
 
 def largest_layer(architecture: Architecture) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tuner.fit.estimate import frozen_bytes, peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
-from tuner.fit.parameters import active_parameters, count, num_parameters
+from tuner.fit.parameters import active_parameters, backward_share, count, num_parameters
 from tuner.fit.shares import data_parallel_ranks, possible
 from tuner.fit.step_time import Cluster, Traffic, flops_of_step, step_time, zero_traffic
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
@@ -236,6 +236,7 @@ def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
         recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
         recompute=recipe.split.recompute,
         attention=2.0 * width * recipe.train_dataloader.dataset.max_length,
+        backward_share=backward_share(recipe, architecture),
     )
 
 

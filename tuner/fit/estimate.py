@@ -8,13 +8,15 @@ and transformers 5.23 on live tensor storages; CONTEXT_BYTES and FRAGMENTATION a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
-from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters
+from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters, trained_tensors
+from tuner.fit.prefetch import Gathered, gathered
 from tuner.recipes.schema import Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
@@ -57,29 +59,45 @@ def peak(
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
     largest = activations.largest_layer(architecture)
     buffers = _buffers(recipe, parameters, level, largest, weight_bytes)
+    # A single rank that keeps its weights on the GPU copies none: DeepSpeed 0.19.8 hands out the shard itself
+    # (partition_parameters.py, `NoGatherHandle`). Measured on an H200: QLoRA of 1B at ZeRO-3 needs 1.05 GB less.
     gathers = world_size > 1 or level.offload_param
-    gathered = _gathered(parameters, level, largest, weight_bytes) if gathers else _Gathered(0.0, 0.0)
-    if level.stage == 3:
-        saved = weight_bytes * activations.experts_saved(recipe, architecture)
-        buffers["gathered_weights"] = gathered.at_loss + saved
     update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
     accumulates = recipe.split.accumulation > 1
     # Stage 3 has its buffer of gradients from the start (stage3.py, `__param_id_to_grad_partition`).
     at_loss, at_layer = _backward(states, work, has_gradients=accumulates or level.stage == 3)
     if level.stage == 2 and accumulates:
-        # A later micro-batch's share stands beside the sum of the others (stage_1_and_2.py, `grads_in_partition`).
+        # A later micro-batch's gradients stand beside the sum of the others (stage_1_and_2.py, `all_grad_tensors`).
         at_layer["gradients"] += states["gradients"]
-    moments = [{**at_loss, **buffers}, {**at_layer, **buffers}]
+    at_step = dict(buffers)
     if level.stage == 3:
-        moments[1]["gathered_weights"] = gathered.at_layer + saved
-    buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
+        total = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
+        of_node = total / level.hpz if level.hpz > 1 else 0.0  # hpZ's second shards
+        at_step["gathered_weights"] = of_node  # all other weights are sharded again before it (stage3.py, `step`)
+        weights = Gathered(0.0, (0.0,))
+        if gathers:
+            weights = gathered(recipe, architecture, level, weight_bytes, is_shared=world_size > 1)
+        buffers["gathered_weights"] = weights.at_loss + of_node
+        freed, fullest = _fullest_layer(weights.at_layers, work.of_layers)
+        at_layer |= {"activations": at_layer["activations"] - freed, "gathered_weights": fullest + of_node}
+    moments = [{**at_loss, **buffers}, {**buffers, **at_layer}, {**states, "step": update, **at_step}]
+    if level.stage == 2 and recipe.adapter is None and not level.offload_optimizer:
+        beyond = weight_bytes * _beyond_borders(trained_tensors(recipe, architecture), world_size)
+        for moment, times in zip(moments, (accumulates, 1 + accumulates, 1), strict=True):
+            moment["buckets"] += beyond * times
+    if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
+        last = buffers["buckets"] + _norm_of_last_gradient(parameters, world_size, largest, weight_bytes)
+        moments.append({**states, **buffers, "buckets": last})
+    # Ranks pass on the new weights when all gradients are gone (stage_1_and_2.py, `step`).
+    passed_on = at_step.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
+    moments.append({**states, "gradients": 0.0, **at_step, "buckets": passed_on})
     validates = activations.of_validation(recipe, architecture, weight_bytes)
     moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
     if generates := activations.of_generation(recipe, architecture, weight_bytes, world_size):
         moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **buffers})
         if level.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
             moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)
-    lines = max((*moments, {**states, "step": update, **buffers, "buckets": buckets}), key=_total)
+    lines = max(moments, key=_total)
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
     if rewards := _reward_models(recipe):
@@ -173,35 +191,45 @@ def _buffers(
     if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
         # Gradients pass to the host through a buffer as large as the largest of them; an adapter's are small.
         reduce += weight_bytes * min(largest_layer, parameters.trainable)
-    if level.stage == 2 and recipe.adapter is None and not level.offload_optimizer:
-        # The border between two ranks runs through a tensor: both keep its whole gradient.
-        reduce += weight_bytes * min(largest_layer, parameters.trainable)
     return {"buckets": reduce}
 
 
-class _Gathered(NamedTuple):
-    """Bytes of weights that ZeRO-3 has gathered, while the loss's backward runs and while a layer's does.
+def _norm_of_last_gradient(parameters: Parameters, ranks: int, largest_layer: int, weight_bytes: int) -> float:
+    """Return the bytes of the largest gradient, which is the last one, and of a rank's part of it in fp64.
 
-    A single rank that keeps its weights on the GPU copies none: DeepSpeed 0.19.8 hands out the shard itself
-    (partition_parameters.py, `NoGatherHandle`). Measured on an H200: QLoRA of 1B at ZeRO-3 needs 1.05 GB less.
+    DeepSpeed computes the norm of a gradient in fp64 before it offloads it (stage_1_and_2.py,
+    `set_norm_for_param_grad_in_gpu`).
     """
+    gradient = min(largest_layer, parameters.trainable)
+    return float(weight_bytes * gradient) + 8 * min(gradient, parameters.trainable / ranks)
 
-    at_loss: float
-    at_layer: float
 
+def _beyond_borders(tensors: Iterable[int], ranks: int) -> float:
+    """Return for how many parameters beyond its share a rank keeps gradients at stage 2; the most of any rank.
 
-def _gathered(parameters: Parameters, level: Level, largest_layer: int, weight_bytes: int) -> _Gathered:
-    """Return an upper bound; DeepSpeed counts elements, and a quantized layer's are packed into bytes.
-
-    The head and the embeddings are never quantized: the loss finds the head gathered, and a layer the embeddings.
+    A border between two ranks can be inside a tensor. Both ranks then keep its whole gradient (stage_1_and_2.py,
+    `get_all_grad_tensors`).
     """
-    total = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
-    secondary = total / level.hpz if level.hpz > 1 else 0.0
-    live = level.max_live + level.prefetch
-    at_loss = at_layer = float(weight_bytes * (live + largest_layer))
-    if parameters.quantized:
-        at_layer = weight_bytes * largest_layer + max(0.0, live - largest_layer)
-    return _Gathered(min(at_loss, total) + secondary, min(at_layer, total) + secondary)
+    ends = [*accumulate(tensors)]
+    starts = [0, *ends[:-1]]
+    share = ends[-1] / ranks if ends else 0.0
+    borders = [rank * share for rank in range(ranks + 1)]
+    first = [starts[bisect_right(starts, border) - 1] for border in borders[:-1]]
+    last = [ends[min(bisect_left(ends, border), len(ends) - 1)] for border in borders[1:]]
+    return max((end - start - share for start, end in zip(first, last, strict=True)), default=0.0)
+
+
+def _fullest_layer(gathered: tuple[float, ...], kept: tuple[float, ...]) -> tuple[float, float]:
+    """Return the bytes freed by the layers behind the fullest one, and those gathered in its backward pass.
+
+    A layer near the first one can be the fullest: the embeddings are gathered there.
+
+    Args:
+        gathered: Bytes of weights, for each layer from the last one on.
+        kept: Bytes of activations, likewise; empty if they are offloaded.
+    """
+    freed = accumulate(kept or (0.0,) * len(gathered), initial=0.0)
+    return max(zip(freed, gathered, strict=False), key=lambda both: both[1] - both[0])
 
 
 def _reward_models(recipe: RecipeConfig) -> float:

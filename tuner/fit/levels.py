@@ -18,6 +18,7 @@ LEVELS = (
 _ALLGATHER_BUCKET = 200_000_000
 _MAX_LIVE = 1_000_000_000
 _SUB_GROUP = 1_000_000_000
+_PERSISTENCE = 100_000
 
 
 class Level(NamedTuple):
@@ -37,6 +38,9 @@ class Level(NamedTuple):
     max_live: int = _MAX_LIVE
     sub_group: int = _SUB_GROUP
     hpz: int = 1
+    max_reuse: int = _MAX_LIVE
+    persistence: int = _PERSISTENCE
+    """ZeRO-3 never shards again a weight of at most so many elements."""
     optimizer_buffers: int = 0
     """Where the optimizer's states are on disks: how many of a sub-group's tensors are in the host's memory at once."""
     param_buffers: int = 0
@@ -46,10 +50,11 @@ class Level(NamedTuple):
 
     @classmethod
     def of_preset(cls, name: str, hidden_size: int) -> Level:
-        """Return what one of our presets (or 'none') means; its buckets are h^2 and 0.9 h^2."""
+        """Return what one of our presets (or 'none') means; its buckets are h^2 and 0.9 h^2, its persistence 10 h."""
         stage = 0 if name == "none" else int(name.removeprefix("deepspeed_zero")[0])
         offloads, square = name.endswith("_offload"), hidden_size * hidden_size
-        return cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
+        level = cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
+        return level._replace(persistence=10 * hidden_size)
 
     def on_disk(self) -> Level:
         """Return the level with what it offloads on disks, by DeepSpeed's own buffers."""
@@ -77,6 +82,8 @@ class Level(NamedTuple):
             held("max_live_parameters", _MAX_LIVE),
             held("sub_group_size", _SUB_GROUP),
             held("zero_hpz_partition_size", 1),
+            held("max_reuse_distance", _MAX_LIVE),
+            held("param_persistence_threshold", _PERSISTENCE),
             _buffers_of_disk(zero, "offload_optimizer", {"buffer_count": 4}),
             _buffers_of_disk(zero, "offload_param", {"buffer_count": 5, "buffer_size": 100_000_000})
             + _buffers_of_disk(zero, "offload_param", {"max_in_cpu": 1_000_000_000}),

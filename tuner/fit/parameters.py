@@ -257,6 +257,13 @@ def of_tower(architecture: Architecture) -> dict[AnyPart, int]:
     return {"vision": layers + patches + positions + begin_and_end, "projector": of_projector}
 
 
+def backward_share(recipe: RecipeConfig, architecture: Architecture) -> float:
+    """Return the part of the LLM's parameters that gradients pass through: not the layers below the trained ones."""
+    last = recipe.train_cfg.trainable_layers
+    below = built(architecture).layers[:-last] if last else ()
+    return 1 - sum(layer.parameters for layer in below) / num_parameters(architecture)
+
+
 def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[int, int]:
     """Return how many parameters of the tower and the projector are trained, LoRA's among them, and how many frozen."""
     sizes = of_tower(architecture) if recipe.reads_images else {}
@@ -267,6 +274,30 @@ def _tower_trained(recipe: RecipeConfig, architecture: Architecture) -> tuple[in
     frozen = {"sound", *recipe.model.freeze, *(["vision"] if recipe.model.vision_lora else [])}
     num_frozen = sum(count for part, count in sizes.items() if part in frozen)
     return total - num_frozen + low_rank, num_frozen
+
+
+def trained_tensors(recipe: RecipeConfig, architecture: Architecture) -> list[int]:
+    """Return the parameters of each large tensor that is trained without an adapter, in the model's own order.
+
+    Norms and biases are left out.
+    """
+    model, tower = built(architecture), architecture.vision_config
+    sizes: list[int] = []
+    if recipe.reads_images and tower is not None and of_tower(architecture):
+        if "vision" not in recipe.model.freeze and recipe.model.vision_lora is None:
+            sizes += [one.weights for one in layer_of_tower(tower)] * (tower.num_hidden_layers or 0)
+        if "projector" not in recipe.model.freeze:
+            sizes += [one.weights for one in projector(architecture, tower)]
+        if "language" in recipe.model.freeze:
+            return sizes
+    last = recipe.train_cfg.trainable_layers
+    sizes += [] if last else [model.embeddings, model.others, *(one.weights for one in model.linears)]
+    for one in model.layers[-(last or 0) :]:
+        down = one.experts.parameters // 3 if one.experts else 0
+        sizes += [*(linear.weights for linear in one.linears), 2 * down, down]
+    if not (last or model.tied or recipe.objective.facts.scores):
+        sizes.append(model.head.weights)
+    return [size for size in sizes if size]
 
 
 def _is_copied(recipe: RecipeConfig) -> bool:
@@ -290,6 +321,24 @@ def rank_on_tower(recipe: RecipeConfig) -> int:
     if recipe.adapter:
         return (recipe.adapter.vision_r or recipe.adapter.r) if recipe.adapter.vision else 0
     return recipe.model.vision_lora.r if recipe.model.vision_lora else 0
+
+
+def trains_tower(recipe: RecipeConfig) -> bool:
+    """Return whether weights of the tower are trained, LoRA's among them: else no gradient passes through it."""
+    if not recipe.reads_images:
+        return False
+    if recipe.adapter:
+        return recipe.adapter.vision
+    return recipe.model.vision_lora is not None or "vision" not in recipe.model.freeze
+
+
+def trains_projector(recipe: RecipeConfig) -> bool:
+    """Return whether weights of the projector are trained, LoRA's among them."""
+    if not recipe.reads_images:
+        return False
+    if recipe.adapter:
+        return recipe.adapter.vision or _is_copied(recipe)
+    return "projector" not in recipe.model.freeze
 
 
 def dropout_on_tower(recipe: RecipeConfig) -> float:

@@ -201,7 +201,13 @@ def zero_traffic(
 
 
 def flops_of_step(
-    active_parameters: float, trained_share: float, tokens: float, *, recompute: bool, attention: float = 0.0
+    active_parameters: float,
+    trained_share: float,
+    tokens: float,
+    *,
+    recompute: bool,
+    attention: float = 0.0,
+    backward_share: float = 1.0,
 ) -> float:
     """Return the FLOPs of one step on `tokens` tokens.
 
@@ -212,8 +218,10 @@ def flops_of_step(
         recompute: Gradient checkpointing runs the forward twice.
         attention: FLOPs of a token's attention scores and their sum of values in the forward pass; the backward pass
             takes twice as many, trained or not.
+        backward_share: The part of the parameters that gradients pass through; the rest has a forward pass alone.
     """
-    return tokens * (active_parameters * (2 + 2 + 2 * trained_share + 2 * recompute) + attention * (3 + recompute))
+    of_weights = active_parameters * (2 + 2 * trained_share + backward_share * (2 + 2 * recompute))
+    return tokens * (of_weights + attention * (1 + backward_share * (2 + recompute)))
 
 
 def seconds(volume: Traffic, cluster: Cluster) -> float:

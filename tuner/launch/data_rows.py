@@ -28,6 +28,7 @@ from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows, Share
+from tuner.recipes.schema.architecture import Tower
 
 if TYPE_CHECKING:
     from tuner.data.readers.text_files import Row
@@ -56,7 +57,7 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     return tuple(
         _less_held_out(one, number, dataset)._replace(
             samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
-            lengths=_lengths(share, config) if steps.packs(config) else (),
+            lengths=_lengths(share, config) if steps.packs(config) or config.reads_images else (),
         )
         for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
     )
@@ -103,6 +104,7 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
 
 def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
     """Return the tokens of sampled rows; empty if they or the model's tokenizer are not in files here."""
+    dataset = config.train_dataloader.dataset
     files, folder = _files(rows), paths.local(config.model.path or "")
     if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
         return ()
@@ -115,13 +117,9 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
         config.objective.type,
         folder,
         text,
-        _tokens_of_image(config),
+        config.architecture.vision_config if config.reads_images and config.architecture else None,
+        (dataset.image_max_pixels, dataset.image_min_pixels),
     )
-
-
-def _tokens_of_image(config: RecipeConfig) -> int:
-    tower = config.architecture.vision_config if config.reads_images and config.architecture else None
-    return parameters.tokens_of_image(tower) if tower else 0
 
 
 @cache  # the global batch and the steps ask for the same rows
@@ -131,9 +129,14 @@ def _lengths_once(
     objective: str,
     folder: Path,
     chat_template: str | None,
-    tokens_of_image: int,
+    tower: Tower | None,
+    limits_of_pixels: tuple[int | None, int | None],
 ) -> tuple[int, ...]:
-    from tuner.data import token_estimate  # only for local rows
+    from tuner.data import images, token_estimate  # only for local rows
+
+    def tokens_of_image(size: tuple[int, int] | None) -> int:
+        resized = images.within(size, *limits_of_pixels) if size else None
+        return parameters.tokens_of_image(tower, resized) if tower else 0
 
     block = Rows.model_validate(json.loads(rows))
     paths_of_files = [file for file, _ in files]

@@ -10,7 +10,7 @@ from tuner.files import JsonObject
 from tuner.fit.activations import default_attention
 from tuner.fit.estimate import peak_on
 from tuner.fit.levels import Fit, Level
-from tuner.fit.parameters import active_parameters, count, has_formula, num_parameters
+from tuner.fit.parameters import active_parameters, backward_share, count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.machine_facts import fit_machines, slowest_gpu
 from tuner.machine import libraries
@@ -79,8 +79,9 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     """Return the FLOPs of training on one token and the peak FLOP/s of the slowest GPU, to compute a GPU's utilisation.
 
     The FLOPs of training divided by the peak are the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
-    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; recomputation
-    is not counted. Attention scores and a frozen reference model are left out, so the true use is somewhat higher.
+    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen, 2 in layers below the trained
+    ones; recomputation is not counted. Attention scores and a frozen reference model are left out, so the true use is
+    somewhat higher.
 
     Returns:
         None without GPUs, in fp32, or where the GPU or the model is not known.
@@ -91,7 +92,8 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     from tuner.fit.step_time import flops_of_step  # only runs on GPUs need it
 
     share = min(1.0, count(config, architecture).trainable / num_parameters(architecture))
-    flops = flops_of_step(active_parameters(architecture), share, 1, recompute=False)
+    passes = backward_share(config, architecture)
+    flops = flops_of_step(active_parameters(architecture), share, 1, recompute=False, backward_share=passes)
     return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
 
 

@@ -162,11 +162,29 @@ def load_model(
         if lora := config.model.vision_lora:
             adapters.add_to_tower(model, lora, config.randomness.seed)
         vision.freeze(model, config.model.freeze)
+    trained = model
     if config.adapter:
-        return adapters.with_adapter(model, config, path)
-    if config.train_cfg.trainable_layers:
+        trained = adapters.with_adapter(model, config, path)
+    elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
-    return model
+    if not config.model.remote_code:
+        _limit_input_gradients(model, config, is_reentrant=config.adapter is not None and shards)
+    return trained
+
+
+def _limit_input_gradients(model: PreTrainedModel, config: RecipeConfig, *, is_reentrant: bool) -> None:
+    """Let recomputation send gradients no further down than to the lowest trained weight.
+
+    transformers 5.23 and TRL 1.16 call `enable_input_require_grads` for recomputation: all embeddings then require a
+    gradient, those of patches too, so frozen layers and a frozen tower are computed again and differentiated for
+    nothing. Only reentrant checkpoints need that, of the LLM: TRL takes them for an adapter at ZeRO-3.
+    """
+    if not is_reentrant:
+        model.enable_input_require_grads = lambda: None
+    elif config.reads_images and not vision.trains_tower(model):
+        llm = model.get_decoder()
+        model.enable_input_require_grads = llm.enable_input_require_grads
+        model.disable_input_require_grads = llm.disable_input_require_grads
 
 
 def load_reference(

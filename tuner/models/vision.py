@@ -117,6 +117,12 @@ def freeze(model: PreTrainedModel, parts: tuple[VisionPart, ...]) -> None:
         raise ModelError("all parts of the model are frozen", where="model.freeze", fix="Remove one of them.")
 
 
+def trains_tower(model: PreTrainedModel) -> bool:
+    """Return whether a weight of the tower is trained; the modules of an adapter count."""
+    part_of = parts_of(model)
+    return any(weight.requires_grad for name, weight in model.named_parameters() if part_of[name] == "vision")
+
+
 def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
     """Return PEFT's target_modules for an adapter on the LLM alone, or also on the other parts.
 

@@ -99,6 +99,7 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
     encoder = encoder_of(spec)
     _read_images(encoder)
     if isinstance(encoder, ImageEncoder):
+        encoder.render_images()
         compat.use_processor(ModelManager, encoder.processor)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: removes the folder of links first
     try:
@@ -245,7 +246,8 @@ class Server:
 def _read_images(encoder: Encoder) -> None:
     """Make transformers' server in this process read the images of requests with `encoder`.
 
-    A request with an image that is no data URI, or with an image for a model of text alone, gets status 400.
+    A request gets status 400 if one of its images is no data URI, if it has an image for a model of text alone, or if a
+    text holds the model's placeholder of an image.
     """
     from transformers.cli.serving.utils import BaseHandler  # an extra
 
@@ -270,11 +272,18 @@ def _parts(messages: _Request) -> Iterator[dict[str, Any]]:
             yield from content
 
 
+def _texts(messages: _Request) -> Iterator[str]:
+    yield from (content for message in messages if isinstance(content := message.get("content"), str))
+    yield from (text for part in _parts(messages) if isinstance(text := part.get("text"), str))
+
+
 def _opened(messages: _Request, encoder: Encoder) -> list[PIL.Image.Image]:
     """Return the images of the messages in their order."""
     from fastapi import HTTPException  # an extra
 
     try:
+        if isinstance(encoder, ImageEncoder) and any(encoder.image_token in text for text in _texts(messages)):
+            raise Misfit(f"a text holds {encoder.image_token!r}, which stands for an image in this model")
         return [_image(part, encoder) for part in _parts(messages) if part["type"] not in _TEXTS]
     except (Misfit, DataError) as error:
         raise HTTPException(400, error.what if isinstance(error, DataError) else str(error)) from error

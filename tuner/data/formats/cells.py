@@ -73,7 +73,7 @@ def content(value: Any, name: str) -> str | list[dict[str, Any]]:
         Misfit: as for `text`, or a part is neither text nor an image.
     """
     parts = value if isinstance(value, list) and all(isinstance(part, dict) for part in value) else []
-    if not any(part.get("type") in _IMAGE_KEYS for part in parts):
+    if all(part.get("type") == "text" for part in parts):
         return text(value, name)
     return [_part(part, name) for part in parts]
 
@@ -83,7 +83,7 @@ def _part(part: Mapping[str, Any], name: str) -> dict[str, Any]:
     if kind_of_part == "text":
         return {"type": "text", "text": text(part.get("text"), name)}
     if kind_of_part not in _IMAGE_KEYS:
-        raise Misfit(f"{name} has a part of type {kind_of_part!r}, and only 'text' and 'image' are supported")
+        raise Misfit(f"{name} has a part of type {kind_of_part!r}, and only {_TYPES} are supported")
     # Parquet gives every part the keys of all parts, with nulls.
     image = next((part[key] for key in _IMAGE_KEYS[kind_of_part] if part.get(key) is not None), None)
     if image is None and kind_of_part != "image":
@@ -93,6 +93,7 @@ def _part(part: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 _IMAGE_KEYS = {"image": ("bytes", "image", "url", "path"), "image_url": ("image_url",)}
 """The types of parts that are images -> the keys that hold one, the first of them wins."""
+_TYPES = "'text', 'image' and 'image_url'"
 
 
 def text_of(row: Row, name: str) -> str:

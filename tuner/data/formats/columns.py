@@ -11,9 +11,11 @@ from itertools import accumulate
 from typing import Any
 
 from tuner.data import limits
+from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row, names, text
+from tuner.data.formats.image_places import is_image
 from tuner.data.sample import Sample, text_of, turns_of
-from tuner.errors import DataError, did_you_mean
+from tuner.errors import DataError, did_you_mean, nearest
 
 Columns = Mapping[str, str]
 """A format's column -> this data set's, or a text of several such as '{context}\\n{question}'."""
@@ -89,12 +91,15 @@ def _as_text(value: object, name: str) -> str:
     return "" if value is None else text(value, f"column {name!r}")
 
 
-_COLUMN = re.compile(r"(?:image|video|audio|sound|pixel_value)(?:s|_?(?:path|url|file|bytes)s?)?", re.IGNORECASE)
-"""The columns that data sets of vision and speech hold their media in."""
+_COLUMN = re.compile(r"(image|video|audio|sound|pixel_value)(?:s|_?(?:path|url|file|bytes)s?)?", re.IGNORECASE)
+"""The columns that data sets of vision and speech hold their media in; the group is the kind."""
+_OF_IMAGES = ("image", "images", "img", "picture", "photo")
+"""Columns with names like these hold images if their values are images."""
 _PLACEHOLDER = re.compile(r"^[ \t]*<(image|video|audio)>|<(image|video|audio)>[ \t]*$", re.MULTILINE)
 """LLaVA's and LLaMA-Factory's stand at an edge of a line; HTML's element in running text does not."""
 _NO_IMAGE = "Give the row its image in a column 'images', or remove the placeholder."
 _FIX = "Remove the row: video and sound are not supported. Images belong in a column 'images' beside a conversation."
+_NOT_HERE = "Only conversations (objective sft) may hold images: use a format such as 'messages', or remove the column."
 
 
 def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) -> None:
@@ -109,10 +114,14 @@ def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) ->
     Raises:
         DataError: it does.
     """
-    column = next((name for name, value in row.items() if _is_media(name) and name not in read and _holds(value)), None)
+    column = next((name for name, value in row.items() if name not in read and _is_media(name, value)), None)
     if column is not None:
-        problem = f"the column {column!r} holds something that is not text and would be ignored"
-        raise DataError(problem, where=place, of_row=True, fix=_FIX)
+        problem = f"the column {column!r} holds media, which would be ignored"
+        raise DataError(problem, where=place, of_row=True, fix=_fix_of(column, read))
+    for number, key in _keys_of_turns(row, read):
+        problem = f"turn {number} has the key {key!r}, which would be ignored"
+        fix = "Write the images of all turns into a column 'images' of the row, and <image> where each belongs."
+        raise DataError(problem, where=place, of_row=True, fix=fix if _is_of_images(key) else _FIX)
     for number, question in _questions(sample):
         placeholder = _PLACEHOLDER.search(question)
         kind = placeholder and (placeholder[1] or placeholder[2])
@@ -122,8 +131,33 @@ def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) ->
             raise DataError(problem, where=place, of_row=True, fix=_NO_IMAGE if kind == "image" else _FIX)
 
 
-def _is_media(name: Any) -> bool:
-    return isinstance(name, str) and _COLUMN.fullmatch(name) is not None
+def _is_media(name: Any, value: Any) -> bool:
+    """Say whether a column, or a key of a turn, holds media: by its name, or by a name like one and its value."""
+    if not isinstance(name, str) or not _holds(value):
+        return False
+    return _COLUMN.fullmatch(name) is not None or (is_image(value) and nearest(name, _OF_IMAGES) is not None)
+
+
+def _is_of_images(name: str) -> bool:
+    match = _COLUMN.fullmatch(name)
+    return match is None or match[1].lower() == "image"
+
+
+def _fix_of(column: str, read: Collection[str]) -> str:
+    if not _is_of_images(column):
+        return _FIX
+    if "images" not in read:
+        return _NOT_HERE
+    return f"Name it 'images', or set dataset.columns.images to {column!r}, or remove it."
+
+
+def _keys_of_turns(row: Row, read: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield the keys of media in the turns of a row, each with the number of its turn."""
+    for name in read:
+        turns = cells.listed(row.get(name))
+        for number, turn in enumerate(turns if isinstance(turns, list | tuple) else (), 1):
+            if isinstance(turn, dict):
+                yield from ((number, key) for key, value in turn.items() if _is_media(key, value))
 
 
 def _holds(value: Any) -> bool:

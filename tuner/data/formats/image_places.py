@@ -28,6 +28,7 @@ _PLACE = re.compile(rf"(?:\n[ \t]*)?{MARK}(?:[ \t]*\n)?")
 """LLaVA's mark with the line breaks next to it: a chat template writes its own."""
 _DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_ENDING = re.compile(r"\.(?:avif|bmp|gif|jpe?g|png|tiff?|webp)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,17 @@ def with_images(sample: Sample, row: Row, paths: ImagePaths, place: str) -> Samp
     return replace(sample, messages=placed) if isinstance(sample, Chat) else replace(sample, prompt=placed)
 
 
+def is_image(value: object) -> bool:
+    """Return whether a value is an image, or a list with one: the name of a file, a data URI, bytes or an object."""
+    if isinstance(value, list | tuple):
+        return any(map(is_image, value))
+    if isinstance(value, Mapping):
+        return any(map(is_image, value.values()))
+    if isinstance(value, str):
+        return (_ENDING.search(value) or _DATA_URI.match(value)) is not None
+    return isinstance(value, bytes | PIL.Image.Image)
+
+
 def _parts_of(turn: Message) -> list[Message]:
     content = turn["content"]
     return content if isinstance(content, list) else []
@@ -128,9 +140,7 @@ def _filled(turns: list[Message], pool: list[Image], paths: ImagePaths, place: s
     if pool and not num_places:
         turns, num_places = _before_first_question(turns, len(pool)), len(pool)
     if num_places != len(pool):
-        problem = f"the row has {len(pool)} image{'s' * (len(pool) != 1)} and {num_places} places for them"
-        fix = f"Write {MARK} in the text once for each image, or correct the column 'images'."
-        raise DataError(problem, where=place, fix=fix, of_row=True)
+        raise _uneven(len(pool), num_places, place)
     rest = iter(pool)
 
     def filled(part: Message) -> Message:
@@ -140,6 +150,16 @@ def _filled(turns: list[Message], pool: list[Image], paths: ImagePaths, place: s
         return {"type": "image", "image": image}
 
     return [{**turn, "content": list(map(filled, parts))} if (parts := _parts_of(turn)) else turn for turn in turns]
+
+
+def _uneven(num_images: int, num_places: int, place: str) -> DataError:
+    places = f"{num_places} place{'s' * (num_places != 1)}"
+    problem = f"the row has {num_images} image{'s' * (num_images != 1)} and {places} for images"
+    fix = f"Write {MARK} in the text once for each image, or correct the column 'images'."
+    if not num_images:  # the places are parts: without images beside the text, its marks are words
+        problem = "a part of type 'image' has no image, and the row has no column 'images'"
+        fix = 'Write the image into the part, {"type": "image", "image": PATH}, or into a column \'images\'.'
+    return DataError(problem, where=place, fix=fix, of_row=True)
 
 
 def _before_first_question(turns: list[Message], count: int) -> list[Message]:
@@ -184,6 +204,18 @@ def of_data_uri(text: str) -> Image | None:
         return Image(data=base64.b64decode(text[header.end() :], validate=True))
     except binascii.Error as error:
         raise Misfit(f"an image is a data URI with wrong base64: {error}") from error
+
+
+def data_uri(value: object) -> str:
+    """Return an image of PIL, or the bytes of a file, as the data URI that a row of JSON holds.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    data = _file_of(value) if isinstance(value, PIL.Image.Image) else value
+    if not isinstance(data, bytes | bytearray):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")  # as json's own
+    return f"data:image/octet-stream;base64,{base64.b64encode(data).decode()}"
 
 
 def _file_of(picture: PIL.Image.Image) -> bytes:

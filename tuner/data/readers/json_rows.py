@@ -129,12 +129,14 @@ def _refuse_object(window: _Window) -> None:
 def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
     decoder = json.JSONDecoder(object_pairs_hook=_unique)
     window.at += 1
-    following = ","
+    following, number, before = ",", 0, 0
     while following == "," and window.next() not in ("]", ""):
-        line = window.line()
+        line, number = window.line(), number + 1
+        # Behind the first row of a line the number is told too: a file may be one line.
+        at, before = f"{line}, row {number}" if line == before else str(line), line
         value = _decode(partial(window.value, decoder), window.path, line)
         try:
-            yield _placed(window.path, line, value)
+            yield _placed(window.path, at, value)
         except DataError as error:
             on_error(error)
         following = window.next()
@@ -171,7 +173,7 @@ def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:
         raise DataError(str(error), where=f"{path}:{line}", fix=fix) from error
 
 
-def _placed(path: Path, line: int, value: Any) -> PlacedRow:
+def _placed(path: Path, line: int | str, value: Any) -> PlacedRow:
     if not isinstance(value, dict):
         of = "null" if value is None else f"of type {type(value).__name__}"
         fix = 'Write each row as an object such as {"text": "..."}.'

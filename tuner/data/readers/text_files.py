@@ -18,7 +18,10 @@ from tuner.errors import DataError
 
 Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
-"""`file:line` (or `file, row N` where a file has no lines) and the row; both counts start at 1."""
+"""`file:line` and the row; `file, row N` where a file has no lines, `file:line, row N` behind the first row of a line.
+
+Both counts start at 1.
+"""
 OnError = Callable[[DataError], object]
 """Called with what is wrong with a row, which is then left out; it may raise to end the reading."""
 

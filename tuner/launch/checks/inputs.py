@@ -96,10 +96,10 @@ def _read(
             an image and the model reads text alone.
     """
     from tuner.data import images  # a plan does not need it
-    from tuner.data.sample import Chat, images_of
+    from tuner.data.sample import images_of, turns_of
 
     for place, sample in _samples(rows, dataset, objective, _NUM_ROWS, on_error):
-        if not reads_images and isinstance(sample, Chat) and images_of(sample.messages):
+        if not reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
             raise images.for_text_alone("the row", place)
 
 

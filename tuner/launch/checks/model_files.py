@@ -22,8 +22,9 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights
 from tuner.recipes.model_facts import read_type
+from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import NOT_ON_IMAGES, Architecture
-from tuner.recipes.schema.objectives import facts_of
+from tuner.recipes.schema.objectives import OBJECTIVES, facts_of, takes_images
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
@@ -65,9 +66,22 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
         yield ModelError(f"model_type {kind!r} needs remote code", where=_WHERE, fix=fix)
     elif not trusted:
+        if not recipe.reads_images and kind in known_types(scores=False, images=True):
+            yield _of_images_alone(recipe, str(kind))
+            return
         hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
         task = "vision-language" if recipe.reads_images else "language"
         yield ModelError(f"transformers has no {task} model of model_type {kind!r}", where=_WHERE, fix=hint)
+
+
+def _of_images_alone(recipe: RecipeConfig, kind: str) -> ModelError:
+    """Return the error of a vision-language model that is trained on text, if its LLM has no class of its own."""
+    problem = f"transformers has no class for the LLM alone of model_type {kind!r}"
+    if takes_images(recipe.objective.type):
+        return ModelError(problem, where=_WHERE, fix="Remove model.images=False, or use another model.")
+    others = " or ".join(filter(takes_images, OBJECTIVES))
+    message = f"{problem}, and objective {recipe.objective.type!r} trains on text alone"
+    return ModelError(message, where=_WHERE, fix=f"Train it with objective {others}, or use a model of text.")
 
 
 def weights(run: ResolvedRun) -> Iterator[Finding]:

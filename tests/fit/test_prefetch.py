@@ -1,0 +1,155 @@
+"""The weights that ZeRO-3 has gathered, against cases worked out by hand; `test_simulated` compares whole steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fit.recipes import lightest
+from tuner.fit.levels import Level
+from tuner.fit.parameters import Built, built, num_parameters, of_tower
+from tuner.fit.prefetch import gathered
+from tuner.recipes.schema import RecipeConfig, Split
+
+NAME = "internlm2_chat_7b_{}_oasst1_e3"
+LEVEL = Level(3, prefetch=0, persistence=40_960)
+BUCKET = 15_000_000
+
+
+def recipe_of(method: str, *, recompute: bool) -> tuple[RecipeConfig, Built]:
+    recipe = lightest(NAME.format(method)).with_split(Split(1, 1, recompute=recompute))
+    assert recipe.architecture is not None
+    return recipe, built(recipe.architecture)
+
+
+def at_loss(recipe: RecipeConfig, level: Level) -> float:
+    assert recipe.architecture is not None
+    return gathered(recipe, recipe.architecture, level, 2).at_loss
+
+
+def test_weights_are_gathered_ahead_until_as_many_are_live_as_allowed() -> None:
+    recipe, model = recipe_of("full", recompute=True)
+    largest = max(one.weights for one in model.all_linears())
+
+    for live in (500_000_000, 1_000_000_000, 3_000_000_000):
+        assert 2 * live <= at_loss(recipe, LEVEL._replace(max_live=live, max_reuse=0)) < 2 * (live + largest)
+
+    weights = sum(one.weights for one in (*model.all_linears(), model.head)) + model.embeddings
+    assert at_loss(recipe, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * weights, rel=1e-3)
+
+
+def test_the_head_stays_however_few_weights_may_be_live() -> None:
+    recipe, model = recipe_of("full", recompute=True)
+    last = model.layers[-1].linears[0].weights
+
+    fewest = at_loss(recipe, LEVEL._replace(max_live=1, max_reuse=3))
+    assert fewest == pytest.approx(2 * (model.head.weights + last), rel=1e-3)
+
+
+def test_weights_that_are_too_small_to_shard_again_stay_however_few_may_be_live() -> None:
+    recipe, model = recipe_of("full", recompute=True)
+
+    weights = sum(one.weights for one in (*model.all_linears(), model.head)) + model.embeddings
+    none_is_sharded = LEVEL._replace(max_live=1, max_reuse=3, persistence=10**9)
+    assert at_loss(recipe, none_is_sharded) == pytest.approx(2 * weights, rel=1e-3)
+
+
+def test_weights_of_frozen_first_layers_are_not_gathered_in_backward() -> None:
+    recipe, model = recipe_of("full", recompute=True)
+    recipe = recipe.with_values({"train_cfg.trainable_layers": 2})
+
+    weights = model.head.weights + sum(one.weights for layer in model.layers[-2:] for one in layer.linears)
+    assert at_loss(recipe, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * weights, rel=1e-3)
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [(True, 3), (False, 2)])
+def test_what_is_used_again_soon_stays_even_if_more_weights_are_live_than_allowed(recompute: bool, passes: int) -> None:
+    recipe, model = recipe_of("full", recompute=recompute)
+    largest = max(one.weights for one in model.all_linears())
+    kept = at_loss(recipe, LEVEL._replace(max_live=1, max_reuse=3_000_000_000)) - 2 * model.head.weights
+
+    assert 2 * 3_000_000_000 / passes <= kept < 2 * (3_000_000_000 / passes + largest)
+
+
+def test_with_an_adapter_and_recomputation_the_embeddings_and_their_bucket_come_at_the_first_layer() -> None:
+    first = {}
+    for recompute in (True, False):
+        recipe, model = recipe_of("qlora", recompute=recompute)
+        assert recipe.architecture is not None
+        at_layers = gathered(recipe, recipe.architecture, LEVEL._replace(prefetch=BUCKET), 2).at_layers
+        assert len(at_layers) == len(model.layers)
+        first[recompute] = at_layers[-1]
+
+    both = 2 * (model.head.weights + 2 * model.embeddings)
+    assert both < first[True] < both + model.layers[0].parameters
+    assert first[False] < 2 * (model.head.weights + model.layers[0].parameters)
+
+
+def test_a_bucket_of_the_embeddings_stays_from_the_loss_on_if_the_forward_pass_gathers_them() -> None:
+    recipe, model = recipe_of("qlora", recompute=True)
+    assert recipe.adapter is not None
+    rank, linears = recipe.adapter.r, [*model.all_linears()]
+    adapters = sum(rank * (one.inputs + one.outputs) for one in linears)
+    elements = model.embeddings + sum(one.weights // 2 for one in linears) + adapters
+    level = LEVEL._replace(prefetch=BUCKET, max_reuse=3)
+
+    all_fit, one_less = (at_loss(recipe, level._replace(max_live=model.head.weights + elements - n)) for n in (0, 1))
+    bucket = one_less - all_fit
+    assert 2 * model.embeddings < bucket < 2 * model.embeddings + model.layers[0].parameters
+
+
+def test_a_single_rank_that_offloads_has_no_buckets() -> None:
+    recipe, _ = recipe_of("qlora", recompute=True)
+    assert recipe.architecture is not None
+    level = LEVEL._replace(prefetch=BUCKET)
+
+    of_two, of_one = (gathered(recipe, recipe.architecture, level, 2, is_shared=several) for several in (True, False))
+    assert of_one == gathered(recipe, recipe.architecture, LEVEL, 2)
+    assert max(of_two.at_layers) > max(of_one.at_layers)
+
+
+def test_weights_of_4_bits_that_no_layer_computes_again_stay_until_its_backward_pass() -> None:
+    recipe, model = recipe_of("qlora", recompute=False)
+    assert recipe.architecture is not None
+    at_layers = gathered(recipe, recipe.architecture, LEVEL._replace(max_live=1, max_reuse=2), 2).at_layers
+
+    of_layer = sum(one.weights for one in model.layers[-1].linears) / 2
+    assert at_layers[0] == pytest.approx(2 * model.head.weights + len(model.layers) * of_layer, rel=0.05)
+    assert at_layers[1] - at_layers[2] == pytest.approx(of_layer)
+
+
+def test_a_saved_weight_that_is_still_gathered_counts_once() -> None:
+    recipe, _ = recipe_of("qlora", recompute=False)
+
+    few, all_of_them = (at_loss(recipe, LEVEL._replace(max_live=live, max_reuse=2)) for live in (1, 10**11))
+    assert all_of_them == pytest.approx(few, rel=0.1), "more are the adapters alone"
+
+
+def test_the_tower_and_the_projector_are_gathered_after_the_layers() -> None:
+    recipe = lightest("llava_1_5_7b_full_sample_images_e1").with_split(Split(1, 1, recompute=True))
+    assert recipe.architecture is not None
+
+    weights = num_parameters(recipe.architecture)
+    assert at_loss(recipe, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * weights, rel=1e-3)
+    frozen = recipe.with_values({"model.freeze": ("vision",)})
+    tower = of_tower(recipe.architecture)["vision"]
+    assert at_loss(frozen, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * (weights - tower), rel=1e-3)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_experts_that_no_layer_computes_again_stay_until_its_backward_pass(recompute: bool) -> None:
+    recipe = lightest("qwen3_30b_a3b_full_alpaca_e3").with_split(Split(1, 1, recompute=recompute))
+    assert recipe.architecture is not None
+    at_layers = gathered(recipe, recipe.architecture, LEVEL._replace(max_live=1, max_reuse=2), 2).at_layers
+
+    experts = built(recipe.architecture).layers[-1].experts
+    assert experts is not None
+    assert at_layers[1] - at_layers[2] == (0 if recompute else 2 * experts.parameters)
+
+
+def test_two_weights_of_4_bits_count_as_one() -> None:
+    recipe, model = recipe_of("qlora", recompute=True)
+    live = 2_000_000_000
+
+    # Bytes are one an element, but for the head.
+    without_head = at_loss(recipe, LEVEL._replace(max_live=live)) - 2 * model.head.weights
+    assert without_head == pytest.approx(live - model.head.weights, rel=0.15)
