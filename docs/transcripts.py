@@ -26,7 +26,7 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _ENVIRONMENT = {"COLUMNS": "100", "CUDA_VISIBLE_DEVICES": "", "TUNER_CATALOG": ""}
-_NOISE = re.compile(r"^(?:WARNING: PYTHONPATH is set|\[.*real_accelerator\.py).*\n", re.MULTILINE)
+_NOISE = re.compile(r"^WARNING: PYTHONPATH is set.*\n", re.MULTILINE)
 _PLAIN = (
     (re.compile(r"on CPU, \d+ cores?, "), "on CPU, 8 cores, "),
     (re.compile(r"\d{8}_\d{6}"), "20260102_030405"),

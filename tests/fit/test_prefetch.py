@@ -84,6 +84,19 @@ def test_with_an_adapter_and_recomputation_the_embeddings_and_their_bucket_come_
     assert first[False] < 2 * (model.head.weights + model.layers[0].parameters)
 
 
+def test_a_bucket_of_the_embeddings_stays_from_the_loss_on_if_the_forward_pass_gathers_them() -> None:
+    recipe, model = recipe_of("qlora", recompute=True)
+    assert recipe.adapter is not None
+    rank, linears = recipe.adapter.r, [*model.all_linears()]
+    adapters = sum(rank * (one.inputs + one.outputs) for one in linears)
+    elements = model.embeddings + sum(one.weights // 2 for one in linears) + adapters
+    level = LEVEL._replace(prefetch=BUCKET, max_reuse=3)
+
+    all_fit, one_less = (at_loss(recipe, level._replace(max_live=model.head.weights + elements - n)) for n in (0, 1))
+    bucket = one_less - all_fit
+    assert 2 * model.embeddings < bucket < 2 * model.embeddings + model.layers[0].parameters
+
+
 def test_a_single_rank_that_offloads_has_no_buckets() -> None:
     recipe, _ = recipe_of("qlora", recompute=True)
     assert recipe.architecture is not None

@@ -9,8 +9,10 @@ import pytest
 
 from bench.simulate import IMAGES, KINDS, LEAST, MOST, POINTS, Point, compare, lines
 
-# PEFT's, of fused experts.
-pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match"),  # PEFT's, of fused experts
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),  # torch's, of a frozen tower
+]
 
 FEW = tuple(replace(point, layers=8) for point in KINDS)
 

@@ -111,6 +111,20 @@ def on_a_gpu(values: torch.Tensor, p: float, training: bool, inplace: bool) -> t
     return torch.native_dropout(values, p, training)[0]
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_tower_keeps_nothing_for_the_backward_pass_unless_it_is_trained(recompute: bool) -> None:
+    recipe = load("llava_1_5_7b_lora_sample_images_e1").config.with_split(Split(1, 1, recompute=recompute))
+    assert recipe.architecture is not None
+
+    def kept(values: dict[str, object]) -> float:
+        assert recipe.architecture is not None
+        return activations.of_tower(recipe.with_values(values), recipe.architecture, 576, 2)
+
+    assert kept({}) == 0 < kept({"adapter.vision": True})
+    frozen = {"adapter": None, "model.freeze": ("vision",)}
+    assert kept(frozen) == 0 < kept({"adapter": None})
+
+
 @pytest.mark.parametrize("kind", COUNTED)
 @pytest.mark.parametrize(("dtype", "weight_bytes"), [(torch.bfloat16, 2), (torch.float32, 4)])
 def test_what_a_tower_keeps_is_what_autograd_keeps(

@@ -92,6 +92,16 @@ def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
         raise_first(made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]"))
 
 
+def test_the_first_rows_of_a_folder_are_read(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    written(tmp_path / "rows" / "bad.jsonl", {"x": 1})
+    with pytest.raises(DataError, match=r"rows/bad\.jsonl: cannot detect the row format"):
+        check(tmp_path / "rows", "train_dataloader.dataset.format=None")
+
+    written(tmp_path / "rows" / "train.jsonl", GOOD)
+    check(tmp_path / "rows", "train_dataloader.dataset.format=None")
+
+
 def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> None:
     plan = made("train_dataloader.dataset.format=alpca", recipe="tiny_full_alpaca_e1")
 

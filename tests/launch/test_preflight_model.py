@@ -48,6 +48,22 @@ def test_a_whole_model_of_a_known_type_passes(tmp_path: Path) -> None:
     assert preflight.check(plan(folder(tmp_path / "good"))) == ()
 
 
+def test_layers_that_the_model_does_not_have_get_no_adapter_without_a_message(tmp_path: Path) -> None:
+    path = folder(tmp_path / "good")
+
+    def findings(value: str) -> list[Any]:
+        return list(
+            model_files.adapted_layers(made(f"target_modules={value}", model=str(path), recipe="tiny_lora_sample_e1"))
+        )
+
+    assert findings("[q_proj, v_proj]") == findings("all-linear") == findings(".*q_prj") == []
+    (refusal,) = findings("q_prj")
+    assert isinstance(refusal, ModelError)
+    assert str(refusal) == "bad-model: adapter.target_modules: the model has no layer 'q_prj'. Did you mean 'q_proj'?"
+    (warning,) = findings("[self_attn.q_proj, v_prj]")
+    assert warning.endswith("has no layer 'v_prj', which gets no adapter. Did you mean 'v_proj'?")
+
+
 def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
     import transformers
     from transformers.models.auto import modeling_auto

@@ -355,6 +355,9 @@ def test_the_signals_are_given_back(run: RunDirectory) -> None:
 
 # Signals
 
+STOPPING = "Stopping: the run ends its step and saves a checkpoint. A second Ctrl-C kills it.\n"
+"""What a person at the keyboard reads at once, however long the step takes."""
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
 def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, number: int) -> None:
@@ -362,7 +365,7 @@ def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, num
 
     driven.send(number)
 
-    assert driven.end() == (75, "saved\n")
+    assert driven.end() == (75, (STOPPING if number == signal.SIGINT else "") + "saved\n")
     assert _status(run)["state"] == "stopped"
 
 
@@ -441,7 +444,7 @@ def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, fi
 
     code, text = driven.end()
     assert code == 128 + signal.Signals[second]
-    assert text == "killed at the second signal\n"
+    assert text == (STOPPING if first == "SIGINT" else "") + "killed at the second signal\n"
     assert _status(run)["state"] == "failed"
 
 
@@ -508,7 +511,7 @@ def test_a_run_that_stops_without_a_word_has_the_signals_code(run: RunDirectory)
 
     driven.send(signal.SIGINT)
 
-    assert driven.end() == (130, "stopped by SIGINT\n")
+    assert driven.end() == (130, f"{STOPPING}stopped by SIGINT\n")
 
 
 def test_a_signal_while_torchrun_is_being_started_is_not_lost(

@@ -141,6 +141,11 @@ def test_epochs_win_over_the_steps_of_a_recipe() -> None:
         ("./my-qwen", {"model": "./other"}, "set the model"),
         ("tiny_full_sample_e1", {"method": "lora"}, "already has a method"),
         ("./my-qwen", {"method": "lorra"}, "no method 'lorra'"),
+        (
+            "./my-qwen",
+            {"method": "dpo"},
+            "no method 'dpo'. Write an objective with its method: dpo_lora trains an adapt",
+        ),
     ],
 )
 def test_what_names_no_training_is_refused(name: str | None, given: dict[str, str], what: str) -> None:

@@ -284,3 +284,13 @@ def test_torchs_and_xtuners_words_for_a_number_type_are_taken(name: str, dtype: 
 def test_parts_that_freezing_does_not_change_are_refused(name: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         load(name, Overrides(pairs=[("--set", "model.freeze=('vision',)")]))
+
+
+@pytest.mark.parametrize(("written", "names"), [("q_proj", ["q_proj"]), ("q_proj, v_proj", ["q_proj", "v_proj"])])
+def test_names_of_layers_in_one_text_are_a_list_and_not_a_regular_expression(written: str, names: list[str]) -> None:
+    def targets(value: str) -> Any:
+        return Adapter(r=4, lora_alpha=8, target_modules=value).target_modules
+
+    assert targets(written) == names
+    assert targets("all-linear") == "all-linear"
+    assert targets(r".*\.q_proj") == r".*\.q_proj"

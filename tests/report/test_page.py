@@ -124,6 +124,15 @@ def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path
     assert HOSTILE in told.sections["samples"] and HOSTILE in told.sections["summary"], "it is shown, as text"
 
 
+def test_samples_have_a_column_of_answers_before_training_only_if_there_are_some(tmp_path: Path) -> None:
+    run = made.trained(tmp_path / "run")
+    assert "before training" in read(run).sections["samples"]
+
+    (run.path / "samples.jsonl").write_text(json.dumps({"prompt": "a", "right": "b", "before": None, "answer": "c"}))
+
+    assert read(run).sections["samples"].endswith("prompt reference after training right a b c ✗")
+
+
 def test_a_samples_picture_is_shown_and_anything_else_in_its_place_is_not(tmp_path: Path) -> None:
     PIL.Image.radial_gradient("L").resize((300, 200)).save(tmp_path / "a.png")
     run, picture = made.trained(tmp_path / "run"), images.thumbnail(Image(path=str(tmp_path / "a.png")))

@@ -45,6 +45,17 @@ def test_speed_is_that_of_one_rank_and_what_is_unknown_is_left_out(capfd: pytest
     assert "loss 2.5000  lr 1.00e-04  150 tokens/s per rank  MFU 41%  3.0 GiB" in capfd.readouterr().out
 
 
+def test_the_mean_reward_stands_beside_a_loss_that_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    bar = ProgressBar(None)
+    bar.start(2, 0)
+    bar.log(1, 2, {**LOGS, "reward": 0.25})
+    bar.log(2, 2, {"eval_loss": -0.5, "eval_reward": 0.5})
+
+    step, validation = capfd.readouterr().out.splitlines()
+    assert "loss 2.5000  reward 0.250  " in step
+    assert "validation loss -0.5000  reward 0.500" in validation
+
+
 @pytest.mark.parametrize(
     ("columns", "there", "not_there"), [(80, "grad 0.123", "lr"), (200, "1,200 tokens/s  3.0 GiB", "…")]
 )

@@ -30,6 +30,17 @@ def test_libraries_tell_errors_alone() -> None:
     assert _quieted() == (["error", 40, "error"], "")
 
 
+def test_deepspeed_does_not_report_that_there_is_no_gpu() -> None:
+    code = "from tuner.worker.quiet import quiet_libraries\nquiet_libraries()\nimport deepspeed"
+    kept = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_what_the_user_asked_to_hear_is_heard() -> None:
     asked = {"TRANSFORMERS_VERBOSITY": "info", "DS_LOG_LEVEL": "debug", "PYTHONWARNINGS": "default::UserWarning"}
 

@@ -83,6 +83,26 @@ def test_answers_that_nobody_asked_for_end_with_their_time(tmp_path: Path, monke
     assert isinstance(lines[0]["before"], str)
 
 
+def test_a_model_before_training_that_cannot_answer_has_no_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "num_samples=1")
+    real = AutoModelForCausalLM.from_pretrained
+
+    def result_alone(path: Any, **options: Any) -> Any:
+        if Path(path) != run.final:
+            raise OSError("its weights were removed")
+        return real(path, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", result_alone)
+
+    (line,) = samples(run, guard(run=run))
+
+    assert line["before"] is None
+    table = capfd.readouterr().out
+    assert "after training" in table and "before training  " not in table
+
+
 def test_who_asks_to_stop_waits_for_no_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "num_samples=2")
     asked = guard()

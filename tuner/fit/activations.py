@@ -21,7 +21,7 @@ from tuner.fit.parameters import (
     on_experts,
     patches_of,
     rank_on_tower,
-    trains_through_tower,
+    trains_tower,
 )
 from tuner.recipes.schema import Dataloader, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
@@ -150,7 +150,7 @@ def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weig
         weight_bytes: Of a number of the compute type.
     """
     tower, rank = architecture.vision_config, rank_on_tower(recipe)
-    if tower is None or not tower.hidden_size or not trains_through_tower(recipe):
+    if tower is None or not tower.hidden_size or not trains_tower(recipe):
         return 0.0
     family, width, num_layers = tower_family(tower), tower.hidden_size, tower.num_hidden_layers or 0
     if family.pools:
@@ -177,7 +177,7 @@ def _layer_of_tower(recipe: RecipeConfig, tower: Tower, weight_bytes: int) -> fl
 def _at_layer_of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
     """Return the bytes at the peak of a tower layer's backward, which is computed again before it."""
     tower = architecture.vision_config
-    if tower is None or not tower.hidden_size or not trains_through_tower(recipe):
+    if tower is None or not tower.hidden_size or not trains_tower(recipe):
         return 0.0
     # As in `_backward_steps`: gradients of the hidden states, of the MLP's product and of one of its factors.
     steps = max(tower.hidden_size + 2 * inner_of_tower(tower), _LEAST_STEPS * tower.hidden_size)

@@ -199,6 +199,17 @@ def _targets(adapter: Adapter, model: Built) -> Iterator[Linear]:
             yield one
 
 
+def adaptable_layers(architecture: Architecture) -> frozenset[str]:
+    """Return the names of the layers that an adapter may be put on, each without the path that leads to it.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    model = built(architecture)
+    names = {one.name for one in (*model.all_linears(), model.head)} | {model.family.embeddings}
+    return frozenset(name.rpartition(".")[2] for name in names | {*model.family.split_experts})
+
+
 def on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
     """Return the parameters of an adapter on the experts of one layer and their router."""
     if not family.split_experts:
@@ -312,17 +323,22 @@ def rank_on_tower(recipe: RecipeConfig) -> int:
     return recipe.model.vision_lora.r if recipe.model.vision_lora else 0
 
 
-def trains_through_tower(recipe: RecipeConfig) -> bool:
-    """Return whether gradients pass through the tower.
-
-    With an adapter and recomputation they do in any case: TRL 1.16 lets all embeddings require a gradient
-    (sft_trainer.py), those of patches too (transformers 5.23, `enable_input_require_grads`).
-    """
+def trains_tower(recipe: RecipeConfig) -> bool:
+    """Return whether weights of the tower are trained, LoRA's among them: else no gradient passes through it."""
     if not recipe.reads_images:
         return False
     if recipe.adapter:
-        return recipe.adapter.vision or recipe.split.recompute
+        return recipe.adapter.vision
     return recipe.model.vision_lora is not None or "vision" not in recipe.model.freeze
+
+
+def trains_projector(recipe: RecipeConfig) -> bool:
+    """Return whether weights of the projector are trained, LoRA's among them."""
+    if not recipe.reads_images:
+        return False
+    if recipe.adapter:
+        return recipe.adapter.vision or _is_copied(recipe)
+    return "projector" not in recipe.model.freeze
 
 
 def dropout_on_tower(recipe: RecipeConfig) -> float:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tuner.fit.families import Layer, Linear, layer_of_tower, pixels_of_patch, projector
 from tuner.fit.levels import Level
-from tuner.fit.parameters import Built, adapted, built, on_experts, rank_on_tower, trains_through_tower
+from tuner.fit.parameters import Built, adapted, built, on_experts, rank_on_tower, trains_projector, trains_tower
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
@@ -74,6 +74,9 @@ def gathered(
     # If all fit at once, each is gathered once, and the forward pass has used all members of each bucket.
     has_buckets = is_shared and elements[-1] > live
     buckets = _shared_buckets(parts, level.prefetch) if has_buckets else [0.0] * len(parts)
+    if ends[0] == len(order):
+        # The forward pass gathers the last weight too, in one bucket with weights that it uses itself.
+        buckets = [max(buckets)] * len(parts)
     of_layers = [
         always + sizes[end] - sizes[begin] + of_saved + bucket
         for begin, end, of_saved, bucket in zip(begins, ends, beside, buckets, strict=False)
@@ -150,15 +153,16 @@ def _of_linear(recipe: RecipeConfig, one: Linear, has_adapter: bool, weight_byte
 
 
 def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> Iterator[_Weight]:
-    """Yield the weights of the projector and of the tower if gradients pass through them."""
+    """Yield the weights of the projector and of the tower through which gradients pass."""
     tower = architecture.vision_config
-    if not recipe.reads_images or tower is None or not tower.hidden_size:
+    if tower is None or not tower.hidden_size:
+        return
+    if trains_tower(recipe) or trains_projector(recipe):
+        for one in reversed(projector(architecture, tower)):
+            yield _whole(one.weights, weight_bytes)
+    if not trains_tower(recipe):
         return
     rank = rank_on_tower(recipe)
-    for one in reversed(projector(architecture, tower)):
-        yield _whole(one.weights, weight_bytes)
-    if not trains_through_tower(recipe):
-        return
     linears = [*layer_of_tower(tower)]
     for _ in range(tower.num_hidden_layers or 0):
         for one in linears if recipe.split.recompute else linears[::-1]:
@@ -181,12 +185,13 @@ def _outside(recipe: RecipeConfig, model: Built, weight_bytes: int) -> Iterator[
 def _reaches_inputs(recipe: RecipeConfig) -> bool:
     """Return whether the inputs of the layers have gradients.
 
-    With an adapter they do for recomputation: TRL 1.16 (sft_trainer.py), `enable_input_require_grads`.
+    With an adapter they do for recomputation at ZeRO-3: TRL 1.16 (sft_trainer.py), `enable_input_require_grads`.
     """
+    if trains_tower(recipe) or trains_projector(recipe):
+        return True
     if adapter := recipe.adapter:
-        return recipe.split.recompute or adapter.vision or bool(adapter.modules_to_save)
-    trains_images = recipe.reads_images and not {"vision", "projector"} <= {*recipe.model.freeze}
-    return trains_images or not recipe.train_cfg.trainable_layers
+        return recipe.split.recompute or bool(adapter.modules_to_save)
+    return not recipe.train_cfg.trainable_layers
 
 
 def _whole(elements: int, weight_bytes: int) -> _Weight:

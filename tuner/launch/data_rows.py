@@ -244,7 +244,7 @@ def _names_in(folder: Path) -> list[str]:
     return [str(name) for name in names if not any(part.startswith((".", "__")) for part in name.parts)]
 
 
-def _of_folder(folder: Path) -> list[Path]:
+def files_of_folder(folder: Path) -> list[Path]:
     """Return the training data of a folder: all its files, or the one called train beside other splits.
 
     The folder itself is returned if `datasets` may tell the splits in another way, and if there are too many files.
@@ -266,7 +266,7 @@ def _files(rows: Rows) -> list[Path] | str:
     place = paths.local(rows.path) if rows.path else None
     if place is None:
         return f"{rows.path} is on the hub"
-    files = _of_folder(place) if paths.is_folder(place) else paths.matching(place)
+    files = files_of_folder(place) if paths.is_folder(place) else paths.matching(place)
     if not files:
         return f"{rows.path} does not exist"
     if files == [place] and not place.is_file():

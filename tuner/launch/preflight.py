@@ -83,6 +83,7 @@ _ELSEWHERE: tuple[Check, ...] = (
     model_files.weights,
     model_files.context,
     model_files.packed,
+    model_files.adapted_layers,
     _teacher,
 )
 """What this machine can check for a run on others; all other checks are about the machine that trains."""

@@ -162,6 +162,11 @@ def run(
     return watch.verdict()
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
+        print(text, file=sys.stderr, flush=True)
+
+
 class _Watch:
     def __init__(self, directory: RunDirectory, grace_s: float, *, are_ranks: bool) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
@@ -271,6 +276,8 @@ class _Watch:
         elif self.received and not self.forwarded:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
             self.end()
+            if self.forwarded == signal.SIGINT:
+                _say("Stopping: the run ends its step and saves a checkpoint. A second Ctrl-C kills it.")
 
     def look(self) -> None:
         """Note the ranks and end late ones, once a second: the search reads every process of the machine."""
@@ -332,9 +339,7 @@ class _Watch:
             if reports or (
                 child_code != 0 and not self.forwarded
             ):  # torchrun fails at a signal even if its ranks succeed
-                text = "WARNING: the run is done and its result is complete, but the cleanup after it was interrupted."
-                with contextlib.suppress(OSError):
-                    print(text, file=sys.stderr)
+                _say("WARNING: the run is done and its result is complete, but the cleanup after it was interrupted.")
             self._keep_signal()
             return 0
         if self.insisted:
@@ -389,8 +394,7 @@ class _Watch:
     def _end(self, state: State, code: int, text: str, **facts: object) -> int:
         with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
             self.directory.write_status(state, **{"exit_code": code, "message": text, **self._signal, **facts})
-        with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
-            print(text, file=sys.stderr)
+        _say(text)
         return code
 
 

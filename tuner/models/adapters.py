@@ -71,7 +71,8 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
             )  # pissa_niter_N begins with random numbers, again when a run resumes
             adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
-        raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
+        message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
+        raise ModelError(message, where="adapter.target_modules") from error
     facts = config.objective.facts
     if (facts.has_reference or facts.has_teacher) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         message = f"objective {config.objective.type} cannot train an adapter on the output embeddings"

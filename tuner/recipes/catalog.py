@@ -503,7 +503,10 @@ def training(name: str) -> tuple[str, str]:
     if name not in known:
         if absent := _absent_objective(name):
             raise RecipeError(f"tuner has no objective {absent[0]!r}", where="--method", fix=absent[1])
-        fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
+        if name in names("objectives"):
+            fix = f"Write an objective with its method: {name}_lora trains an adapter, {name}_full all weights."
+        else:
+            fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
         raise RecipeError(f"no method {name!r}", where="--method", fix=fix)
     return known[name]
 

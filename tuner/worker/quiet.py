@@ -42,3 +42,9 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore")
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+    # DeepSpeed sets its level again when it is imported, and then logs that it found no GPU.
+    logging.getLogger("DeepSpeed").addFilter(_is_not_about_a_missing_gpu)
+
+
+def _is_not_about_a_missing_gpu(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Setting accelerator to CPU")

@@ -145,16 +145,17 @@ def _show(
         model = None  # two models at once may not fit into the host's memory
     before = _before(config, model, encoder, questions[: len(answers)], guard, began + seconds, device)
     table = Table(title="Validation prompts", title_justify="left")
-    for title in ("prompt", "reference", "before training", "after training", ""):
+    # There is no column of empty cells for a model that had no time left, or could not answer.
+    for title in ("prompt", "reference", *(["before training"] if before else []), "after training", ""):
         table.add_column(title)
     lines, num_right = [], 0
     for messages, answer, first in itertools.zip_longest(conversations[: len(answers)], answers, before):
         prompt, right = shown(messages[:-1]), messages[-1]["content"]
         is_right = same_text(answer, right)
         num_right += is_right
+        answers_shown = (first or "", answer) if before else (answer,)
         cells = (
-            visible(text)
-            for text in (prompt, right, *(textwrap.shorten(one, _MAX_SHOWN) for one in (first or "", answer)))
+            visible(text) for text in (prompt, right, *(textwrap.shorten(one, _MAX_SHOWN) for one in answers_shown))
         )
         table.add_row(*map(escape, cells), "✓" if is_right else "✗")
         line = {"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right}

@@ -33,6 +33,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from tuner.errors import DiskError, NotANumber
 from tuner.files import JsonObject
 from tuner.runs.directory import RunDirectory
+from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.process import warn
 
@@ -181,10 +182,14 @@ def _finite(logs: Logs) -> Logs:
     }
 
 
-def _margin(logs: Logs, prefix: str = "") -> str:
-    """Return by how much chosen answers are scored above rejected ones, if the objective logs it."""
-    margins = [logs[key] for key in (f"{prefix}rewards/margins", f"{prefix}margin") if key in logs]
-    return f"  margin {margins[0]:.3f}" if margins else ""
+_BESIDE_LOSS = {"rewards/margins": "margin", "margin": "margin", REWARD: REWARD}
+"""By how much chosen answers are scored above rejected ones; the mean reward of the completions, around a loss of 0."""
+
+
+def _beside_loss(logs: Logs, prefix: str = "") -> str:
+    """Return what the objective logs that says more than its loss, if there is such a value."""
+    values = [f"  {word} {logs[prefix + key]:.3f}" for key, word in _BESIDE_LOSS.items() if prefix + key in logs]
+    return values[0] if values else ""
 
 
 def _answers(logs: Logs) -> str:
@@ -224,7 +229,7 @@ class ProgressBar:
             self.text = "  ".join(_step_values(logs, num_ranks))
         text = self.text
         if "eval_loss" in logs:
-            text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}{_answers(logs)}"
+            text = f"validation loss {logs['eval_loss']:.4f}{_beside_loss(logs, 'eval_')}{_answers(logs)}"
         if step == self.first:  # a validation before the first step does not count as time of steps
             self.began = time.monotonic()
             if self.is_terminal:
@@ -251,7 +256,7 @@ class ProgressBar:
 
 def _step_values(logs: Logs, num_ranks: int) -> Iterator[str]:
     """Yield the values that a person watches during a run, without unknown ones."""
-    yield f"loss {logs['loss']:.4f}{_margin(logs)}"
+    yield f"loss {logs['loss']:.4f}{_beside_loss(logs)}"
     if logs.get("grad_norm") is not None:
         yield f"grad {logs['grad_norm']:.3g}"
     yield f"lr {logs.get('learning_rate', 0.0):.2e}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tuner import assets, paths, vocabulary
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.fit.parameters import has_formula
+from tuner.launch import data_rows
 from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
@@ -123,9 +124,10 @@ def _samples(
 
     if rows.format:
         formats.named(rows.format)
-    if not _are_files(rows):
+    path = rows.path if _are_files(rows) else _first_of_folder(rows)
+    if path is None:
         return
-    of_rows = {name: getattr(rows, name) for name in Rows.model_fields}
+    of_rows = {**{name: getattr(rows, name) for name in Rows.model_fields}, "path": path}
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
     on_error = (lambda _: None) if dataset.bad_rows else on_error or fail
     pipeline = Pipeline(block, objective)
@@ -252,6 +254,13 @@ def _are_files(rows: Rows) -> bool:
     place = paths.local(rows.path) if rows.path else None
     files = paths.matching(place) if place else []
     return bool(files) and all(file.is_file() for file in files)
+
+
+def _first_of_folder(rows: Rows) -> str | None:
+    """Return the file with the first training rows of a folder; None if only `datasets` knows it."""
+    folder = paths.local(rows.path) if rows.path and rows.split == "train" else None
+    files = data_rows.files_of_folder(folder) if folder and paths.is_folder(folder) else []
+    return str(files[0]) if files and files[0] != folder else None
 
 
 DEADLINE_S = 5.0

@@ -16,7 +16,7 @@ from tuner import assets, paths
 from tuner.errors import ModelError, did_you_mean
 from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
-from tuner.fit.parameters import built, has_formula
+from tuner.fit.parameters import adaptable_layers, built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
@@ -95,7 +95,7 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def tower(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a tower, to be joined to the LLM, that is no CLIP or lacks files; a new projector, or a frozen one's rate."""
+    """Find a tower, to be joined to the LLM, that is no CLIP or lacks files; a projector that is new; a vain rate."""
     config = run.recipe.config
     model, adapter = config.model, config.adapter
     vision = model.vision
@@ -169,6 +169,24 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
     if lacking and 0 in numbers:
         message = f"{str(place)!r} has no weights for layer {lacking[0]}, and its config.json has {num_layers} layers"
         yield ModelError(message, where=_WHERE, fix="Download the model again, with all its files.")
+
+
+def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
+    """Find names in adapter.target_modules that are no layers of the model: PEFT refuses them only if none is."""
+    config, where = run.recipe.config, "adapter.target_modules"
+    names = config.adapter.target_modules if config.adapter and not config.adapter.path else ""
+    if isinstance(names, str) or config.architecture is None or not has_formula(config.architecture):
+        return
+    known = sorted(adaptable_layers(config.architecture))
+    unknown = [name for name in names if name.rpartition(".")[2] not in known]
+    if not unknown or config.reads_images:
+        return
+    listed = ", ".join(map(repr, unknown))
+    fix = did_you_mean(unknown[0], known) or f"Its layers: {', '.join(known)}."
+    if len(unknown) == len(names):
+        yield ModelError(f"the model has no layer {listed}", where=where, fix=fix)
+    else:
+        yield f"{where}: the model has no layer {listed}, which gets no adapter. {fix}"
 
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:

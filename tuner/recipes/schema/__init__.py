@@ -176,6 +176,13 @@ class Adapter(Block):
         """Whether the adapter starts as a part of the base weights, which PEFT subtracts from them."""
         return self.path is None and str(self.init_lora_weights).startswith(("pissa", "olora"))
 
+    @field_validator("target_modules")
+    @classmethod
+    def _names_are_a_list(cls, names: str | list[str] | tuple[str, ...]) -> str | list[str] | tuple[str, ...]:
+        """Return 'q_proj' and 'q_proj,v_proj' as lists: as regular expressions for whole names they fit no layer."""
+        is_list = isinstance(names, str) and re.fullmatch(r"\w+(\s*,\s*\w+)*", names)
+        return re.findall(r"\w+", str(names)) if is_list else names
+
     @field_validator("vision_r", "vision_lora_alpha")
     @classmethod
     def _a_rank_of_the_tower_needs_its_adapters(cls, value: int | None, info: ValidationInfo) -> int | None:
