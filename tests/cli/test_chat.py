@@ -5,11 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
+import PIL.Image
 import pytest
 
 from tests.cli.command import Result, Tuner
-from tuner.worker.generation import Answer
+from tests.machine.gpus import CPU
+from tuner.cli.chat import _obeyed
+from tuner.results.chat import Chat
+from tuner.results.loaded_model import load, spec_of
+from tuner.worker.generation import Answer, Settings
 
 TINY = "package:tiny"
 SHORT = ("--max-new-tokens", 6, "--temperature", 0)
@@ -43,6 +49,7 @@ def test_stdin_is_one_prompt_and_the_answer_alone_goes_to_stdout(tuner: Tuner, m
     [
         (b" \n", (TINY,), 2, "no prompt on standard input"),
         (b"\xff", (TINY,), 2, "the prompt is not UTF-8"),
+        (b"/image dog.png\nWhy?", (TINY,), 2, "Name the image with --image PATH."),
         (b"Why?", ("./nowhere",), 2, "error[bad-run-directory]: SOURCE: './nowhere' does not exist"),
         (b"Why?", ("org/model",), 3, "cannot reach the hub for 'org/model'"),
         (b"Why?", (TINY, "--adapter", "./nowhere"), 2, "error[bad-run-directory]: SOURCE: 'nowhere' does not exist"),
@@ -79,3 +86,22 @@ def test_an_answer_to_a_prompt_does_not_steer_the_terminal(tuner: Tuner, monkeyp
     monkeypatch.setattr("tuner.results.chat.Chat.ask", lambda *_: said)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert asked(tuner, monkeypatch, b"Why?", TINY, *SHORT).out == "[2Jgone\n"
+
+
+def test_commands_of_images_show_the_image_or_say_what_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = Chat(load(spec_of("package:tiny_vision", None), CPU), Settings(max_new_tokens=1))
+    PIL.Image.new("RGB", (48, 32)).save(tmp_path / "a b.png")
+    (tmp_path / "empty.png").touch()
+    replies = {
+        f"/image '{tmp_path}/a b.png'": "An image of 48 x 32 pixels",
+        f"/image {tmp_path}/empty.png": f"the image {tmp_path}/empty.png is an empty file. Use another image.",
+        f"/image {tmp_path}": f"there is no image file {tmp_path}. Use another image.",
+        "/image": "Write the path of the image: /image PATH.",
+        "/images a.png": "Did you mean /image?",
+    }
+
+    for text, reply in replies.items():
+        assert _obeyed(chat, text)
+        assert reply in "".join(capsys.readouterr())

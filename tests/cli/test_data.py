@@ -289,13 +289,14 @@ def test_training_and_serving_are_compared_where_it_is_asked(
 ) -> None:
     path = rows(GOOD)
     alike = tuner("data", SFT, "--data", path, "--template-check").out
+    without_recipe = tuner("data", "--model", "package:tiny", "--data", path, "--template-check").out
     unlike = Difference("rows.jsonl:1", 2, "answer", 7, "<think>", "Because")
     monkeypatch.setattr(inspection, "template_check", lambda *_: iter([unlike]))
 
     told = tuner("data", SFT, "--data", path, "--template-check").out
     found = json.loads(tuner("data", SFT, "--data", path, "--template-check", "--json").out)
 
-    assert "see the same tokens in the first 100 samples" in alike
+    assert all("see the same tokens in the first 100 samples" in text for text in (alike, without_recipe))
     assert "rows.jsonl:1, turn 2: the answer differs from token 7 on" in told
     assert "serving:  '<think>'" in told and "training: 'Because'" in told
     assert [one["turn"] for one in found["template_check"]] == [2]

@@ -133,3 +133,16 @@ def test_a_new_projector_beside_an_llm_that_learns_is_warned_about(clip: Path, m
     assert warned(joins(clip))
     assert not warned(joins(clip), "model.freeze=('vision', 'language')")
     assert not warned(joins(clip, projector=str(model)))
+
+
+def test_a_learning_rate_of_a_frozen_projector_is_warned_about(model: Path) -> None:
+    def warned(recipe: str, *sets: str) -> bool:
+        rate = "optim_wrapper.optimizer.projector_lr=1e-4"
+        run = made(rate, *sets, recipe=f"tiny_vision_{recipe}_sample_images_e1", model=str(model))
+        return any("projector_lr has no effect" in line for line in preflight.check(run))
+
+    assert warned("lora")
+    assert warned("full", "model.freeze=('projector',)")
+    assert not warned("lora", "adapter.vision=True")
+    assert not warned("lora", "adapter.modules_to_save=['multi_modal_projector']")
+    assert not warned("full")

@@ -83,6 +83,9 @@ def command(
         raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
     source = source_of(source)
     prompt = None if talks else _prompt()
+    if prompt and prompt.startswith("/image "):
+        problem = "/image is a command of a conversation, and standard input is one prompt"
+        raise UsageError(problem, fix="Name the image with --image PATH.")
     with stdout_is_the_answers():
         from tuner.machine.hardware import detect
         from tuner.results.chat import begin  # torch
@@ -161,7 +164,7 @@ def _obeyed(chat: Chat, text: str) -> bool:
         click.echo("The system prompt is set." if chat.system else "The system prompt is removed.")
     elif name == "/image":
         _show(chat, rest.strip())
-    elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/image", "/help", "/exit"))):
+    elif text.startswith("/") and (meant := nearest(name, ("/reset", "/system", "/image", "/help", "/exit"))):
         click.echo(f"Did you mean {meant}?")
     else:
         return False
@@ -169,8 +172,11 @@ def _obeyed(chat: Chat, text: str) -> bool:
 
 
 def _show(chat: Chat, path: str) -> None:
+    if not path:
+        click.echo("Write the path of the image: /image PATH.")
+        return
     try:
-        width, height = chat.show(path)
+        width, height = chat.show(path.strip("'\""))  # a terminal quotes a file that is dropped on it
     except TunerError as error:
         click.echo("\n".join(error.for_people()), err=True)
     else:

@@ -74,7 +74,7 @@ def command(
     rows = loaded.config.train_dataloader.dataset
     if every and rows.streaming:
         _check_stream(rows, encoder, objective, bad=bad, as_json=as_json)
-    differences = [*template_check(rows, encoder, objective)] if check else None
+    differences = [*template_check(splits["train"], encoder, objective)] if check else None
     if as_json:
         _print_json(loaded.name, objective, views, differences, bad=bad)
     else:

@@ -33,7 +33,9 @@ from tuner.recipes.schema.architecture import Tower
 if TYPE_CHECKING:
     from tuner.data.readers.text_files import Row
 
-
+_Limits = tuple[int | None, int | None]
+"""The most and the fewest pixels of an image; None: no limit."""
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _MIB = 1024**2
 _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
 """The largest files that are counted: it takes about a tenth of a second."""
@@ -111,15 +113,33 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
     named = config.model.chat_template
     text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
+    tower = config.architecture.vision_config if config.reads_images and config.architecture else None
+    any_size = tower is not None and not (tower.num_tokens or tower.image_size)
     return _lengths_once(
         changed,
         json.dumps({name: getattr(rows, name) for name in Rows.model_fields}),
         config.objective.type,
         folder,
         text,
-        config.architecture.vision_config if config.reads_images and config.architecture else None,
-        (dataset.image_max_pixels, dataset.image_min_pixels),
+        tower,
+        (
+            (dataset.image_max_pixels, dataset.image_min_pixels),
+            _pixels_of_processor(folder) if any_size else (None, None),
+        ),
     )
+
+
+def _pixels_of_processor(folder: Path) -> _Limits:
+    """Return the most and the fewest pixels to which a Qwen-VL's processor resizes an image, where its files say so."""
+    for name in _PROCESSORS:
+        config = read_json_object(folder / name)
+        inner = config.get("image_processor")
+        facts = inner if isinstance(inner, dict) else config
+        size = facts.get("size")
+        edges = size if isinstance(size, dict) else {}
+        if most := facts.get("max_pixels") or edges.get("longest_edge"):
+            return most, facts.get("min_pixels") or edges.get("shortest_edge")
+    return None, None
 
 
 @cache  # the global batch and the steps ask for the same rows
@@ -130,13 +150,15 @@ def _lengths_once(
     folder: Path,
     chat_template: str | None,
     tower: Tower | None,
-    limits_of_pixels: tuple[int | None, int | None],
+    limits_of_pixels: tuple[_Limits, ...],
 ) -> tuple[int, ...]:
     from tuner.data import images, token_estimate  # only for local rows
 
     def tokens_of_image(size: tuple[int, int] | None) -> int:
-        resized = images.within(size, *limits_of_pixels) if size else None
-        return parameters.tokens_of_image(tower, resized) if tower else 0
+        if size:
+            for most, fewest in limits_of_pixels:
+                size = images.within(size, most, fewest)
+        return parameters.tokens_of_image(tower, size) if tower else 0
 
     block = Rows.model_validate(json.loads(rows))
     paths_of_files = [file for file, _ in files]

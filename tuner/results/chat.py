@@ -14,7 +14,7 @@ from tuner import paths
 from tuner.data import images
 from tuner.data.encoder import Encoder
 from tuner.data.sample import Image
-from tuner.errors import ModelError, UsageError
+from tuner.errors import DataError, ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, encoder_of, load, spec_of
 from tuner.worker.generation import Answer, Message, OnText, Settings, generate
@@ -107,7 +107,10 @@ class Chat:
         if self._loaded.encoder.image_id is None:
             raise UsageError(f"{self.description} reads text alone, and no images", fix="Use a vision-language model.")
         image = Image(path=str(paths.expanded(path).absolute()))
-        size = images.load(image, path).size
+        try:
+            size = images.load(image).size
+        except DataError as error:  # its remedies are for rows
+            raise DataError(error.what, fix="Use another image.") from error
         self._shown.append(image)
         return size
 

@@ -95,9 +95,14 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def tower(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a vision tower, to be joined to the LLM, that is no CLIP or lacks files; and a projector that is new."""
-    model = run.recipe.config.model
+    """Find a tower, to be joined to the LLM, that is no CLIP or lacks files; a projector that is new; a vain rate."""
+    config = run.recipe.config
+    model, adapter = config.model, config.adapter
     vision = model.vision
+    is_frozen = not (adapter.vision or adapter.modules_to_save) if adapter else "projector" in model.freeze
+    if config.optim_wrapper.optimizer.projector_lr and is_frozen:
+        trained = "With an adapter, adapter.vision=True trains it" if adapter else "Take it out of model.freeze"
+        yield f"optim_wrapper.optimizer.projector_lr has no effect: the projector is frozen. {trained}."
     if vision and vision.projector is None and "language" not in model.freeze:
         first = "LLaVA first trains the projector alone (docs/vision.md)"
         then = "take the projector of such a run: --set model.vision.projector=RUN"
