@@ -252,7 +252,7 @@ def rows_of(
     else:
         problem = f"{spec.description} has no validation data"
         raise UsageError(problem, where="--data", fix="Give some: --data FILE, or an id on the hub.")
-    if max_rows and (holdout := Holdout.of(block)):  # of a data set, `max_rows` counts the rows before some are held out
+    if max_rows and (holdout := Holdout.of(block)):  # a block's `max_rows` counts all rows, also those of training
         max_rows = min(holdout.rows_with(max_rows), block.max_rows or sys.maxsize)
     limits = {"split": split, "max_rows": max_rows}
     return block.model_copy(update={name: value for name, value in limits.items() if value is not None})
