@@ -56,7 +56,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from bench.gpu_loss import as_on_a_gpu
 from tuner.models.compat import repeat_heads_on_old_gpus
-from tuner.models.vision import lora_targets, trains_tower
+from tuner.models.load import limit_input_gradients
+from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
 from tuner.worker.loss import use_whole_logits
 
@@ -187,13 +188,9 @@ def build(job: Job) -> Any:
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(job.dtype)
     if job.recompute:
-        # TRL 1.16 takes reentrant checkpoints for an adapter at ZeRO-3 (sft_trainer.py). Only these need gradients of
-        # the embeddings, of the LLM's alone if the tower is frozen (`tuner.models.load`).
+        # TRL 1.16 takes reentrant checkpoints for an adapter at ZeRO-3 (sft_trainer.py).
         is_reentrant = bool(job.adapter) and job.stage == 3
-        if not is_reentrant:
-            model.enable_input_require_grads = lambda: None
-        elif job.num_images and not trains_tower(model):
-            model.enable_input_require_grads = model.get_decoder().enable_input_require_grads
+        limit_input_gradients(model, reads_images=job.num_images > 0, is_reentrant=is_reentrant)
         model.activation_checkpointing_enable({"use_reentrant": is_reentrant})
     return trained
 

@@ -307,6 +307,19 @@ def test_the_recipe_of_a_run_that_was_made_to_fit_other_ranks_goes_on_on_the_fir
     assert (found.batch.micro_batch, found.batch.accumulation, found.batch.global_batch) == (2, 4, 16)
 
 
+def test_the_recipe_of_a_run_with_a_global_batch_goes_on_on_other_ranks(tmp_path: Path) -> None:
+    """`--batch-size 8` writes a global batch into RUN/recipe.py, beside the split of the ranks that ran."""
+    chosen = ("train_dataloader.batch_size=auto", "accumulative_counts=auto", "global_batch_size=16")
+    run = _run(tmp_path / "run", *chosen)
+
+    found = made(recipe=str(run / "recipe.py"), resume=str(run), flags={"nproc_per_node": 4})
+
+    assert (found.batch.ranks, found.batch.global_batch) == (4, 16)
+    with pytest.raises(RecipeError, match="global_batch_size = 16 is not 4 x 4 x 4 ranks"):
+        sets = ("train_dataloader.batch_size=4", "accumulative_counts=4")
+        made(*sets, recipe=str(run / "recipe.py"), resume=str(run), flags={"nproc_per_node": 4})
+
+
 def test_another_micro_batch_with_the_same_global_batch_is_taken(tmp_path: Path) -> None:
     found = _resume(_run(tmp_path / "run"), "train_dataloader.batch_size=1", "accumulative_counts=8")
 

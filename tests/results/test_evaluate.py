@@ -131,6 +131,15 @@ def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> Non
     assert rows_of(found.spec, max_rows=3).path.endswith("validation.jsonl")
 
 
+def test_max_rows_counts_the_held_out_rows_of_a_run(tmp_path: Path) -> None:
+    held = ("val_dataloader=None", "val_split=0.07")
+    found = result(tmp_path, "tiny_full_sample_e1", *held)
+
+    all_rows, few = prepared(found).counts.read, prepared(found, max_rows=3).counts.read
+
+    assert (all_rows > 10, few) == (True, 3)
+
+
 def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1", "val_dataloader=None")
 

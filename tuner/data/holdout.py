@@ -51,6 +51,11 @@ class Holdout:
         text = f"{self.seed}-{number}-{window}".encode()
         return start + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % (end - start)
 
+    def rows_with(self, num_held: int) -> int:
+        """Return how many first rows of one data set hold `num_held` held-out rows: as many windows."""
+        above, below = self._ratio
+        return -(-num_held * below // above)
+
     def keeps(self, number: int, row: int) -> bool:
         """Return whether a row is read."""
         return self.holds(number, row) is self.taken

@@ -127,10 +127,13 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -
     saved, current = checkpoint.facts, batch_settings(loaded)
     wanted, here = saved.get("global_batch"), samples_of_rank(loaded.config, world_size) * world_size
     is_open = loaded.config.train_cfg.global_batch_size == "auto"
-    if wanted is None or (here == wanted and not is_open):
-        return loaded, ()
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
-    if here != wanted and current not in (saved.get("asked_batch"), saved.get("batch")):
+    is_same = current in (saved.get("asked_batch"), saved.get("batch"))
+    size, more = loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts
+    is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * world_size != wanted
+    if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
+        return loaded, ()
+    if here != wanted and not is_same:
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"

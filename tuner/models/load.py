@@ -168,11 +168,12 @@ def load_model(
     elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     if not config.model.remote_code:
-        _limit_input_gradients(model, config, is_reentrant=config.adapter is not None and shards)
+        is_reentrant = config.adapter is not None and shards
+        limit_input_gradients(model, reads_images=config.reads_images, is_reentrant=is_reentrant)
     return trained
 
 
-def _limit_input_gradients(model: PreTrainedModel, config: RecipeConfig, *, is_reentrant: bool) -> None:
+def limit_input_gradients(model: PreTrainedModel, *, reads_images: bool, is_reentrant: bool) -> None:
     """Let recomputation send gradients no further down than to the lowest trained weight.
 
     transformers 5.23 and TRL 1.16 call `enable_input_require_grads` for recomputation: all embeddings then require a
@@ -181,7 +182,7 @@ def _limit_input_gradients(model: PreTrainedModel, config: RecipeConfig, *, is_r
     """
     if not is_reentrant:
         model.enable_input_require_grads = lambda: None
-    elif config.reads_images and not vision.trains_tower(model):
+    elif reads_images and not vision.trains_tower(model):
         llm = model.get_decoder()
         model.enable_input_require_grads = llm.enable_input_require_grads
         model.disable_input_require_grads = llm.disable_input_require_grads

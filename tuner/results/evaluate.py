@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, lays_end_to_end
 from tuner.data.encoder import Encoder, PixelMaker
+from tuner.data.holdout import Holdout
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
@@ -250,6 +252,8 @@ def rows_of(
     else:
         problem = f"{spec.description} has no validation data"
         raise UsageError(problem, where="--data", fix="Give some: --data FILE, or an id on the hub.")
+    if max_rows and (holdout := Holdout.of(block)):  # a block's `max_rows` counts all rows, also those of training
+        max_rows = min(holdout.rows_with(max_rows), block.max_rows or sys.maxsize)
     limits = {"split": split, "max_rows": max_rows}
     return block.model_copy(update={name: value for name, value in limits.items() if value is not None})
 
