@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.models import vision
 from tuner.data import mixing, readers, sources
+from tuner.data.formats import image_places
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.prepare import prepare
 from tuner.errors import DataError
@@ -216,3 +218,16 @@ def test_tokens_of_rows_with_images_are_estimated_from_their_sizes_and_the_chat_
     dataset = config.train_dataloader.dataset
     encoder = ImageEncoder.of(vision.processor(folder), dataset)
     assert size.tokens == pytest.approx(prepare(dataset, encoder, objective="sft").counts.tokens, rel=0.07)
+
+
+def test_tokens_of_images_are_estimated_for_a_model_that_is_not_here(tmp_path: Path) -> None:
+    file = BytesIO()
+    PIL.Image.new("RGB", (56, 84)).save(file, "PNG")
+    row = {"question": "<image>?" * 8, "answer": "A" * 33, "images": [image_places.data_uri(file.getvalue())] * 8}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = "qwen2_5_vl_3b_instruct_lora_custom_e1"
+    config = load(recipe, Overrides(data=str(tmp_path / "rows.jsonl"))).config
+
+    (size,) = data_rows.sources(config)
+
+    assert size.tokens == 8 * 2 * 3 + (8 + 1 + 33) // 4, "a token is 28 x 28 pixels, or 4 bytes of text"

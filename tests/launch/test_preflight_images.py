@@ -117,6 +117,7 @@ def test_a_tower_that_is_joined_is_checked_before_the_start(clip: Path, tmp_path
     assert "is truncated" in refusal(joins(tmp_path / "cut"), recipe=recipe)
     assert "does not exist" in refusal(joins(tmp_path / "absent"), recipe=recipe)
     assert "does not exist" in refusal(joins(clip, projector=str(tmp_path / "absent")), recipe=recipe)
+    assert "does not exist" in refusal(joins(clip, projector="absent"), recipe=recipe), "no projector is on the hub"
 
 
 def test_what_is_no_clip_is_no_tower(model: Path) -> None:
@@ -125,14 +126,21 @@ def test_what_is_no_clip_is_no_tower(model: Path) -> None:
     assert "is of model_type 'llava', and a LLaVA reads images with a CLIP" in text
 
 
-def test_a_new_projector_beside_an_llm_that_learns_is_warned_about(clip: Path, model: Path) -> None:
-    def warned(*sets: str) -> bool:
-        lines = preflight.check(made(*sets, recipe="tiny_full_sample_images_e1"))
-        return any("the projector is new" in line for line in lines)
+def test_a_new_projector_is_warned_about_beside_an_llm_that_learns_and_where_it_is_frozen(
+    clip: Path, model: Path
+) -> None:
+    def warning(method: str, *sets: str) -> str | None:
+        lines = preflight.check(made(*sets, recipe=f"tiny_{method}_sample_images_e1"))
+        return next((line for line in lines if line.startswith("the projector is new")), None)
 
-    assert warned(joins(clip))
-    assert not warned(joins(clip), "model.freeze=('vision', 'language')")
-    assert not warned(joins(clip, projector=str(model)))
+    learns, frozen = "the LLM learns with it", "its weights stay random"
+    saved = "adapter.modules_to_save=['multi_modal_projector']"
+    assert learns in str(warning("full", joins(clip)))
+    assert learns in str(warning("lora", joins(clip), saved))
+    assert frozen in str(warning("full", joins(clip), "model.freeze=('projector',)"))
+    assert frozen in str(warning("lora", joins(clip))) and saved in str(warning("lora", joins(clip)))
+    assert warning("full", joins(clip), "model.freeze=('vision', 'language')") is None
+    assert warning("lora", joins(clip, projector=str(model))) is None
 
 
 def test_a_learning_rate_of_a_frozen_projector_is_warned_about(model: Path) -> None:

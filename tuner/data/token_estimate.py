@@ -27,6 +27,8 @@ _PLACES = 16
 """Places of a large file that are read, a few rows at each."""
 _SMALL_BYTES = 256 * 1024
 """A file of this size is read whole."""
+_BYTES_PER_TOKEN = 4
+"""Of English text, about."""
 _MAX_CHARACTERS = 32 * 1024
 """Of a text; a longer one is encoded up to here, and its tokens are scaled."""
 
@@ -35,7 +37,7 @@ def lengths(
     files: Sequence[Path],
     rows: Rows,
     objective: str,
-    folder: Path,
+    folder: Path | None,
     chat_template: str | None,
     tokens_of_image: Callable[[tuple[int, int] | None], int] = lambda size: 0,
 ) -> tuple[int, ...]:
@@ -45,12 +47,12 @@ def lengths(
         files: Local files.
         rows: The data set that they hold: its format, columns and system prompt.
         objective: Decides between formats that share their columns.
-        folder: The model's, with its tokenizer.json.
+        folder: The model's, with its tokenizer.json; None: texts are counted by their bytes.
         chat_template: The text of the template, if the model has one.
         tokens_of_image: The tokens that an image of this size becomes; None: its file cannot be read.
     """
-    tokenizer = _tokenizer(folder / "tokenizer.json")
-    if tokenizer is None:
+    tokenizer = _tokenizer(folder / "tokenizer.json") if folder else None
+    if folder and tokenizer is None:
         return ()
     try:
         sampled = [(file, row) for file in files for row in _sampled(file, max(1, _ROWS // len(files)))]
@@ -68,10 +70,14 @@ def lengths(
         for one in samples
     ]
     texts = [_text(sample, chat_template) for sample in samples]
-    encoded = tokenizer.encode_batch([text[:_MAX_CHARACTERS] for text in texts], add_special_tokens=False)
+    begun = [text[:_MAX_CHARACTERS] for text in texts]
+    if tokenizer:
+        counts = [len(one) for one in tokenizer.encode_batch(begun, add_special_tokens=False)]
+    else:
+        counts = [len(text.encode()) // _BYTES_PER_TOKEN for text in begun]
     return tuple(
-        round(len(one) * len(text) / len(text[:_MAX_CHARACTERS])) + of_images
-        for one, text, of_images in zip(encoded, texts, shown, strict=True)
+        round(count * len(text) / len(text[:_MAX_CHARACTERS])) + of_images
+        for count, text, of_images in zip(counts, texts, shown, strict=True)
         if text
     )
 

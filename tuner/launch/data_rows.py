@@ -105,13 +105,19 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
 
 
 def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
-    """Return the tokens of sampled rows; empty if they or the model's tokenizer are not in files here."""
+    """Return the tokens of sampled rows; empty if they are not in files here.
+
+    Without the model's tokenizer they are empty too, unless the model reads images: a file's size says nothing of them.
+    """
     dataset = config.train_dataloader.dataset
     files, folder = _files(rows), paths.local(config.model.path or "")
-    if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
+    if folder is None or not paths.is_file(folder / "tokenizer.json"):
+        folder = None
+    if isinstance(files, str) or (folder is None and not config.reads_images):
         return ()
-    named = config.model.chat_template
-    text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
+    text, named = None, config.model.chat_template
+    if folder:
+        text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     tower = config.architecture.vision_config if config.reads_images and config.architecture else None
     any_size = tower is not None and not (tower.num_tokens or tower.image_size)
@@ -124,7 +130,7 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
         tower,
         (
             (dataset.image_max_pixels, dataset.image_min_pixels),
-            _pixels_of_processor(folder) if any_size else (None, None),
+            _pixels_of_processor(folder) if folder and any_size else (None, None),
         ),
     )
 
@@ -147,7 +153,7 @@ def _lengths_once(
     files: tuple[tuple[Path, int], ...],
     rows: str,
     objective: str,
-    folder: Path,
+    folder: Path | None,
     chat_template: str | None,
     tower: Tower | None,
     limits_of_pixels: tuple[_Limits, ...],

@@ -54,7 +54,8 @@ def check_model(config: RecipeConfig) -> None:
 
 def _check_vision(vision: Vision) -> None:
     for key, path in (("path", vision.path), ("projector", vision.projector)):
-        place = paths.local(path) if path else None
+        place_of = paths.local if key == "path" else paths.expanded  # no projector is on the hub
+        place = place_of(path) if path else None
         if place is None:
             continue
         where = f"model.vision.{key}"

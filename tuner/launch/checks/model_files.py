@@ -115,7 +115,11 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
     if config.optim_wrapper.optimizer.projector_lr and is_frozen:
         trained = "With an adapter, adapter.vision=True trains it" if adapter else "Take it out of model.freeze"
         yield f"optim_wrapper.optimizer.projector_lr has no effect: the projector is frozen. {trained}."
-    if vision and vision.projector is None and "language" not in model.freeze:
+    if vision and vision.projector is None and is_frozen:
+        trained = "adapter.modules_to_save=['multi_modal_projector']" if adapter else "model.freeze without 'projector'"
+        taken = "take the projector of a run: --set model.vision.projector=RUN"
+        yield f"the projector is new and frozen, so its weights stay random. Train it with {trained}, or {taken}."
+    elif vision and vision.projector is None and "language" not in model.freeze:
         first = "LLaVA first trains the projector alone (docs/vision.md)"
         then = "take the projector of such a run: --set model.vision.projector=RUN"
         yield f"the projector is new, and the LLM learns with it from the first step. {first}; {then}."
