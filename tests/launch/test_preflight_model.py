@@ -279,6 +279,8 @@ def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names
 
     assert "has no chat template" in refusals(place)
     assert "--set model.chat_template=chatml" in refusals(place)
+    for check in (preflight.inspect, preflight.inspect_elsewhere):
+        assert ["has no chat template" in str(one) for one in check(plan(place))] == [True]
     assert preflight.check(plan(place, "model.chat_template=chatml")) == ()
     (place / "chat_template.jinja").write_text("{{ messages }}")
     assert preflight.check(plan(place)) == ()

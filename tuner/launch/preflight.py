@@ -77,6 +77,7 @@ def _generation(name: str) -> Check:
 
 
 _ELSEWHERE: tuple[Check, ...] = (
+    _streamed,
     model_files.architecture,
     model_files.images,
     model_files.tower,
@@ -84,15 +85,14 @@ _ELSEWHERE: tuple[Check, ...] = (
     model_files.context,
     model_files.packed,
     model_files.adapted_layers,
+    model_files.chat_template,
     _teacher,
 )
 """What this machine can check for a run on others; all other checks are about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
     few_steps,
-    _streamed,
     *_ELSEWHERE,
     model_files.kernels,
-    model_files.chat_template,
     gpus.attention,
     gpus.four_bits,
     gpus.liger,
@@ -146,7 +146,7 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    quick_checks = (*_ELSEWHERE, few_steps, _streamed, _deepspeed("unknown"))
+    quick_checks = (*_ELSEWHERE, few_steps, _deepspeed("unknown"))
     if quick:
         return _judge(run, *quick_checks, _fit)
     from tuner.launch.checks import inputs  # as in `_inputs`
