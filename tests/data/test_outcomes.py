@@ -138,3 +138,10 @@ def test_the_list_of_the_cache_is_the_list_of_the_first_time(jsonl: Write, token
 
     assert first.outcomes_file == again.outcomes_file
     assert list(first.changed()) == list(again.changed()) == [json.loads(first.outcomes_file.read_text())]
+
+
+def test_rows_with_empty_answers_alone_are_not_told_as_too_long(jsonl: Write, tokenizer: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        prepare(Settings(str(jsonl([conversation("one", "")] * 3))), TextEncoder(tokenizer), objective="sft")
+
+    assert str(caught.value).endswith("to train on: 3 dropped: every answer is empty. Correct the rows.")

@@ -343,12 +343,18 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
             fix="Use another share, validation data of its own (--val FILE), or none (--val-split 0).",
         )
     if not counts.kept:
-        problem = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
-        reasons = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))
-        if {total.reason for total in tally.totals()} == {NO_ANSWER}:
+        reasons = {total.reason for total in tally.totals()}
+        if reasons == {NO_ANSWER}:
             problem = f"none of the {counts.read} rows has an assistant message, so there is nothing to train on"
             raise DataError(problem, where=place, fix="End each conversation with an assistant turn.")
-        raise DataError(f"{problem}: {reasons}", where=place, fix="Raise dataset.max_length, or check the rows.")
+        is_about_length = any("max_length" in reason for reason in reasons)
+        within = f" within max_length={dataset.max_length}" if is_about_length else ""
+        counted = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))
+        raise DataError(
+            f"none of the {counts.read} rows has a token to train on{within}: {counted}",
+            where=place,
+            fix="Raise dataset.max_length, or check the rows." if is_about_length else "Correct the rows.",
+        )
 
 
 def _sha256_of(rows: datasets.Dataset) -> str:
