@@ -64,6 +64,17 @@ def test_layers_that_the_model_does_not_have_get_no_adapter_without_a_message(tm
     assert warning.endswith("has no layer 'v_prj', which gets no adapter. Did you mean 'v_proj'?")
 
 
+def test_a_reward_model_is_trained_on_scores_alone(tmp_path: Path) -> None:
+    path = folder(tmp_path / "rm", {**LLAMA, "architectures": ["LlamaForSequenceClassification"]})
+
+    (refusal,) = model_files.architecture(plan(path))
+
+    assert str(refusal).endswith(
+        "is a reward model: it scores answers and cannot write any. Give the model that it was trained from."
+    )
+    assert list(model_files.architecture(made(model=str(path), recipe="tiny_reward_full_sample_e1"))) == []
+
+
 def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
     import transformers
     from transformers.models.auto import modeling_auto

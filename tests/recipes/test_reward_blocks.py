@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,23 @@ def test_a_text_is_the_block_of_its_type() -> None:
     first, second = _read([{"type": "format", "pattern": "a.*", "weight": 2}, "my_rewards.py:length"])
     assert isinstance(first, FormatReward) and first.weight == 2.0
     assert isinstance(second, OwnReward) and (second.name, second.file) == ("length", "my_rewards.py")
+
+
+def test_a_run_that_trained_a_reward_model_means_its_result(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    base = {"model_type": "llama", "vocab_size": 256, "max_position_embeddings": 512, **sizes}
+    for folder, name, facts in (
+        ("base", "config.json", base),
+        ("run/final", "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / name).write_text(json.dumps(facts))
+    reward = f"objective.rewards=[dict(type='model', path={str(tmp_path / 'run')!r})]"
+
+    (block,) = loading.load("tiny_grpo_lora_custom_e1", Overrides(pairs=[("--set", reward)])).config.objective.rewards
+
+    assert block.path == str(tmp_path / "run" / "final")
+    assert block.architecture["hidden_size"] == 64, "the plan counts its base"
 
 
 def test_a_written_reward_is_read_as_the_same() -> None:

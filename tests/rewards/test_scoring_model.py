@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from tests.data.conftest import make_tokenizer
@@ -45,3 +46,22 @@ def test_a_reward_model_scores_prompt_and_completion_together(tmp_path: Path) ->
 def test_a_model_that_generates_is_no_reward_model(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"no weights for score.weight, so it is not a reward model"):
         _saved(tmp_path, LlamaForCausalLM)(["Why?"], ["No."])
+
+
+@pytest.mark.long
+def test_an_adapter_on_a_base_without_a_head_scores_and_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = LlamaForCausalLM(LlamaConfig(pad_token_id=0, **SHAPE))
+    base.save_pretrained(tmp_path / "base")
+    scores = LlamaForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+    get_peft_model(scores, LoraConfig(task_type="SEQ_CLS", r=2)).save_pretrained(tmp_path / "adapter")
+    make_tokenizer().save_pretrained(tmp_path / "adapter")
+    block = ModelReward(type="model", path=str(tmp_path / "adapter"), batch_size=2, timeout=120.0)
+    capfd.readouterr()
+
+    (reward,) = reward_functions((block,), folder=tmp_path)
+
+    assert len(reward(["Why?"], ["No."])) == 1
+    reward.close()
+    assert capfd.readouterr() == ("", "")

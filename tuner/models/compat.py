@@ -166,7 +166,7 @@ def processor(path: str, **options: object) -> ProcessorMixin:
 
 
 def _settings_of_videos(path: str, **options: object) -> object:
-    """Return the settings of a processor of videos as transformers finds them, perhaps in the file of images; or None."""
+    """Return the settings of a processor of videos where transformers finds them: perhaps in the file of images."""
     try:
         return BaseVideoProcessor.get_video_processor_dict(path, **options)[0]
     except OSError:

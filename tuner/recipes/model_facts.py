@@ -446,10 +446,15 @@ def _settle_rewards(merged: Merged) -> None:
     if not isinstance(rewards, list | tuple):
         return
     settled = [
-        {**one, "architecture": facts_of(one["path"], None)[0]}
+        {**one, **_of_reward_model(one["path"])}
         if isinstance(one, dict) and one.get("type") == "model" and isinstance(one.get("path"), str)
         else one
         for one in rewards
     ]
     if settled != [*rewards]:
         merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(settled)}}))
+
+
+def _of_reward_model(path: str) -> JsonObject:
+    result = starting_weights.result_of(path) or path
+    return {"path": result, "architecture": facts_of(starting_weights.find(result, ".".join(_REWARDS)).path, None)[0]}

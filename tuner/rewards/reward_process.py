@@ -13,12 +13,14 @@ import importlib
 import importlib.util
 import inspect
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -199,6 +201,11 @@ def _scoring_model(block: ModelReward) -> Reward:
     import torch  # few rewards are models
     import transformers
 
+    # What they print would stand in the output of `tuner check`: the head of an adapter's base is reported as missing.
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(block.path)
         model = _load(block.path)

@@ -228,6 +228,7 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(problem, where=TEACHER, fix="A newer transformers may support it.")
     place = _model_folder(taught_by.path)
     if place is not None:
+        yield from filter(None, [model_files.only_scores(place, TEACHER)])
         yield from model_files.missing_weights(place, TEACHER)
 
 

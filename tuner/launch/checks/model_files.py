@@ -56,6 +56,9 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         )
         return
     recipe = run.recipe.config
+    if not recipe.objective.facts.scores and (error := only_scores(place, _WHERE)):
+        yield error
+        return
     kind = read_type(place) if recipe.model.vision else config.get("model_type")
     # A LLaVA made of two folders has the LLM's type here.
     known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images and not recipe.model.vision)
@@ -82,6 +85,15 @@ def _of_images_alone(recipe: RecipeConfig, kind: str) -> ModelError:
     others = " or ".join(filter(takes_images, OBJECTIVES))
     message = f"{problem}, and objective {recipe.objective.type!r} trains on text alone"
     return ModelError(message, where=_WHERE, fix=f"Train it with objective {others}, or use a model of text.")
+
+
+def only_scores(place: Path, where: str) -> ModelError | None:
+    """Return an error if the model in a folder is a reward model, which has no head that writes tokens."""
+    classes = read_json_object(place / "config.json").get("architectures")
+    if not isinstance(classes, list) or not any(str(one).endswith("ForSequenceClassification") for one in classes):
+        return None
+    problem = f"{str(place)!r} is a reward model: it scores answers and cannot write any"
+    return ModelError(problem, where=where, fix="Give the model that it was trained from.")
 
 
 def weights(run: ResolvedRun) -> Iterator[Finding]:
