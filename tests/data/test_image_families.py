@@ -8,6 +8,7 @@ import PIL.Image
 import pytest
 from transformers import AutoTokenizer, Gemma3Processor, Llama4Config
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.video_processing_utils import BaseVideoProcessor
 
 from tests.models import vision
 from tuner import assets
@@ -58,6 +59,16 @@ def test_the_settings_of_videos_and_sound_are_saved_with_the_processor_of_a_gemm
     assert after["video_processor"] is None, "so transformers reads the other file"
     assert videos == before["video_processor"]
     assert after["feature_extractor"]["sampling_rate"] == before["feature_extractor"]["sampling_rate"]
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl"])
+def test_plain_transformers_finds_the_same_settings_of_videos_in_a_saved_processor(kind: str, tmp_path: Path) -> None:
+    folder = vision.make(kind, tmp_path / "model")
+
+    vision.processor(folder).save_pretrained(tmp_path / "saved")
+
+    before, after = (BaseVideoProcessor.get_video_processor_dict(one)[0] for one in (folder, tmp_path / "saved"))
+    assert after == before
 
 
 def test_a_llama_4_is_not_trained_on_images(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -129,3 +131,14 @@ def test_a_decompression_bomb_is_refused_by_its_header(side: int) -> None:
     assert "million pixels" in str(refusal(bomb))
     with pytest.raises(DataError):
         images.size_of(bomb)
+
+
+def test_the_refusal_of_a_decompression_bomb_comes_without_a_warning_of_pillow(tmp_path: Path) -> None:
+    PIL.Image.new("1", (12_000, 8_000)).save(tmp_path / "huge.png")
+    program = "import sys; from tuner.data.images import size_of, Image; size_of(Image(path=sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(tmp_path / "huge.png")]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert "has 12,000 x 8,000 pixels" in done.stderr
+    assert "DecompressionBombWarning" not in done.stderr

@@ -5,6 +5,7 @@ It does not know where a row has its images, nor what a processor makes of the p
 
 from __future__ import annotations
 
+import warnings
 from base64 import b64encode
 from contextlib import contextmanager
 from io import BytesIO
@@ -26,6 +27,7 @@ MAX_PIXELS = 89_478_485
 THUMBNAIL_SIDE = 96
 MIN_SIDE = 2
 """Pixels. Pictures of one pixel stand in web pages to count visits; they show nothing."""
+warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # such an image is refused here, with its row
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's other formats run programs (EPS) or hold no photographs."""
 _TURNS = {

@@ -28,8 +28,9 @@ from transformers import (
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.integrations import sdpa_attention
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-from transformers.utils import cached_file, is_torchvision_available
+from transformers.utils import is_torchvision_available
 from transformers.utils.loading_report import LoadStateDictInfo
+from transformers.video_processing_utils import BaseVideoProcessor
 
 from tuner.errors import MachineError
 from tuner.machine.libraries import KERNELS, require_names
@@ -156,14 +157,20 @@ def processor(path: str, **options: object) -> ProcessorMixin:
     written, _ = kind.get_processor_dict(path, **options)
     taken = inspect.signature(kind.__init__).parameters
     values = {key: value for key, value in written.items() if key in taken and key not in kind.get_attributes()}
-    file = cached_file(path, _VIDEOS_FILE, _raise_exceptions_for_missing_entries=False, **options)
-    videos = json.loads(Path(file).read_text(encoding="utf-8")) if file else written.get(_VIDEOS)
-    without = _without_videos(kind, videos)
+    without = _without_videos(kind, _settings_of_videos(path, **options))
     parts = {name: auto.from_pretrained(path, **options) for name, auto in _PARTS.items() if name in taken}
     loaded = without(video_processor=None, **parts, **values)
     # Not before: the constructor of transformers counts its arguments.
     without.get_attributes = classmethod(lambda cls: [part for part in kind.get_attributes() if part != _VIDEOS])
     return loaded
+
+
+def _settings_of_videos(path: str, **options: object) -> object:
+    """Return the settings of a processor of videos where transformers finds them: perhaps in the file of images."""
+    try:
+        return BaseVideoProcessor.get_video_processor_dict(path, **options)[0]
+    except OSError:
+        return None
 
 
 def _without_videos(kind: type[ProcessorMixin], videos: object) -> type[ProcessorMixin]:
