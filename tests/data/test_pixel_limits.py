@@ -14,7 +14,7 @@ from tests.models import vision
 from tuner.data.image_batches import BatchImages, PixelLoader
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.layouts import IMAGES
-from tuner.data.prepare import prepare
+from tuner.data.prepare import describe, prepare
 from tuner.errors import DataError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -71,7 +71,8 @@ def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_m
     dataset, encoder = of_rows(tmp_path, asked("Red."))
     encoder = ImageEncoder.of(encoder.processor, dataset := dataset.model_copy(update=limit))
 
-    row = prepare(dataset, encoder, objective="sft").dataset[0]
+    prepared = prepare(dataset, encoder, objective="sft")
+    row = prepared.dataset[0]
     pixels = PixelLoader(encoder, 0).pixels(BatchImages(row[IMAGES]))
 
     assert pixels is not None
@@ -80,3 +81,5 @@ def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_m
     )
     assert sum(one == encoder.image_id for one in row["input_ids"]) == tokens
     assert sum(len(one) for one in features.pooler_output) == tokens
+    shape = f"1 sample of at most {dataset.max_length} tokens, 1 image, "
+    assert describe(prepared).startswith(f"train: 1 row of format 'messages' (detected) -> {shape}")

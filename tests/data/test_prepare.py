@@ -212,7 +212,9 @@ def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokeni
 
     counts = packed.counts
     end = f"{counts.trained_tokens} of {counts.tokens} tokens trained, 0 truncated, 0 dropped"
-    shape = f"{counts.packed_rows} packed rows of 64 tokens, {counts.efficiency:.1%} full"
+    shape = (
+        f"{counts.packed_rows} packed row{'s' * (counts.packed_rows > 1)} of 64 tokens, {counts.efficiency:.1%} full"
+    )
     assert describe(packed) == f"train: 3 rows of format 'messages' (detected) -> {shape}, {end}"
     assert describe(cut, "validation") == (
         f"validation: 3 rows of format 'messages' -> 3 samples of at most 64 tokens, {end}"

@@ -53,14 +53,14 @@ def _side(name: str) -> tuple[str, str]:
     return f"{name}_ids", f"{name}_labels"
 
 
-_PAIRS = Layout("pairs, each side", {"chosen": _side("chosen"), "rejected": _side("rejected")})
-_SAMPLES = Layout("samples", {"samples": ("input_ids", "labels")}, ("seq_lengths", _TOKENS))
+_PAIRS = Layout("pair", {"chosen": _side("chosen"), "rejected": _side("rejected")})
+_SAMPLES = Layout("sample", {"samples": ("input_ids", "labels")}, ("seq_lengths", _TOKENS))
 _LAYOUTS: dict[RowKind, Layout] = {
     "conversations": _SAMPLES,
     "texts": _SAMPLES,
     "pairs": _PAIRS,
-    "prompts": Layout("prompts", {"prompt": ("prompt_ids", "prompt_labels")}, ("row", pa.string())),
-    "judged": Layout("judged answers", {"answer": _side("answer")}, ("is_good", pa.bool_())),
+    "prompts": Layout("prompt", {"prompt": ("prompt_ids", "prompt_labels")}, ("row", pa.string())),
+    "judged": Layout("judged answer", {"answer": _side("answer")}, ("is_good", pa.bool_())),
 }
 
 

@@ -146,7 +146,7 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     tokens = "" if generates else f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
     head = (
         f"{name}: {rows} -> {_shape(prepared)}, "
-        f"{tokens}"
+        f"{'' if prepared.num_images is None else _number(prepared.num_images, 'image') + ', '}{tokens}"
         f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
         f"{counts.dropped:,} dropped"
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
@@ -157,20 +157,27 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else [])])
 
 
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def _rows_of(one: SetCounts) -> str:
-    return f"{one.read:,} rows of format {one.format!r}{' (detected)' if one.detected else ''}"
+    return f"{_number(one.read, 'row')} of format {one.format!r}{' (detected)' if one.detected else ''}"
 
 
 def _shape(prepared: Prepared) -> str:
     counts = prepared.counts
     if facts_of(prepared.objective).is_judged:
-        noun = layouts.of(prepared.objective).noun
-        return f"{counts.kept:,} {noun} of at most {counts.max_length:,} tokens (packing does not apply)"
+        layout = layouts.of(prepared.objective)
+        each = ", each side" * (len(layout.sides) > 1)
+        kept = _number(counts.kept, layout.noun)
+        return f"{kept}{each} of at most {counts.max_length:,} tokens (packing does not apply)"
     if facts_of(prepared.objective).generates:
-        return f"{counts.kept:,} prompts of at most {counts.max_length:,} tokens"
+        return f"{_number(counts.kept, 'prompt')} of at most {counts.max_length:,} tokens"
     if counts.packing:
-        return f"{counts.packed_rows:,} packed rows of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
-    return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
+        rows = _number(counts.packed_rows, "packed row")
+        return f"{rows} of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
+    return f"{_number(counts.packed_rows, 'sample')} of at most {counts.max_length:,} tokens"
 
 
 def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.compute as pc
 
-from tuner.data import outcomes
+from tuner.data import layouts, outcomes
 from tuner.data.outcomes import Counts, Total
 
 ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
@@ -53,6 +54,13 @@ class Prepared:
         totals = tuple(Total(**one) for one in facts["changes"])
         counts = Counts(**facts["counts"])
         return cls(rows, counts, sets, objective, facts["sha256"], totals, folder / OUTCOMES_FILE)
+
+    @property
+    def num_images(self) -> int | None:
+        """The images of all rows; None if the model reads text alone."""
+        if layouts.IMAGES not in self.dataset.column_names:
+            return None
+        return int(pc.sum(pc.list_value_length(self.dataset.data.column(layouts.IMAGES))).as_py() or 0)
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, by reason too, as plain values."""
