@@ -30,8 +30,8 @@ def high_rate(run: ResolvedRun) -> Iterator[Finding]:
     optimizer = run.recipe.config.optim_wrapper.optimizer
     if "Adam" in optimizer.type and optimizer.lr > _HIGH_RATE:
         yield (
-            f"lr = {optimizer.lr:g} is likely to destroy what the model knows: with {optimizer.type}, 2e-4 is usual for "
-            "an adapter and 2e-5 for all weights."
+            f"lr = {optimizer.lr:g} is likely to destroy what the model knows: with {optimizer.type}, 2e-4 is usual "
+            "for an adapter and 2e-5 for all weights."
         )
 
 
