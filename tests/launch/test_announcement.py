@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,16 @@ def test_the_first_line_is_the_model_its_method_and_what_is_trained(values: dict
     found = lines(made(**values, hardware=EIGHT))
 
     assert found[0] == f"model: {expected}"
+
+
+def test_an_adapter_that_is_trained_further_is_named(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    (tmp_path / "adapter_model.safetensors").touch()
+
+    found = lines(made(f"adapter.path={tmp_path}", recipe="qwen3_8b_lora_alpaca_e1", hardware=EIGHT))
+
+    assert found[0].startswith(f"model: Qwen/Qwen3-8B with the adapter {tmp_path} (LoRA, SFT), ")
 
 
 def test_on_gpus_there_are_seven_lines_in_one_order_and_then_the_warnings() -> None:

@@ -128,3 +128,12 @@ def test_a_bug_in_a_check_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(ZeroDivisionError):
         preflight.check(made())
+
+
+def test_a_rate_that_destroys_a_model_is_told_before_the_start() -> None:
+    def told(*sets: str) -> list[str]:
+        return [str(one) for one in preflight.inspect(made(*sets)) if str(one).startswith("lr = ")]
+
+    (warning,) = told("lr=1e-1")
+    assert warning.startswith("lr = 0.1 is likely to destroy what the model knows: with AdamW, 2e-4 is usual")
+    assert told("lr=3e-3") == told("lr=1e-1", "optimizer.type=SGD") == []

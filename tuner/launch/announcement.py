@@ -55,7 +55,8 @@ def _model(recipe: Recipe) -> str:
     if request and has_no_recipe and request.overrides.method is None:
         method += "; --method chooses another"
     joined = f" and {config.model.vision.path}" if config.model.vision else ""
-    text = f"{config.model.path}{joined} ({method})"
+    continued = f" with the adapter {config.adapter.path}" if config.adapter and config.adapter.path else ""
+    text = f"{config.model.path}{joined}{continued} ({method})"
     if architecture is None or not has_formula(architecture):
         return text
     trained, total = count(config, architecture).trainable, num_parameters(architecture)

@@ -15,12 +15,24 @@ from tuner.launch.steps import too_few
 from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
+_HIGH_RATE = 1e-2
+"""Above it even a small new model rarely learns with Adam."""
 
 
 def few_steps(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run of too few optimizer steps."""
     if warning := too_few(run.recipe.config, run.batch, run.steps):
         yield warning
+
+
+def high_rate(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a learning rate that is likely a slip of the keys: 1e-1 for 1e-4."""
+    optimizer = run.recipe.config.optim_wrapper.optimizer
+    if "Adam" in optimizer.type and optimizer.lr > _HIGH_RATE:
+        yield (
+            f"lr = {optimizer.lr:g} is likely to destroy what the model knows: with {optimizer.type}, 2e-4 is usual "
+            "for an adapter and 2e-5 for all weights."
+        )
 
 
 def _streamed(run: ResolvedRun) -> Iterator[Finding]:
@@ -77,6 +89,7 @@ def _generation(name: str) -> Check:
 
 
 _ELSEWHERE: tuple[Check, ...] = (
+    high_rate,
     _streamed,
     model_files.architecture,
     model_files.images,

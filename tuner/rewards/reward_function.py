@@ -233,7 +233,8 @@ def _trial_mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardEr
     numbers = [outcome for outcome in outcomes if isinstance(outcome, float)]
     if not numbers:
         problem = f"the reward {reward.__name__!r} has no number for any of the first {len(rows)} rows"
-        return RewardError(problem, where=reward.place, fix="Check the column of the right answer.")
+        fix = "Check the column of the right answer, or choose another reward: --reward NAME, or FILE.py:FUNCTION."
+        return RewardError(problem, where=reward.place, fix=fix)
     has_answers = any(row.columns.get(column) is not None for row in rows)  # empty completions alone may be alike
     is_constant = has_answers and len(set(numbers)) == 1 and len(numbers) > 1
     if is_constant and reward.block.varies and getattr(reward.block, "trial", True):
