@@ -32,11 +32,23 @@ def _findings(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", [*catalog.presets(), "zero2", "none", TINY, "internlm2_chat_7b_qlora_oasst1_e3"])
+@pytest.mark.parametrize("name", [*catalog.presets(), "zero2", "none", TINY])
 def test_what_ships_is_right(tuner: Tuner, name: str) -> None:
     result = tuner("check", name)
 
     assert (result.code, result.out) == (0, f"{name}: no problems\n")
+
+
+def test_what_is_on_the_hub_is_not_looked_up_and_named(tuner: Tuner) -> None:
+    name, on_hub = (
+        "internlm2_chat_7b_qlora_oasst1_e3",
+        ["internlm/internlm2-chat-7b", "timdettmers/openassistant-guanaco"],
+    )
+
+    result = tuner("check", name)
+
+    assert (result.code, result.out) == (0, f"{name}: no problems; not looked up on the hub: {', '.join(on_hub)}\n")
+    assert json.loads(tuner("check", name, "--json").out)["on_hub"] == on_hub
 
 
 def test_all_findings_of_a_json_are_told_with_line_and_column(tuner: Tuner, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,9 +17,6 @@ from tuner.cli.options import (
     refuse_changes,
 )
 from tuner.errors import visible
-
-if TYPE_CHECKING:
-    from tuner.launch.checking import Report
 
 _WRONG = 2
 
@@ -68,12 +63,6 @@ def command(
     else:
         for one in report.findings:
             click.echo(str(one))
-        click.echo(visible(f"{report.name}: {_counted(report)}"))
+        click.echo(visible(f"{report.name}: {report.verdict}"))
     if not report.ok:
         click.get_current_context().exit(_WRONG)
-
-
-def _counted(report: Report) -> str:
-    counts = {severity: sum(one.severity == severity for one in report.findings) for severity in ("error", "warning")}
-    parts: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
-    return ", ".join(parts) or "no problems"

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from tuner import paths
 from tuner.errors import TunerError, visible
 from tuner.files import JsonObject
 from tuner.launch import final_config, fitting, machine_facts, preflight, targets
@@ -19,6 +20,7 @@ from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
 from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
 from tuner.zero.config import AUTO, Document
@@ -52,6 +54,8 @@ class Report:
 
     name: str
     findings: list[Finding] = field(default_factory=list)
+    on_hub: list[str] = field(default_factory=list)
+    """The models and data that a check does not look up: they are on the hub."""
 
     @property
     def ok(self) -> bool:
@@ -62,15 +66,17 @@ class Report:
         more = len(self.findings) - _MAX_SHOWN
         lines = [f"  {brief(one)}" for one in self.findings[:_MAX_SHOWN]]
         return "\n".join(
-            (f"Check of {self.name!r}: {self._verdict()}", *lines, *([f"  and {more} more"] if more > 0 else []))
+            (f"Check of {self.name!r}: {self.verdict}", *lines, *([f"  and {more} more"] if more > 0 else []))
         )
 
     def _repr_html_(self) -> str:
-        verdict = Mark(self._verdict(), self.ok)
+        verdict = Mark(self.verdict, self.ok)
         rows = [(one.severity, one.what, one.where or "", one.fix or "") for one in self.findings]
         return table([("result", verdict, "", ""), *rows], title=f"Check of {self.name}")
 
-    def _verdict(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """How many errors and warnings there are, and which models and data of the hub were not looked up."""
         errors = sum(one.severity == "error" for one in self.findings)
         warnings = len(self.findings) - errors
         parts = [
@@ -78,11 +84,13 @@ class Report:
             for count, name in ((errors, "error"), (warnings, "warning"))
             if count
         ]
-        return ", ".join(parts) or "no mistakes"
+        found = ", ".join(parts) or "no problems"
+        return f"{found}; not looked up on the hub: {', '.join(self.on_hub)}" if self.on_hub else found
 
     def to_json(self) -> JsonObject:
         """Return the report as plain values."""
-        return {"name": self.name, "ok": self.ok, "findings": [asdict(one) for one in self.findings]}
+        findings = [asdict(one) for one in self.findings]
+        return {"name": self.name, "ok": self.ok, "findings": findings, "on_hub": self.on_hub}
 
     def error(self, error: TunerError) -> None:
         """Add an error, and each error that it holds."""
@@ -157,6 +165,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
             named = request.deepspeed
             _config(report, lambda: choice.open_config(named, "--deepspeed"))
         return
+    report.on_hub = _on_hub(loaded.config)
     report.attempt(lambda: loading.refuse_functions(loaded, allow_code=request.allow_code))
     report.attempt(lambda: loading.refuse_command(loaded, allow_code=request.allow_code))
     report.attempt(lambda: path_checks.check_model(loaded.config))
@@ -167,6 +176,15 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     _settled(report, loaded, request.deepspeed, machines, environ)
     if report.ok:
         _machine(report, request, machines, environ)
+
+
+def _on_hub(config: RecipeConfig) -> list[str]:
+    """Return the paths of the model, the tower, the teacher and the data that are on the hub."""
+    models = [config.model, config.model.vision, config.objective.taught_by]
+    named = [one.path for one in models if one] + [
+        rows.path for loader in config.loaders.values() for rows in loader.dataset.shares
+    ]
+    return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
 
 
 def _machine(report: Report, request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
