@@ -228,7 +228,9 @@ class ProgressBar:
         if "loss" in logs:
             self.text = "  ".join(_step_values(logs, num_ranks))
         text = self.text
-        if "eval_loss" in logs:
+        if f"eval_{REWARD}" in logs:  # the loss is minus that
+            text = f"validation {REWARD} {logs[f'eval_{REWARD}']:.3f}"
+        elif "eval_loss" in logs:
             text = f"validation loss {logs['eval_loss']:.4f}{_beside_loss(logs, 'eval_')}{_answers(logs)}"
         if step == self.first:  # a validation before the first step does not count as time of steps
             self.began = time.monotonic()
