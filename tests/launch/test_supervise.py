@@ -355,7 +355,7 @@ def test_the_signals_are_given_back(run: RunDirectory) -> None:
 
 # Signals
 
-STOPPING = "Stopping: the run ends its step and saves a checkpoint. A second Ctrl-C kills it.\n"
+STOPPING = "Stopping. A run in a step ends the step and saves a checkpoint first. A second Ctrl-C kills it.\n"
 """What a person at the keyboard reads at once, however long the step takes."""
 
 

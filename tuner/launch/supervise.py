@@ -277,7 +277,7 @@ class _Watch:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
             self.end()
             if self.forwarded == signal.SIGINT:
-                _say("Stopping: the run ends its step and saves a checkpoint. A second Ctrl-C kills it.")
+                _say("Stopping. A run in a step ends the step and saves a checkpoint first. A second Ctrl-C kills it.")
 
     def look(self) -> None:
         """Note the ranks and end late ones, once a second: the search reads every process of the machine."""
