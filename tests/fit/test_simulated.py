@@ -56,6 +56,6 @@ WHOLE = [point for point in POINTS if point not in KINDS]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", WHOLE[::2], ids=str)  # python -m bench simulate compares them all
+@pytest.mark.parametrize("point", WHOLE[::3], ids=str)  # python -m bench simulate compares them all
 def test_the_estimate_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
     check(point, tmp_path)
