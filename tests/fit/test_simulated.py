@@ -24,11 +24,12 @@ def check(point: Point, folder: Path) -> None:
     assert LEAST <= found.off_by <= MOST, f"{found.off_by:+.1%}\n{both}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param(replace(point, layers=4), marks=() if number == 2 else pytest.mark.long)
-        for number, point in enumerate(IMAGES)
+        replace(point, layers=4)
+        for point in IMAGES
         if not (point.model.startswith("Qwen") and point.method == "full" and point.zero < 3)  # minutes: of three ranks
     ],
     ids=str,

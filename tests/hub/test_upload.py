@@ -47,6 +47,7 @@ def files_of(run: RunDirectory) -> list[bytes]:
     return [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]
 
 
+@pytest.mark.long
 def test_the_result_of_a_run_arrives_as_export_would_push_it_and_the_run_says_where(
     hub: Hub, run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ def by_mmengine(path: Path) -> Any:
     return typed(mmengine_config().fromfile(path).to_dict())
 
 
+@pytest.mark.long
 @each(SHIPPED)
 def test_a_shipped_file_has_the_value_that_mmengine_reads(path: Path) -> None:
     assert typed(read_file(path).values) == by_mmengine(path)

@@ -148,6 +148,7 @@ def test_a_disturbed_job_ends_with_the_losses_of_an_undisturbed_one(
     assert len(job.losses()) == STEPS
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_job_is_left")
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(
     cluster: Cluster, tmp_path: Path, recipe: Path
