@@ -109,12 +109,12 @@ def speed(size: str, method: str, tool: str, folder: Path) -> dict[str, Any]:
 
 
 def flops_per_token(config: Any) -> float:
-    from tuner.fit.parameters import active_parameters, count, num_parameters
+    from tuner.fit.parameters import active_parameters, backward_share, trained_share
     from tuner.fit.step_time import flops_of_step
 
     facts = config.architecture
-    share = min(1.0, count(config, facts).trainable / num_parameters(facts))
-    return flops_of_step(active_parameters(facts), share, 1, recompute=False)
+    trained, passed = trained_share(config, facts), backward_share(config, facts)
+    return flops_of_step(active_parameters(facts), trained, 1, recompute=False, backward_share=passed)
 
 
 def planned_bytes(made: Any) -> float:

@@ -144,9 +144,10 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     rows = _rows_of(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
     generates = facts_of(prepared.objective).generates
     tokens = "" if generates else f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
+    num_images = prepared.num_images
+    images = "" if num_images is None else f"{_number(num_images, 'image')}, "
     head = (
-        f"{name}: {rows} -> {_shape(prepared)}, "
-        f"{'' if prepared.num_images is None else _number(prepared.num_images, 'image') + ', '}{tokens}"
+        f"{name}: {rows} -> {_shape(prepared)}, {images}{tokens}"
         f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
         f"{counts.dropped:,} dropped"
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"

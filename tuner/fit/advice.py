@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tuner.fit.estimate import frozen_bytes, peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
-from tuner.fit.parameters import active_parameters, backward_share, count, num_parameters
+from tuner.fit.parameters import active_parameters, backward_share, count, trained_share
 from tuner.fit.shares import data_parallel_ranks, possible
 from tuner.fit.step_time import Cluster, Traffic, flops_of_step, step_time, zero_traffic
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
@@ -232,7 +232,7 @@ def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
     width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
     return flops_of_step(
         active_parameters(architecture),
-        min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
+        trained_share(recipe, architecture),
         recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
         recompute=recipe.split.recompute,
         attention=2.0 * width * recipe.train_dataloader.dataset.max_length,

@@ -257,6 +257,11 @@ def of_tower(architecture: Architecture) -> dict[AnyPart, int]:
     return {"vision": layers + patches + positions + begin_and_end, "projector": of_projector}
 
 
+def trained_share(recipe: RecipeConfig, architecture: Architecture) -> float:
+    """Return the part of the parameters that is trained."""
+    return min(1.0, count(recipe, architecture).trainable / num_parameters(architecture))
+
+
 def backward_share(recipe: RecipeConfig, architecture: Architecture) -> float:
     """Return the part of the LLM's parameters that gradients pass through: not the layers below the trained ones."""
     last = recipe.train_cfg.trainable_layers

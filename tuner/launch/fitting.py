@@ -10,7 +10,7 @@ from tuner.files import JsonObject
 from tuner.fit.activations import default_attention
 from tuner.fit.estimate import peak_on
 from tuner.fit.levels import Fit, Level
-from tuner.fit.parameters import active_parameters, backward_share, count, has_formula, num_parameters
+from tuner.fit.parameters import active_parameters, backward_share, has_formula, trained_share
 from tuner.fit.sizes import gib
 from tuner.launch.machine_facts import fit_machines, slowest_gpu
 from tuner.machine import libraries
@@ -91,9 +91,8 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
         return None
     from tuner.fit.step_time import flops_of_step  # only runs on GPUs need it
 
-    share = min(1.0, count(config, architecture).trainable / num_parameters(architecture))
-    passes = backward_share(config, architecture)
-    flops = flops_of_step(active_parameters(architecture), share, 1, recompute=False, backward_share=passes)
+    trained, passed = trained_share(config, architecture), backward_share(config, architecture)
+    flops = flops_of_step(active_parameters(architecture), trained, 1, recompute=False, backward_share=passed)
     return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
 
 
