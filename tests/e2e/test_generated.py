@@ -12,7 +12,7 @@ import pytest
 import tuner
 from tests.e2e.runs import environment
 from tests.e2e.warm import warm
-from tuner.errors import UsageError
+from tuner.errors import RewardError, UsageError
 
 REWARD = """
 def vowels(completions, **columns):
@@ -117,3 +117,6 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     metrics = tuner.evaluate(tmp_path / "run", data=rows, max_rows=16, batch_size=4, allow_code=True).metrics
     assert metrics["reward"] == metrics["rewards/vowels"] > at_first + 0.2
     assert 0 < metrics["completion_length"] <= 8
+    (tmp_path / "rewards.py").write_text("def vowels(completions, **columns):\n    raise ValueError('none')\n")
+    with pytest.raises(RewardError, match="the reward 'vowels' failed, or returned None, for every completion"):
+        tuner.evaluate(tmp_path / "run", data=rows, max_rows=4, batch_size=4, allow_code=True)

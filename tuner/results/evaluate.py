@@ -29,7 +29,7 @@ from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Message
-from tuner.errors import DataError, MachineError, TunerError, UsageError, did_you_mean
+from tuner.errors import DataError, MachineError, RewardError, TunerError, UsageError, did_you_mean
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import load_reference, source
@@ -327,7 +327,7 @@ def completed(loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, bat
 
     Raises:
         TunerError: the divergence is not a finite number.
-        RewardError: a reward fails.
+        RewardError: a reward fails, or has no number for any completion.
         ModelError: the teacher cannot be loaded.
     """
     config = config.model_copy(update={"objective": config.objective.without_training()})
@@ -343,6 +343,9 @@ def completed(loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, bat
         return {"divergence": _finite(metrics["loss"], loaded)}
     rewards = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
     means = {name.removesuffix("/mean"): value for name, value in rewards.items()}
+    if empty := [name.removeprefix("rewards/") for name, value in means.items() if value is None]:
+        problem = f"the reward {empty[0]!r} failed, or returned None, for every completion"
+        raise RewardError(problem, where="objective.rewards", fix="Correct it: tuner check RUN calls each reward.")
     return {REWARD: metrics[REWARD], **means, "completion_length": metrics["completion_length"]}
 
 
