@@ -156,6 +156,16 @@ def test_cores_are_shared_among_the_processes() -> None:
     assert _env(flags={"nproc_per_node": 5})["OMP_NUM_THREADS"] == "1"
 
 
+def test_idle_threads_of_ranks_on_a_cpu_sleep_soon() -> None:
+    assert _env()["GOMP_SPINCOUNT"] == "1000"
+    assert "GOMP_SPINCOUNT" not in _env(hardware=TWO_GPUS)
+
+
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_how_threads_wait_is_the_users_choice(name: str) -> None:
+    assert "GOMP_SPINCOUNT" not in _env(environ={**PATH, name: "17"})
+
+
 def test_memory_of_gpus_is_taken_in_segments_that_grow() -> None:
     assert _env(hardware=TWO_GPUS)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert not [name for name in _env() if "ALLOC_CONF" in name]

@@ -48,3 +48,18 @@ def test_what_the_user_asked_to_hear_is_heard() -> None:
 
     assert found == ["info", 20, "debug"]
     assert "UserWarning: heard" in told
+
+
+def _spins(**variables: str) -> str:
+    imports = "import os; from tuner.worker.quiet import quiet_libraries"
+    code = f"{imports}; quiet_libraries(); print(os.getenv('GOMP_SPINCOUNT'))"
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "DS_ACCELERATOR")}
+    done = subprocess.run([sys.executable, "-c", code], env={**kept, **variables}, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_idle_threads_of_a_command_sleep_soon_unless_the_user_says_how_they_wait() -> None:
+    assert _spins() == "1000"
+    assert _spins(GOMP_SPINCOUNT="5") == "5"
+    assert _spins(OMP_WAIT_POLICY="ACTIVE") == "None"
+    assert _spins(DS_ACCELERATOR="cuda") == "None"

@@ -14,6 +14,7 @@ from tuner.files import JsonObject, dump_json, read_json_object
 from tuner.launch import fitting
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
+from tuner.machine.kernel import short_spins
 from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes.schema import Model, resolved_document
@@ -80,6 +81,8 @@ def environment(run: ResolvedRun) -> dict[str, str]:
 def _defaults(run: ResolvedRun) -> dict[str, str]:
     """Return variables that keep the user's value if they are set."""
     defaults = {"OMP_NUM_THREADS": str(max(1, run.hardware.num_cpus // run.topology.nproc_per_node))}
+    if run.hardware.device == "cpu":
+        defaults |= short_spins(run.environ)
     if run.topology.launcher == "torchrun":
         # From SIGTERM to SIGKILL torchrun's own default is 30 s. The supervisor ends ranks after grace_s, or later
         # where a save takes longer, so torchrun must not do it before: its time is for one that has lost the

@@ -1,4 +1,4 @@
-"""Silences messages of libraries that a user cannot act on. It changes no result."""
+"""Silences messages of libraries that a user cannot act on, and their idle threads. It changes no result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 import warnings
+
+from tuner.machine.kernel import short_spins
 
 _NOISY = (
     "deepspeed",
@@ -34,10 +36,14 @@ QUIET = {
 def quiet_libraries() -> None:
     """Silence warnings and logs of libraries below errors, and their progress bars. Call it before importing them.
 
+    Their idle threads sleep soon, unless this process is a rank on a GPU.
+
     A variable that the user has set, or a warning option of Python, is kept.
     """
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
+    if os.environ.get("DS_ACCELERATOR", "cpu") == "cpu":
+        os.environ |= short_spins(os.environ)
     if not sys.warnoptions:
         warnings.filterwarnings("ignore")
     for name in _NOISY:
