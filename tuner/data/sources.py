@@ -32,6 +32,8 @@ _MAX_ABOUT_BYTES = 4_000_000
 """Of a list of files: 80,000 shards."""
 # What `datasets` calls its reader of each kind, where that is not the kind itself.
 _BUILDERS = {".jsonl": "json", ".txt": "text"}
+_ROWS_AT_ONCE = 64
+"""As for Parquet: a row of a few bytes in the file may be one of megabytes."""
 _HASH_DIGITS = 16
 """Digits of the hash in the name of a file of rows."""
 _CACHE_FIX = "Set TUNER_CACHE to a writable folder with free space."
@@ -260,22 +262,15 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         problem = f"data set {place!r} is a loading script, which `datasets` no longer runs"
         raise DataError(problem, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
-    if dataset.features:
-        dataset.info.features = datasets.Features(_undecoded(dict(dataset.features)))
-    return Source(place, lambda: fingerprint_of(dataset), lambda *_: _numbered(place, dataset))
+    return Source(place, lambda: fingerprint_of(dataset), lambda *_: _numbered(place, _stored(dataset)))
 
 
-def _undecoded(feature: Any) -> Any:
-    """Return a feature of the `datasets` library with the files of images as they are stored, instead of pixels."""
-    import datasets  # as above
+def _stored(dataset: Any) -> Iterator[Row]:
+    """Yield the rows of a Dataset as files store them: images as their bytes, and no key that a row did not have."""
+    from tuner.data.readers import tables  # pyarrow, which `datasets` has loaded
 
-    if isinstance(feature, datasets.Image):
-        return datasets.Image(decode=False)
-    if isinstance(feature, datasets.List):
-        return datasets.List(_undecoded(feature.feature), length=feature.length)
-    if isinstance(feature, dict):
-        return {name: _undecoded(one) for name, one in feature.items()}
-    return feature
+    for table in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
+        yield from tables.rows_of(table)
 
 
 def _numbered(place: str, rows: Iterable[Row]) -> Iterator[PlacedRow]:
@@ -306,10 +301,8 @@ def file_of_rows(rows: Any, argument: str, folder: Path) -> Path | None:
         if rows.empty:
             raise _no_rows(argument)
         # Its own writer: a missing value becomes null, a date ISO 8601.
-        return _kept_text(
-            rows.to_json(orient="records", lines=True, force_ascii=False, date_format="iso", double_precision=15),
-            folder,
-        )
+        text = rows.to_json(orient="records", lines=True, force_ascii=False, date_format="iso", double_precision=15)
+        return _kept_text(_without_nulls(text) if _is_from_arrow(rows) else text, folder)
     if _is_of("datasets", "DatasetDict", rows) or _is_of("datasets", "IterableDatasetDict", rows):
         names = ", ".join(map(repr, rows))
         raise DataError(f"{argument} is a DatasetDict of {names}", fix=f"Pass one of them: {argument}=rows['train'].")
@@ -325,6 +318,29 @@ def _is_of(module: str, name: str, value: object) -> bool:
     """Return whether a value is of a library's class; a library that is not imported has no values."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
+
+
+def _is_from_arrow(frame: Any) -> bool:
+    """Return whether pandas has read a DataFrame from Arrow or Parquet: lists are arrays of numpy then."""
+    numpy = sys.modules["numpy"]  # pandas has loaded it
+    return any(
+        hasattr(frame[name].dtype, "pyarrow_dtype") or isinstance(value, numpy.ndarray)
+        for name in frame.columns
+        for value in frame[name].head(_ROWS_AT_ONCE)
+    )
+
+
+def _without_nulls(text: str) -> str:
+    """Return rows of JSON lines without the null keys of their objects, which Arrow gives each row; columns stay."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(one) for key, one in value.items() if one is not None}
+        return [without(one) for one in value] if isinstance(value, list) else value
+
+    rows = (json.loads(line) for line in text.split("\n") if line)
+    bare = ({name: without(value) for name, value in row.items()} for row in rows)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bare)
 
 
 def _no_rows(argument: str) -> DataError:

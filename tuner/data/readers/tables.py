@@ -1,10 +1,14 @@
-"""Reads Parquet and Arrow files as rows that know their number, in bounded memory."""
+"""Reads Parquet and Arrow files as rows that know their number, in bounded memory.
+
+A struct of Arrow has the keys of all rows: those that a row does not have are null, and go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,7 +53,13 @@ def read(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[Pl
         limit = limits.MAX_BYTES_AT_ONCE // 1024**2
         problem = f"the next rows need more than {limit:,} MiB of memory"
         raise DataError(problem, where=f"{path}, row {at.row + 1}", fix="Split them into smaller ones.") from error
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+        KeyError,
+    ) as error:  # dates that Python has not, keys twice
         raise unreadable(path, path.suffix.lstrip(".").capitalize(), error) from error
 
 
@@ -102,4 +112,45 @@ def _lists(batch: pa.RecordBatch) -> Iterator[list[Row]]:
     """Yield the rows of a batch, few at once where they are long, or may be by standing for the same text."""
     at_once = _ROWS_AT_ONCE if batch.nbytes < BYTES_AT_ONCE else 1
     for start in range(0, batch.num_rows, at_once):
-        yield batch.slice(start, at_once).to_pylist()
+        yield rows_of(batch.slice(start, at_once))
+
+
+def rows_of(table: pa.RecordBatch | pa.Table) -> list[Row]:
+    """Return the rows of a table. A column may be null; a key of a struct that is null is left out.
+
+    Tools and their arguments differ from row to row, so Arrow gives each row the keys of the others. The null that a
+    row was written with cannot be told from those; in a map or in JSON text it stays.
+    """
+    rows: list[Row] = table.to_pylist(maps_as_pydicts="strict")
+    for field in table.schema:
+        if without := _without_nulls(field.type):
+            for row in rows:
+                row[field.name] = without(row[field.name])
+    return rows
+
+
+@cache
+def _without_nulls(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return a function that leaves the null keys out of the structs in a value; None if a value holds no struct."""
+    if pa.types.is_struct(kind):
+        inner = {field.name: _without_nulls(field.type) for field in kind}
+        return lambda value: (
+            value
+            and {key: without(one) if (without := inner[key]) else one for key, one in value.items() if one is not None}
+        )
+    if pa.types.is_map(kind):
+        of_value = _without_nulls(kind.item_type)
+        return of_value and (lambda value: value and {key: of_value(one) for key, one in value.items()})
+    if any(is_list(kind) for is_list in _LISTS):
+        of_item = _without_nulls(kind.value_type)
+        return of_item and (lambda value: value and [of_item(one) for one in value])
+    return None
+
+
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
