@@ -117,8 +117,8 @@ def test_detection_looks_at_the_renamed_columns() -> None:
         ("messages", {"messages": [USER, {"role": "assistant"}]}, "turn 2 has no 'content', only role"),
         ("messages", {"messages": [{**USER, "content": [{"type": "image_url"}]}, ANSWER]}, "'image_url'"),
         ("messages", {"messages": [{**USER, "content": "\ud83d"}, ANSWER]}, "surrogate"),
-        ("messages", {"messages": [USER, ANSWER], "tools": "{"}, "tools are text that is not JSON"),
-        ("messages", {"messages": [USER, {**ANSWER, "tool_calls": "add(1)"}]}, "tool_calls of turn 2 is not a list"),
+        ("messages", {"messages": [USER, ANSWER], "tools": "{"}, "its tools is no JSON"),
+        ("messages", {"messages": [USER, {**ANSWER, "tool_calls": "add(1)"}]}, "tool_calls of turn 2 is no JSON"),
         ("messages", {"message": [USER, ANSWER]}, "no column 'messages' (did you mean 'message'?)"),
         ("sharegpt", {"conversations": [{"from": "martian", "value": "a"}]}, "unknown role 'martian' (known: "),
         ("rounds", {"conversation": [{"input": "q"}]}, "turn 1 has no 'output', only input"),
@@ -155,9 +155,7 @@ def test_a_row_without_its_format_s_shape_is_refused_with_its_place(name: str, r
 
 def test_a_misfit_names_the_format_that_would_fit() -> None:
     with pytest.raises(DataError, match="Set format='sharegpt', which fits this row"):
-        formats.read(
-            "messages", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "x"
-        )
+        formats.read("rounds", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "x")
 
 
 def test_an_unknown_format_names_the_nearest() -> None:

@@ -128,12 +128,6 @@ def test_sharegpt_function_calls_become_tool_calls_with_wrapped_schemas() -> Non
     assert chat.tools == [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 
 
-def test_a_function_call_that_is_no_json_stays_what_the_assistant_said() -> None:
-    turns = [{"from": "human", "value": "q"}, {"from": "function_call", "value": "add(1)"}]
-
-    assert read("sharegpt", {"conversations": turns}) == Chat(said("user: q", "assistant: add(1)"))
-
-
 def test_messages_keep_tool_calls_with_their_arguments_as_an_object() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
     row = {

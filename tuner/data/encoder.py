@@ -124,8 +124,12 @@ class Encoder(Protocol):
             Unrendered: the template refuses it.
         """
 
-    def prompt(self, messages: Sequence[Message] | str) -> torch.Tensor:
+    def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer as tokens of shape [1, tokens]; a text as it is.
+
+        Args:
+            messages: The conversation up to the answer, or a text.
+            tools: The JSON schemas of the tools that the chat template describes.
 
         Raises:
             DataError: the chat template rejects it.

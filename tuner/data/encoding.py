@@ -44,7 +44,7 @@ def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
     Raises:
         DataError: the chat template refuses it.
     """
-    return np.asarray(encoder.prompt(prompt.text or prompt.prompt)[0], dtype=np.int32)
+    return np.asarray(encoder.prompt(prompt.text or prompt.prompt, prompt.tools)[0], dtype=np.int32)
 
 
 @dataclass

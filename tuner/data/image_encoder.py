@@ -188,13 +188,13 @@ class ImageEncoder(TextEncoder):
         """Return the pixels of a small black image."""
         return self.pixels_of([PIL.Image.new("RGB", (_SIDE, _SIDE))])
 
-    def prompt(self, messages: Sequence[Message] | str) -> torch.Tensor:
+    def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
         import torch  # heavy, and no rows need it
 
         if isinstance(messages, str):
             return super().prompt(messages)
-        ids = self.serving_ids(Chat(list(messages)), prompt=True)
+        ids = self.serving_ids(Chat(list(messages), list(tools) if tools else None), prompt=True)
         return torch.tensor([ids])
 
     def pixels_in(self, messages: Sequence[Message], ids: torch.Tensor) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner import vocabulary
 from tuner.assets import without_generation_marks
@@ -124,13 +124,13 @@ class TextEncoder:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def prompt(self, messages: Sequence[Message] | str) -> torch.Tensor:
+    def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
         if isinstance(messages, str):
             limits.check_text(self.tokenizer, messages, "the prompt")
             of_text: torch.Tensor = self.tokenizer(messages, return_tensors="pt")["input_ids"]
             return of_text
-        text = prompt_text(self.tokenizer, messages)
+        text = prompt_text(self.tokenizer, messages, tools)
         limits.check_text(self.tokenizer, text, "the conversation")
         # The template has already written the special tokens.
         ids: torch.Tensor = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
@@ -165,8 +165,14 @@ class TextEncoder:
         self.tokenizer.save_pretrained(folder)
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, asks: bool = True) -> str:
-    """Return a conversation as text; with `asks` it ends with the prompt for the next answer.
+def prompt_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None = None,
+    *,
+    asks: bool = True,
+) -> str:
+    """Return a conversation and its tools as text; with `asks` it ends with the prompt for the next answer.
 
     Raises:
         DataError: the chat template rejects it.
@@ -174,7 +180,12 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
     slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
     try:
         with limits.memory(), limits.processor_time(slow):
-            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=asks, tokenize=False))
+            described = list(tools) if tools else None
+            return str(
+                tokenizer.apply_chat_template(
+                    list(messages), tools=described, add_generation_prompt=asks, tokenize=False
+                )
+            )
     except DataError:
         raise
     except Exception as error:  # a template is a foreign program: it can raise any error

@@ -176,26 +176,3 @@ def role(name: Any, known: Mapping[str, str], number: int) -> str:
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
         raise Misfit(f"turn {number} has the unknown role {name!r} ({hint})")
     return known[name]
-
-
-def tools(row: Row) -> list[Any] | None:
-    """Return the JSON schemas of the column `tools`, each as chat templates expect them.
-
-    Raises:
-        Misfit: the column holds something else.
-    """
-    schemas = row.get("tools") or None
-    if isinstance(schemas, str):
-        try:
-            schemas = json.loads(schemas) or None
-        except (ValueError, RecursionError) as error:
-            raise Misfit("its tools are text that is not JSON") from error
-    if schemas is None:
-        return None
-    if not (isinstance(schemas, list) and all(isinstance(tool, dict) for tool in schemas)):
-        raise Misfit("its tools are not a list of JSON schemas")
-    # Templates that look into a schema expect OpenAI's wrapping.
-    return [
-        tool if tool.get("function") or "name" not in tool else {"type": "function", "function": tool}
-        for tool in schemas
-    ]

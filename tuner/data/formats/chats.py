@@ -6,14 +6,13 @@ They know no other format than their own; `formats` names and chooses them.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.data.formats import cells
+from tuner.data.formats import cells, turns
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.formats.image_places import MARK
 from tuner.data.sample import Chat, Message
@@ -30,23 +29,6 @@ QUESTIONS_AND_ANSWERS = (
     ("problem", "solution"),
 )
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "function_response": "tool",
-    "observation": "tool",
-}
 BOX_COLUMNS = ("sents", "bbox", "width", "height", "image", "images", "id")
 _REFER = (
     "[refer] {}",
@@ -69,8 +51,6 @@ _IDENTIFY = (
 """XTuner's questions (xtuner/dataset/refcoco_json.py in 0.1.23)."""
 _MAX_PIXELS = 1_000_000
 """A side of an image is shorter."""
-_KEPT = ("name", "tool_call_id")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def chat(messages: Sequence[Message], row: Row) -> Chat:
@@ -80,7 +60,7 @@ def chat(messages: Sequence[Message], row: Row) -> Chat:
         Misfit: the tools are not a list of tools.
     """
     # Turns after the last answer teach nothing, and some templates render earlier turns differently because of them.
-    return Chat(up_to_answer(messages) or list(messages), cells.tools(row))
+    return Chat(up_to_answer(messages) or list(messages), turns.schemas(row))
 
 
 def up_to_answer(messages: Sequence[Message]) -> list[Message]:
@@ -101,8 +81,7 @@ def answer(text: str) -> Message:
 
 def read_messages(row: Row) -> Chat:
     """Read turns of `role` and `content`, as OpenAI writes them."""
-    turns = cells.turns(row, cells.first_of(row, *TURNS))
-    messages = [_openai_turn(turn, number) for number, turn in enumerate(turns, 1)]
+    messages = messages_of(row, cells.first_of(row, *TURNS))
     return chat([*leading_system(row, messages), *messages], row)
 
 
@@ -119,62 +98,12 @@ def leading_system(row: Row, messages: Sequence[Message]) -> list[Message]:
 
 def messages_of(row: Row, name: str) -> list[Message]:
     """Return the turns of a column, whether OpenAI's (`role`, `content`) or ShareGPT's (`from`, `value`)."""
-    return [_any_turn(turn, number) for number, turn in enumerate(cells.turns(row, name), 1)]
-
-
-def _any_turn(turn: Row, number: int = 1) -> Message:
-    """Return one turn in the words of chat templates; `number` is its place, for messages."""
-    return _sharegpt_turn(turn, number) if turn.get("value") is not None else _openai_turn(turn, number)
-
-
-def _openai_turn(turn: Row, number: int) -> Message:
-    message: Message = {"role": cells.role(cells.value(turn, ("role",), number), _ROLES, number)}
-    message["content"] = _content(turn, number, message["role"])
-    message |= {key: turn[key] for key in _KEPT if turn.get(key)}
-    if calls := cells.listed(turn.get("tool_calls")):
-        message["tool_calls"] = _tool_calls(calls, number)
-    if reasoning := next((turn[key] for key in _REASONING if turn.get(key)), None):
-        # transformers copies it to the other words for it, which some templates read.
-        message["reasoning_content"] = cells.text(reasoning, f"reasoning of turn {number}")
-    if turn.get("weight") == 0 or turn.get("loss") is False:
-        message["weight"] = 0
-    return message
-
-
-def _content(turn: Row, number: int, role: str) -> str | list[Message]:
-    if turn.get("tool_calls") and turn.get("content") is None:
-        return ""
-    read = cells.text if role == "assistant" else cells.content  # a model answers with text
-    return read(cells.value(turn, ("content",), number), f"content of turn {number}")
-
-
-def _tool_calls(calls: Any, number: int) -> list[Any]:
-    if not isinstance(calls, list | tuple) or not all(isinstance(call, dict) for call in calls):
-        raise Misfit(f"tool_calls of turn {number} is not a list of objects")
-    return [_tool_call(call) for call in calls]
-
-
-def _tool_call(call: Row) -> Row:
-    # OpenAI writes arguments as JSON text; most templates print them with `tojson`, which would quote that text again.
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    arguments = _object(function["arguments"])
-    return call if arguments is None else {**call, "function": {**function, "arguments": arguments}}
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return arguments if isinstance(arguments, dict) else None
+    return turns.messages_of(cells.turns(row, name))
 
 
 def read_sharegpt(row: Row) -> Chat:
     """Read turns of `from` and `value`; turns of the assistant before the first question are left out."""
-    turns = cells.turns(row, cells.first_of(row, "conversations", "conversation", "messages"))
-    messages = [_sharegpt_turn(turn, number) for number, turn in enumerate(turns, 1)]
+    messages = messages_of(row, cells.first_of(row, "conversations", "conversation", "messages"))
     system = leading_system(row, messages)
     head = [message for message in messages[:1] if message["role"] == "system"]
     rest = messages[len(head) :]
@@ -198,16 +127,6 @@ def _image_first(turn: Message) -> Message:
     if MARK not in content:
         return turn
     return {**turn, "content": f"{MARK}\n" * content.count(MARK) + content.replace(MARK, "").strip()}
-
-
-def _sharegpt_turn(turn: Row, number: int) -> Message:
-    speaker = cells.value(turn, ("from", "role"), number)
-    role = cells.role(speaker, _SHAREGPT_ROLES, number)
-    content = cells.text(cells.value(turn, ("value",), number), f"value of turn {number}")
-    call = _object(content) if speaker == "function_call" else None
-    if call and isinstance(call.get("name"), str) and "arguments" in call:
-        return {"role": role, "content": "", "tool_calls": [_tool_call({"type": "function", "function": call})]}
-    return {"role": role, "content": content}
 
 
 def read_rounds(row: Row) -> Chat:
@@ -285,7 +204,7 @@ def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Mes
     """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
     value = cells.column(row, name)
     if isinstance(value, Mapping):
-        return [_any_turn(value)]
+        return turns.messages_of([value])
     return messages_of(row, name) if isinstance(value, list | tuple) else [of_text(cells.text(value, name))]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.data.formats import cells, chats, image_places
+from tuner.data.formats import cells, chats, image_places, turns
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
 from tuner.errors import DataError
@@ -39,7 +39,7 @@ def read_preference(row: Row) -> Pair:
         shared = _shared(chosen, rejected)
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         prompt = [*chats.leading_system(row, prompt), *prompt]
-    return Pair(prompt, chosen, rejected, cells.tools(row))
+    return Pair(prompt, chosen, rejected, turns.schemas(row))
 
 
 def _answered(messages: Sequence[Message], name: str) -> list[Message]:
@@ -48,10 +48,10 @@ def _answered(messages: Sequence[Message], name: str) -> list[Message]:
     Raises:
         Misfit: there is no turn of the assistant.
     """
-    turns = chats.up_to_answer(messages)
-    if not turns:
+    whole = chats.up_to_answer(messages)
+    if not whole:
         raise Misfit(f"{name!r} has no assistant turn")
-    return turns
+    return whole
 
 
 def _is_answer(messages: Sequence[Message]) -> bool:
@@ -88,7 +88,7 @@ def read_better_response(row: Row) -> Pair:
     if better not in (0, 1) or isinstance(better, bool):
         raise Misfit(f"better_response_id is {better!r}, not 0 or 1")
     chosen, rejected = ([chats.answer(cells.text_of(row, f"response_{at}"))] for at in (better, 1 - better))
-    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, cells.tools(row))
+    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, turns.schemas(row))
 
 
 def read_feedback(row: Row) -> Feedback:
@@ -99,18 +99,18 @@ def read_feedback(row: Row) -> Feedback:
     if "completion" in row:
         prompt, completion = chats.prompt_of(row, "prompt"), chats.turns_of(row, "completion", chats.answer)
     else:
-        turns = chats.messages_of(row, cells.first_of(row, *chats.TURNS))
-        whole = [*chats.leading_system(row, turns), *chats.up_to_answer(turns)]
+        messages = chats.messages_of(row, cells.first_of(row, *chats.TURNS))
+        whole = [*chats.leading_system(row, messages), *chats.up_to_answer(messages)]
         start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
         prompt, completion = whole[:start], whole[start:]
-    return Feedback(prompt, _answered(completion, "completion"), bool(label), cells.tools(row))
+    return Feedback(prompt, _answered(completion, "completion"), bool(label), turns.schemas(row))
 
 
 def read_prompt(row: Row) -> Prompt:
     """Read a prompt without its answer. A text without a system turn is not rendered with the chat template."""
     messages = chats.prompt_of(row, "prompt")
     is_text = isinstance(row["prompt"], str) and not chats.system_turn(row)
-    return Prompt(messages, {}, row["prompt"] if is_text else None, cells.tools(row))
+    return Prompt(messages, {}, row["prompt"] if is_text else None, turns.schemas(row))
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _is_feedback(row: Row) -> bool:
     return row.get("label") in (0, 1) and (_has("prompt", "completion")(row) or any(map(row.__contains__, chats.TURNS)))
 
 
-_MORE = ("system", "tools", *image_places.COLUMNS)
+_MORE = ("system", "tools", "functions", *image_places.COLUMNS)
 _BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
 _QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
 
@@ -242,7 +242,7 @@ FORMATS: dict[str, Format] = {
     "prompt": Format(
         Prompt,
         "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
-        ("prompt", "answer", "system", "tools"),
+        ("prompt", "answer", "system", "tools", "functions"),
         _is_prompt,
         read_prompt,
     ),

@@ -1,0 +1,232 @@
+"""One turn of a row becomes a message in the words of chat templates: its role, text, tool calls and thinking.
+
+It knows the words of OpenAI, ShareGPT, LLaMA-Factory, ms-swift and others, and no format as a whole. Text that holds
+calls is JSON or it is wrong: what a template makes of anything else is no call that a program can run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tuner.data.formats import cells
+from tuner.data.formats.cells import Misfit, Row
+from tuner.data.sample import Message
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+}
+_CALLERS = ("function_call", "tool_call")
+"""The roles of ShareGPT and ms-swift whose text is calls of tools."""
+_KEPT = ("name", "tool_call_id")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_THOUGHT = re.compile(r"\A\s*(<think>.*?</think>)?", re.DOTALL)
+_BETWEEN = re.compile(r"(?:\s|</?tool_call>)*")
+"""What stands between the calls of one text, also in the tags that Hermes and Qwen write."""
+_ARGUMENTS = ("arguments", "parameters")
+"""OpenAI's word, and that of Llama's own calls."""
+_BESIDE = ("id", "type", "name", "function", "index")
+"""What a call holds beside its arguments."""
+
+
+def messages_of(turns: Sequence[Row]) -> list[Message]:
+    """Return turns as messages. Calls of tools that are a turn of their own join the assistant's turn before them.
+
+    Raises:
+        Misfit: a turn has an unknown role, no text, or calls that are no JSON.
+    """
+    messages: list[Message] = []
+    for number, turn in enumerate(turns, 1):
+        message = _message(turn, number)
+        # The template writes one turn of the assistant, with its text and all its calls.
+        if messages and messages[-1]["role"] == "assistant" and _speaker(turn, number) in _CALLERS:
+            message = _joined(messages.pop(), message)
+        messages.append(message)
+    return messages
+
+
+def _joined(before: Message, call: Message) -> Message:
+    calls = [*before.get("tool_calls", ()), *call["tool_calls"]]
+    return {**before, "content": before["content"] + call["content"], "tool_calls": calls}
+
+
+def _is_sharegpt(turn: Row) -> bool:
+    return "from" in turn or turn.get("value") is not None
+
+
+def _speaker(turn: Row, number: int) -> Any:
+    return cells.value(turn, ("from", "role") if _is_sharegpt(turn) else ("role",), number)
+
+
+def _message(turn: Row, number: int) -> Message:
+    speaker = _speaker(turn, number)
+    role = cells.role(speaker, _ROLES, number)
+    key = "value" if _is_sharegpt(turn) and turn.get("content") is None else "content"
+    content: str | list[Message]
+    if speaker in _CALLERS:
+        content, calls = _calls_in_text(turn, key, number)
+    else:
+        calls = _calls_of(turn, number)
+        content = _content(turn, key, number, role) if turn.get(key) is not None or not calls else ""
+    if calls and role != "assistant":
+        raise Misfit(f"turn {number} is the {role}'s and has tool calls")
+    message: Message = {"role": role, "content": content}
+    message |= {key: turn[key] for key in _KEPT if turn.get(key)}
+    if calls:
+        message["tool_calls"] = calls
+    if reasoning := next((turn[key] for key in _REASONING if turn.get(key)), None):
+        # transformers copies it to the other words for it, which some templates read.
+        message["reasoning_content"] = cells.text(reasoning, f"reasoning of turn {number}")
+    if turn.get("weight") == 0 or turn.get("loss") is False:
+        message["weight"] = 0
+    return message
+
+
+def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]:
+    read = cells.text if role == "assistant" else cells.content  # a model answers with text
+    return read(cells.value(turn, (key,), number), f"{key} of turn {number}")
+
+
+def _calls_of(turn: Row, number: int) -> list[Message]:
+    """Return the calls under `tool_calls`, or under OpenAI's older `function_call`; none where the turn has neither.
+
+    Raises:
+        Misfit: they are no calls, or their arguments are no JSON object.
+    """
+    new = _decoded(turn.get("tool_calls"), f"tool_calls of turn {number}")
+    old = _decoded(turn.get("function_call"), f"function_call of turn {number}")
+    if new and old:
+        raise Misfit(f"turn {number} has both tool_calls and function_call")
+    calls = (new if isinstance(new, list | tuple) else [new]) if new else [old] if old else []
+    return [_call(call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
+
+
+def _calls_in_text(turn: Row, key: str, number: int) -> tuple[str, list[Message]]:
+    """Return the thinking and the calls of a turn that consists of calls: one, a list, or several after each other.
+
+    Raises:
+        Misfit: its text is no JSON of calls.
+    """
+    where = f"{key} of turn {number}"
+    value = cells.value(turn, (key,), number)
+    if isinstance(value, Mapping | list | tuple):
+        content, calls = "", [value]
+    else:
+        text = cells.text(value, where)
+        thought = _THOUGHT.match(text)
+        assert thought is not None, "it matches nothing too"
+        content, calls = thought[1] or "", list(_values(text, thought.end(), where))
+    calls = [call for some in calls for call in (some if isinstance(some, list | tuple) else [some])]
+    if not calls:
+        raise Misfit(f"{where} holds no call of a tool")
+    return content, [_call(call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
+
+
+def _values(text: str, start: int, where: str) -> Iterator[Any]:
+    """Yield the JSON values that stand one after the other in a text from `start` on."""
+    decoder = json.JSONDecoder()
+    while (start := _BETWEEN.match(text, start).end()) < len(text):  # type: ignore[union-attr]
+        try:
+            value, start = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            raise Misfit(f"{where} is no JSON of a tool call: {_reason(error)}") from error
+        yield value
+
+
+def _decoded(value: Any, where: str) -> Any:
+    """Return a value, or what it spells if it is a text; None for an empty one."""
+    value = cells.listed(value)
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"{where} is no JSON: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _call(value: Any, where: str) -> Message:
+    """Return one call in OpenAI's words, which templates read; its arguments are an object."""
+    call = _decoded(value, where)
+    if not isinstance(call, Mapping):
+        raise Misfit(f"{where} is {cells.kind(call)}, not an object")
+    function = call if call.get("function") is None else call["function"]
+    if not isinstance(function, Mapping):
+        raise Misfit(f"the function of {where} is {cells.kind(function)}, not an object")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise Misfit(f"{where} names no function")
+    identity = {"id": call["id"]} if call.get("id") else {}
+    return {"type": "function", **identity, "function": {"name": name, "arguments": _arguments(function, where)}}
+
+
+def _arguments(function: Row, where: str) -> dict[str, Any]:
+    """Return the arguments of a call: an object, which may be written as JSON text; nothing is an empty object."""
+    key = next((key for key in _ARGUMENTS if function.get(key) is not None), None)
+    if key is None:
+        others = [name for name, value in function.items() if name not in (*_BESIDE, *_ARGUMENTS) and value is not None]
+        if others:
+            raise Misfit(f"{where} has no 'arguments', only {', '.join(map(str, others))}")
+        return {}
+    # OpenAI writes them as JSON text; most templates print them with `tojson`, which would quote that text again.
+    arguments = _decoded(function[key], f"the {key} of {where}")
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise Misfit(f"the {key} of {where} are {cells.kind(arguments)}, not a JSON object")
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError as error:
+        raise Misfit(f"the {key} of {where} are no JSON: {error}") from error
+    except TypeError:  # a date of a Parquet file: the template has the word
+        pass
+    return dict(arguments)
+
+
+def schemas(row: Row) -> list[Any] | None:
+    """Return the JSON schemas of the column `tools`, or of OpenAI's older `functions`, as chat templates expect them.
+
+    The column is a list, one schema, or JSON text of either; each schema may be JSON text too.
+
+    Raises:
+        Misfit: the column holds something else, or the row has both columns.
+    """
+    found = {key: tools for key in ("tools", "functions") if (tools := _decoded(row.get(key), f"its {key}"))}
+    if not found:
+        return None
+    if len(found) > 1:
+        raise Misfit("it has both tools and functions")
+    [(key, value)] = found.items()
+    listed = value if isinstance(value, list | tuple) else [value]
+    tools = [_decoded(tool, f"its {key}") for tool in listed]
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise Misfit(f"its {key} are not a list of JSON schemas")
+    # Templates that look into a schema expect OpenAI's wrapping.
+    return [
+        tool if tool.get("function") or "name" not in tool else {"type": "function", "function": tool} for tool in tools
+    ]
