@@ -114,7 +114,7 @@ def test_gpus_that_no_task_uses_are_told() -> None:
 def test_tasks_that_srun_spread_unevenly_are_told() -> None:
     told = texts(list(gpus.spread(_of_slurm("3,1", 0))))
 
-    assert told == "the nodes run 3, 1 tasks: srun --ntasks-per-node=2 spreads them evenly."
+    assert told == "the nodes run 3, 1 tasks: srun --ntasks-per-node=2 gives each node as many."
 
 
 @pytest.mark.parametrize(

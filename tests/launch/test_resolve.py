@@ -14,6 +14,7 @@ from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
 from tuner.launch import fitting, render
 from tuner.launch.render import batch_json
+from tuner.machine.slurm import expand_tasks
 from tuner.machine.topology import local
 from tuner.recipes import loading
 from tuner.recipes.schema import resolved_recipe
@@ -300,6 +301,47 @@ def test_a_taken_directory_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(RunDirectoryError, match="not empty"):
         made(work_dir=tmp_path / "run")
+
+
+_NAMES = {
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "env": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+}
+
+
+def _first_of_node(launcher: str, counts: str, node: int) -> dict[str, str]:
+    """Return the variables of the first rank of a node; `counts` has the ranks of each node, as Slurm writes them."""
+    each = expand_tasks(counts)
+    rank, world = sum(each[:node]), sum(each)
+    if launcher == "slurm":
+        place = {"SLURM_NODEID": str(node), "SLURM_STEP_NUM_NODES": str(len(each)), "SLURM_LOCALID": "0"}
+        return task(rank, tasks=world, **place, SLURM_STEP_TASKS_PER_NODE=counts)
+    values = dict(zip(_NAMES[launcher], map(str, (rank, world, 0, each[node])), strict=True))
+    return {"PATH": os.defpath, "MASTER_ADDR": "n1", "MASTER_PORT": "29511", **values}
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "mpi", "env"])
+@pytest.mark.parametrize("counts", ["3,1", "1,3", "2(x3),1", "1,2(x2),3"])
+@pytest.mark.parametrize("hardware", [CPU, machine(*[A100] * 8)])
+def test_every_node_splits_the_batch_over_all_ranks_however_many_it_has_itself(
+    hardware: Any, counts: str, launcher: str
+) -> None:
+    num_ranks, num_nodes = sum(expand_tasks(counts)), len(expand_tasks(counts))
+    sets = ("train_dataloader.batch_size=auto", "accumulative_counts=auto", f"global_batch_size={24 * num_ranks}")
+    plans = [
+        made(
+            *sets,
+            environ=_first_of_node(launcher, counts, node),
+            hardware=hardware,
+            flags={"launcher": launcher},
+        )
+        for node in range(num_nodes)
+    ]
+
+    for plan in plans:
+        assert plan.batch.ranks == plan.topology.world_size == num_ranks
+        assert plan.batch.global_batch == plan.final.config["train_batch_size"] == 24 * num_ranks
+    assert len({(plan.batch, plan.level) for plan in plans}) == 1, "rank 0's files are those of all ranks"
 
 
 @pytest.mark.parametrize("written", [["recipe.py"], ["recipe.py", "deepspeed.json"], ["recipe.py", "run.json"]])

@@ -171,7 +171,8 @@ def _most_pixels(recipe: RecipeConfig, architecture: Architecture, length: int) 
 
 
 def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
-    """Double the GPUs of one node to 8, then the nodes, until a level fits."""
+    """Double the GPUs of one node to 8, then the nodes, until a level fits; each node then has the same number."""
+    machines = machines._replace(uneven_ranks=0)
     while machines.world_size * 2 <= _MOST_GPUS:
         if machines.gpus_per_node < 8 and machines.num_nodes == 1:
             machines = machines._replace(gpus_per_node=min(8, machines.gpus_per_node * 2))

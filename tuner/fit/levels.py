@@ -140,10 +140,12 @@ class Machines(NamedTuple):
     nvme_path: str = ""
     old_gpus: bool = False
     """Some GPU has a compute capability below 8.0: SDPA has no kernel for grouped heads there."""
+    uneven_ranks: int = 0
+    """All ranks, if the nodes have different numbers of them; `gpus_per_node` is then the largest of these numbers."""
 
     @property
     def world_size(self) -> int:
-        return self.gpus_per_node * self.num_nodes
+        return self.uneven_ranks or self.gpus_per_node * self.num_nodes
 
 
 class Fit(NamedTuple):

@@ -67,14 +67,17 @@ def known_gpu(name: str) -> Gpu:
 
 
 def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
-    """Return the number of machines and GPUs, and the memory of each."""
+    """Return the number of machines and GPUs, and the memory of each; all ranks of a run return the same numbers."""
+    on_fullest = max(topology.tasks, default=topology.nproc_per_node)
+    is_uneven = on_fullest * topology.num_nodes != topology.world_size
     return Machines(
-        topology.nproc_per_node,
+        on_fullest,
         hardware.smallest_gpu_bytes,
         topology.num_nodes,
         hardware.host_memory_bytes,
         precision.weight_bytes,
         old_gpus=hardware.has_old_gpus,
+        uneven_ranks=topology.world_size if is_uneven else 0,
     )
 
 

@@ -30,7 +30,7 @@ from transformers import TrainerCallback, TrainingArguments
 from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
-from tuner.errors import Stopped
+from tuner.errors import Stopped, UsageError
 from tuner.files import JsonObject
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
@@ -136,7 +136,12 @@ def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
 
 
 def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> PreparedRank:
-    """Read the run's files, join the other ranks, and turn rows into tokens."""
+    """Read the run's files, join the other ranks, and turn rows into tokens.
+
+    Raises:
+        UsageError: another number of ranks has been started than the run's batch is split over.
+        TunerError: data, model or machine do not fit the recipe.
+    """
     started_s = time.monotonic()
     compat.check_names()
     compat.print_no_memory()
@@ -144,6 +149,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     guard.watch(config.train_cfg.hang_timeout)
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
+    _refuse_other_world(rank, facts)
     point = ResumePoint.of(facts)
     checkpoint = resume.converted(run, point, rank)
     device = _join(rank, config)
@@ -178,6 +184,14 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
         users_callbacks=users_callbacks,
         at_the_end=at_the_end,
     )
+
+
+def _refuse_other_world(rank: Rank, facts: JsonObject) -> None:
+    # Each node multiplies its own --nproc-per-node by --nnodes, and no node sees the command of another.
+    if rank.world_size != (planned := int(facts["world_size"])):
+        problem = f"{rank.world_size} ranks were started, and node 0 has planned {planned}"
+        fix = "Give every node the same number: --nproc-per-node N, and as many GPUs."
+        raise UsageError(problem, where="--nproc-per-node", fix=fix)
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:

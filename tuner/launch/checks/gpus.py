@@ -104,9 +104,9 @@ def spread(run: ResolvedRun) -> Iterator[Finding]:
     """Find tasks of Slurm that are spread unevenly over the nodes, and GPUs that no task uses."""
     topology, num_gpus = run.topology, len(run.hardware.gpus)
     if len(set(topology.tasks)) > 1:
-        each = topology.world_size // topology.num_nodes
+        each = -(-topology.world_size // topology.num_nodes)
         counts = ", ".join(map(str, topology.tasks))
-        yield f"the nodes run {counts} tasks: srun --ntasks-per-node={max(each, 1)} spreads them evenly."
+        yield f"the nodes run {counts} tasks: srun --ntasks-per-node={each} gives each node as many."
     if topology.tasks and topology.nproc_per_node < num_gpus:
         idle = num_gpus - topology.nproc_per_node
         yield f"{idle} of {num_gpus} GPUs of a node stay idle: srun --ntasks-per-node={num_gpus} uses all."
