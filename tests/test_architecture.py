@@ -56,6 +56,7 @@ FLOORS = {
     "assets": 1.1,
     "paths": 1.2,
     "vocabulary": 1.2,
+    "remote_code": 1.3,  # of a model's folder: what it is, for those who decide and those who load
     "files": 1,
     "progress": 1,
     "notebook": 1,

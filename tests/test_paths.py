@@ -144,9 +144,9 @@ def test_a_model_that_is_only_code_is_refused_with_what_to_set(path: str, relati
     with pytest.raises(ModelError) as refusal:
         path_checks.check_model(only_code)
 
-    trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
+    trust = "--trust-remote-code --set model.revision=<40-digit commit>"
     assert f"transformers has no architecture for {path!r}" in str(refusal.value)
-    assert str(refusal.value).endswith(f"then add: {trust}.{relative}")
+    assert str(refusal.value).endswith(f"huggingface.co/{path}/tree/main, then add {trust}.{relative}")
 
 
 def test_data_of_the_package_and_of_the_hub_pass() -> None:

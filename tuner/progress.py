@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
+from tuner.errors import visible
+
 T = TypeVar("T")
 AFTER_S, EVERY_S, _FRAME_S = 2.0, 10.0, 0.2
 _stream: TextIO | None = None
@@ -63,6 +65,14 @@ def show_on(stream: TextIO | None) -> None:
     """Show the work of this process on a stream from now on; None: nowhere."""
     global _stream
     _stream = stream
+
+
+def told(*lines: str) -> None:
+    """Write lines for the user where this process shows its work."""
+    if _stream is not None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone, and the stream closed
+            _stream.writelines(f"{visible(line)}\n" for line in lines)
+            _stream.flush()
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ def hostile_model(folder: Path) -> Path:
     ):
         facts = json.loads((folder / name).read_text(encoding="utf-8"))
         (folder / name).write_text(json.dumps({**facts, "auto_map": classes}), encoding="utf-8")
-    (folder / "evil.py").write_text(f"open({str(folder.parent / 'canary')!r}, 'w')\n")
+    (folder / "evil.py").write_text(f"open({str(folder.parent / 'canary')!r}, 'w').close()\n")
     return folder
 
 
@@ -243,7 +243,9 @@ def test_a_recipe_names_functions_of_the_users_own_modules(
     (tmp_path / "mine.py").write_text(FUNCTION.replace("subprocess:Popen", "my_rows:read"))
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     monkeypatch.syspath_prepend(tmp_path)
+    assert tuner("train", "./mine.py", "--dry-run").code == 2, "it is on Python's path, and PYTHONPATH does not name it"
 
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert tuner("train", "./mine.py", "--dry-run").code == 0
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.launch.plans import made
 from tests.machine.gpus import A100, CPU, machine
+from tuner import remote_code
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import model_files
@@ -109,10 +110,11 @@ def test_a_type_that_only_answers_is_refused_for_a_reward_model(tmp_path: Path) 
 
 def test_a_model_with_its_own_code_needs_trust(tmp_path: Path) -> None:
     place = folder(tmp_path / "own", {**LLAMA, "model_type": "mine", "auto_map": {"AutoModel": "m.M"}})
-    trust = (f"model.revision={'a' * 40}", "model.trust_remote_code=True")
+    (place / "m.py").write_text("")
 
-    assert "trust_remote_code=True" in refusals(place)
-    assert preflight.check(plan(place, *trust)) == ()
+    assert "(m.py), then add --trust-remote-code" in refusals(place)
+    (line,) = preflight.check(plan(place, "model.trust_remote_code=True"))
+    assert "m.py" in line and remote_code.code_in(place).hash in line
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": ', "\x00"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_filter_of_what_is_not_there_is_refused(
 
 
 def test_a_hostfile_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="there is no file"):
         hostfile.read(tmp_path / "none", None, None)
 
 
@@ -94,7 +95,51 @@ def test_deepspeeds_environment_files_are_read_the_working_directorys_last(tmp_p
         folder.mkdir()
         (folder / ".deepspeed_env").write_text(text)
 
-    assert hostfile.variables((home, here)) == {"A": "1", "B": "x=y z"}
+    assert hostfile.variables(home, here, allow_code=True) == {"A": "1", "B": "x=y z"}
     (here / ".deepspeed_env").write_text("export C\n")
     with pytest.raises(UsageError, match=r"\.deepspeed_env:1"):
-        hostfile.variables((home, here))
+        hostfile.variables(home, here, allow_code=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PYTHONPATH", "LD_PRELOAD", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "CC", "TORCH_EXTENSIONS_DIR", "nccl_debug", "X"],
+)
+def test_the_working_directorys_file_sets_nothing_that_can_run_code_unasked(tmp_path: Path, name: str) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    (here / ".deepspeed_env").write_text(f"NCCL_SOCKET_IFNAME=eth0\n{name}=./evil\n")
+
+    with pytest.raises(UsageError, match=f"sets {name} .*--allow-code"):
+        hostfile.variables(home, here)
+
+    assert hostfile.variables(home, here, allow_code=True)[name] == "./evil"
+    assert hostfile.variables(here, here)[name] == "./evil", "the home folder is the user's own"
+    (here / ".deepspeed_env").write_text("NCCL_SOCKET_IFNAME=eth0\nGLOO_SOCKET_IFNAME=eth0\nNCCL_DEBUG=INFO\n")
+    assert len(hostfile.variables(home, here)) == 3
+
+
+def test_a_file_that_ds_env_file_names_whole_is_the_users_choice(tmp_path: Path) -> None:
+    home, here, named = tmp_path / "home", tmp_path / "here", tmp_path / "mine.env"
+    named.write_text("A=1\n")
+
+    assert hostfile.variables(home, here, str(named)) == {"A": "1"}
+    (tmp_path / "here").mkdir()
+    (here / "mine.env").write_text("A=2\n")
+    with pytest.raises(UsageError, match="sets A "):
+        hostfile.variables(home, here, "mine.env")
+
+
+def test_environment_files_that_are_no_text_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / ".deepspeed_env").write_bytes(b"A=\xff\n")
+
+    with pytest.raises(UsageError, match="not UTF-8"):
+        hostfile.variables(tmp_path, tmp_path)
+
+
+def test_a_hostfile_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts")
+
+    with pytest.raises(UsageError, match="not a regular file"):
+        hostfile.read(tmp_path / "hosts", None, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import RecipeError, TunerError, UsageError
-from tuner.recipes import catalog, loading
+from tuner.recipes import catalog, loading, trust
 from tuner.recipes.merging import Kind
 from tuner.recipes.overrides import Overrides
 
@@ -194,7 +194,7 @@ def test_an_own_part_names_no_function_of_an_installed_package_unasked(
     found = loading.load(name, Overrides(pairs=pairs))
 
     with pytest.raises(RecipeError, match="refers to code of an installed package,") as caught:
-        loading.refuse_functions(found, allow_code=False)
+        trust.refuse(found)
 
     assert str(caught.value.where).startswith(str(evil))
 
@@ -209,12 +209,14 @@ def test_own_parts_are_files_of_the_users_wherever_they_are(tmp_path: Path, monk
         assert loading.load(f"tiny_{name}_sample_e1").origins["adapter.r"].place.kind is Kind.FILE
 
 
-def test_a_part_whose_path_is_typed_does_not_bring_trust_in_the_models_code() -> None:
-    trust = f'model = dict(path="acme/acme-1b", revision="{"a" * 40}", trust_remote_code=True)\narchitecture = "tiny"\n'
-    part("models", "acme_1b", trust)
+def test_a_part_does_not_bring_trust_in_the_models_code() -> None:
+    asks = f'model = dict(path="acme/acme-1b", revision="{"a" * 40}", trust_remote_code=True)\narchitecture = "tiny"\n'
+    part("models", "acme_1b", asks)
 
     assert loading.load(None, Overrides(model="acme/acme-1b")).config.model.trust_remote_code is False
-    assert loading.load("acme_1b_lora_sample_e1").config.model.trust_remote_code is True
+    assert loading.load("acme_1b_lora_sample_e1").config.model.trust_remote_code is False
+    assert loading.load("acme_1b_lora_sample_e1", allow_code=True).config.model.trust_remote_code is True
+    assert loading.load(None, Overrides(model="acme/acme-1b"), allow_code=True).config.model.trust_remote_code is False
 
 
 def test_a_part_that_holds_code_is_refused_with_its_line_and_not_run() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.each import each
-from tuner.errors import RecipeError
-from tuner.recipes import catalog, loading
+from tuner.errors import ModelError, RecipeError
+from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.merging import DEFAULT, Kind, Origin, Overridden, Place
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.recipe_file import read_file
@@ -472,16 +472,15 @@ def test_a_mistake_of_the_code_itself_keeps_its_traceback() -> None:
         loading.load(write("my.py", "import os\nx = 1 / 0"), allow_code=True)
 
 
-def test_remote_code_needs_a_commit() -> None:
-    def load(revision: str) -> Recipe:
-        return loading.load("tiny_full_custom_e1", sets("trust_remote_code=True", f"revision={revision}"))
+def test_the_code_of_a_model_on_the_hub_runs_at_one_commit_alone() -> None:
+    def check(revision: str) -> None:
+        pairs = sets("trust_remote_code=True", f"revision={revision}", "model.path=acme/mine")
+        path_checks.check_model(loading.load("tiny_full_custom_e1", pairs).config)
 
-    assert load(COMMIT).config.model.trust_remote_code
-    for revision in ("main", "none", COMMIT[:-1], COMMIT.upper()):
-        with pytest.raises(
-            RecipeError, match=r"--set trust_remote.*: .*trust_remote_code = True: .*full 40-digit commit"
-        ):
-            load(revision)
+    check(COMMIT)
+    for revision in ("main", "none", COMMIT[:-1], COMMIT[:-1] + "g", COMMIT.upper()):
+        with pytest.raises(ModelError, match="only at a full 40-digit commit"):
+            check(revision)
 
 
 def test_quantized_weights_without_an_adapter_are_refused_where_it_was_taken_away() -> None:
@@ -506,7 +505,6 @@ WRONG: tuple[tuple[str, str, str, int], ...] = (
     ("deepspeed = []", "deepspeed", "[]", 2),
     ("log = dict(trackers='wandb')", "log.trackers", "'wandb'", 2),
     ("model = 'tiny'", "model", "'tiny'", 2),
-    ("model = dict(trust_remote_code=True)", "model.trust_remote_code", "True", 2),
     ("quantization = dict()\nadapter = None", "adapter", "None", 3),
     ("architecture = dict(model_type='llama')\nrandomness = dict(seed=-1)", "randomness.seed", "-1", 3),
     ("model = dict(path='" + "x" * 200 + "', revision=1)", "model.revision", "1", 2),

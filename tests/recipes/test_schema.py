@@ -205,16 +205,6 @@ def test_quantized_weights_need_an_adapter() -> None:
     assert RecipeConfig.model_validate(both).adapter is None
 
 
-@pytest.mark.parametrize("revision", [None, "main", "a" * 39, "a" * 41, "A" * 40, "g" * 40])
-def test_remote_code_needs_a_full_commit(revision: str | None) -> None:
-    model = {**QLORA.values["model"], "revision": revision, "trust_remote_code": True}
-
-    with pytest.raises(ValidationError, match="full 40-digit commit"):
-        RecipeConfig.model_validate({**QLORA.values, "model": model})
-
-    RecipeConfig.model_validate({**QLORA.values, "model": {**model, "revision": "0123456789" * 3 + "abcdef0123"}})
-
-
 def blocks(base: type[Block] = Block) -> list[type[Block]]:
     children = [one for one in base.__subclasses__() if one.__module__.startswith("tuner.")]
     return [*children, *(below for child in children for below in blocks(child))]

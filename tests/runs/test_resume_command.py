@@ -1,4 +1,4 @@
-"""The command that resumes a run is one that can be pasted, and has the flag that the run's recipe needs."""
+"""The command that resumes a run can be pasted; a flag that runs code stands only beside the code that it runs."""
 
 from __future__ import annotations
 
@@ -8,39 +8,59 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import written_run
-from tuner.runs.directory import resume_command
+from tuner.runs.directory import resume_advice, resume_command
 
 
 def test_a_command_can_be_pasted_whatever_the_folder_is_called() -> None:
     assert resume_command(Path("my run")) == "tuner train 'my run/recipe.py' --resume 'my run'"
 
 
+def written(folder: Path, recipe: object) -> Path:
+    (folder / "recipe.json").write_text(json.dumps({"schema": 1, "recipe": recipe}))
+    return folder
+
+
 OWN_REWARD = {"objective": {"rewards": ["math", {"type": "my_rewards.py:length"}]}}
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "code"),
     [
-        {"log": {"notify": "true"}},
-        {"log": {"notify": ["sh", "-c", "true"]}},
-        {"checkpoint": {"repository": "me/mine"}},
-        OWN_REWARD,
+        ({"log": {"notify": "touch canary"}}, "log.notify = 'touch canary'"),
+        ({"log": {"notify": ["sh", "-c", "true"]}}, "log.notify = ['sh', '-c', 'true']"),
+        ({"checkpoint": {"repository": "me/mine"}}, "checkpoint.repository = 'me/mine'"),
+        (OWN_REWARD, "objective.rewards = 'my_rewards.py:length'"),
     ],
 )
-def test_a_recipe_that_names_a_command_needs_the_flag(tmp_path: Path, recipe: dict[str, object]) -> None:
-    (tmp_path / "recipe.json").write_text(json.dumps({"schema": 1, "recipe": recipe}))
+def test_the_flag_stands_beside_all_that_it_allows(tmp_path: Path, recipe: object, code: str) -> None:
+    advice = resume_advice(written(tmp_path, recipe))
 
-    assert resume_command(tmp_path).endswith(f"--resume {tmp_path} --allow-code")
+    assert advice == f"{resume_command(tmp_path)} --allow-code (--allow-code allows {code})"
 
 
-def test_a_run_needs_it_only_where_its_recipe_names_a_command(tmp_path: Path) -> None:
+def test_trust_in_a_models_code_stands_beside_its_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    model = {"trust_remote_code": True, "path": str(tmp_path), "revision": None}
+
+    advice = resume_advice(written(tmp_path, {"model": model}))
+
+    assert advice.startswith(f"{resume_command(tmp_path)} --trust-remote-code (")
+    assert f"the code in {tmp_path}: mine.py" in advice
+
+
+@pytest.mark.parametrize("hidden", ["true" + " " * 10_000 + "; touch canary", ["x" * 400]])
+def test_code_that_is_too_long_to_show_is_not_advised(tmp_path: Path, hidden: object) -> None:
+    assert resume_advice(written(tmp_path, {"log": {"notify": hidden}})) == resume_command(tmp_path)
+
+
+def test_a_run_needs_a_flag_only_where_its_recipe_names_code(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
 
-    assert resume_command(run.path) == f"tuner train {run.recipe} --resume {run.path}"
+    assert resume_advice(run.path) == resume_command(run.path)
 
 
 @pytest.mark.parametrize("text", ['{"recipe": {"log": null}}', '{"recipe": []}', "{", "\0"])
 def test_a_recipe_that_is_damaged_hides_no_message_behind_its_own(tmp_path: Path, text: str) -> None:
     (tmp_path / "recipe.json").write_text(text)
 
-    assert resume_command(tmp_path) == f"tuner train {tmp_path}/recipe.py --resume {tmp_path}"
+    assert resume_advice(tmp_path) == f"tuner train {tmp_path}/recipe.py --resume {tmp_path}"

@@ -89,7 +89,8 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
         recipe: A composed name, a .py file, another tool's config, or a model's folder or hub id.
         allow_code: Run the code that a recipe file holds instead of refusing it.
         overrides: Values to change, by key or unique tail (`lr=1e-5`), by blocks (`train_cfg={"max_steps": 3}`), or by
-            dotted path (`**{"train_cfg.max_steps": 3}`). `model`, `data`, `val`, `adapter`, `val_split`, `epochs`,
+            dotted path (`**{"train_cfg.max_steps": 3}`). `trust_remote_code=True` runs the code that comes with the
+            model. `model`, `data`, `val`, `adapter`, `val_split`, `epochs`,
             `seed`, `method`, `batch_size`, `max_length`, `lora_rank`, `save_every`, `eval_every` and `report_to` mean
             what their options mean; `ds` is a dict of values for the DeepSpeed config. `data` and `val` may be the rows
             themselves: a list of dicts, a `datasets.Dataset` or a `pandas.DataFrame`.
@@ -302,6 +303,7 @@ def export(
     format: Format = "published",
     push: str | None = None,
     private: bool = False,
+    trust_remote_code: bool = False,
 ) -> Exported:
     """Export a run's result to the folder `dest`, for transformers and peft without tuner, as `tuner export` does.
 
@@ -315,6 +317,7 @@ def export(
         format: "llama" writes InternLM in Llama's layout; "gguf" writes one file for Ollama and llama.cpp.
         push: "OWNER/NAME" on the Hugging Face hub, to upload it to as well.
         private: Make that repository private if it does not exist yet.
+        trust_remote_code: Run the code that comes with the model.
 
     Returns:
         What was written: `kind`, `num_tensors`, `num_bytes`, `num_files` and more.
@@ -338,7 +341,7 @@ def export(
     most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
     options = Options(merge, dtype, most, None if base is None else os.fspath(base), format, push)
-    saved = find(Path(source))
+    saved = find(Path(source), trust_remote_code=trust_remote_code)
     repository = check_push(push, format, private=private) if push else None
     with unchanged_random_state():
         done = write(saved, folder, options, os.environ)  # effect: where llama.cpp is
@@ -358,6 +361,7 @@ def chat(
     temperature: float | None = None,
     top_p: float | None = None,
     seed: int = 42,
+    trust_remote_code: bool = False,
 ) -> Chat:
     """Load a model to chat with, with the chat template and stop tokens of its training.
 
@@ -370,6 +374,7 @@ def chat(
         temperature: 0 always takes the most likely token. None: the model's default.
         top_p: Sample from the most likely tokens with this total probability.
         seed: Seed of the sampling.
+        trust_remote_code: Run the code that comes with the model.
 
     Returns:
         A conversation: `chat.ask("Why?").text` is the answer, and `chat.turns` what was said.
@@ -387,7 +392,16 @@ def chat(
     named = None if adapter is None else os.fspath(adapter)
     settings = Settings(max_new_tokens, temperature, top_p)
     here = detect(os.environ)  # effect: as the command line
-    return chats.begin(os.fspath(source), here, settings, adapter=named, bits=bits, system=system, seed=seed)
+    return chats.begin(
+        os.fspath(source),
+        here,
+        settings,
+        adapter=named,
+        trust_remote_code=trust_remote_code,
+        bits=bits,
+        system=system,
+        seed=seed,
+    )
 
 
 @_in_python_words
@@ -408,11 +422,12 @@ def evaluate(
     allow_code: bool = False,
     adapter: PathLike | None = None,
     bits: Bits | None = None,
+    trust_remote_code: bool = False,
 ) -> Evaluation:
     """Evaluate a model on rows and on public tasks, as `tuner eval` does.
 
     Args:
-        source: As for `chat`, and so are `adapter` and `bits`.
+        source: As for `chat`, and so are `adapter`, `bits` and `trust_remote_code`.
         data: Rows as for `train`. None: the run's validation rows; with `tasks` alone, no rows.
         row_format: The shape of a row of `data`. None: detected.
         split: Split of the data set.
@@ -467,6 +482,7 @@ def evaluate(
             wanted,
             detect(os.environ),  # effect: as the command line
             adapter=None if adapter is None else os.fspath(adapter),
+            trust_remote_code=trust_remote_code,
             bits=bits,
         )
 
@@ -481,11 +497,12 @@ def serve(
     engine: Engine | None = None,
     adapter: PathLike | None = None,
     bits: Bits | None = None,
+    trust_remote_code: bool = False,
 ) -> Server:
     """Serve a model with OpenAI's protocol in a separate process, as `tuner serve` does; return when it answers.
 
     Args:
-        source: As for `chat`, and so are `adapter` and `bits`.
+        source: As for `chat`, and so are `adapter`, `bits` and `trust_remote_code`.
         host: Address to listen on; "0.0.0.0" listens on all interfaces.
         port: Port to listen on.
         name: The model's name in requests. None: the folder's name.
@@ -512,6 +529,7 @@ def serve(
         "--bits": bits,
     }
     flags = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+    flags += ["--trust-remote-code"] if trust_remote_code else []
     reachable = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104  compared, not listened on
     return Server([os.fspath(source), *flags], f"http://{reachable}:{port}/v1", called)
 

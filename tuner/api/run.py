@@ -75,11 +75,12 @@ class Run:
             page.write([self.path], self._files.report)
         return self._files.report
 
-    def model(self, *, bits: int | None = None) -> Any:
+    def model(self, *, bits: int | None = None, trust_remote_code: bool = False) -> Any:
         """Load the result, or the newest checkpoint, onto the GPUs of this machine or the CPU, for inference only.
 
         Args:
             bits: 16, 8 or 4 bits per weight. None: as in training, or 16.
+            trust_remote_code: Run the code that comes with the model.
 
         Returns:
             The transformers model, or the PEFT model around it, in eval mode.
@@ -90,13 +91,14 @@ class Run:
         from tuner.machine.hardware import detect
         from tuner.results.loaded_model import load, spec_of  # torch, which a look at the metrics does not need
 
-        return load(spec_of(str(self.path), None), detect(os.environ), bits).model  # effect: as the command line
+        spec = spec_of(str(self.path), None, trust_remote_code=trust_remote_code)
+        return load(spec, detect(os.environ), bits).model  # effect: as the command line
 
-    def tokenizer(self) -> Any:
-        """Load the tokenizer with the chat template of the training. Errors as for `model`."""
+    def tokenizer(self, *, trust_remote_code: bool = False) -> Any:
+        """Load the tokenizer with the chat template of the training. Argument and errors as for `model`."""
         from tuner.results.loaded_model import encoder_of, spec_of
 
-        return encoder_of(spec_of(str(self.path), None)).library_object
+        return encoder_of(spec_of(str(self.path), None, trust_remote_code=trust_remote_code)).library_object
 
 
 class RunFailed(TunerError):

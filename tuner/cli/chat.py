@@ -63,6 +63,7 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 def command(
     source: str,
     adapter: str | None,
+    trust_remote_code: bool,
     bits: str | None,
     system: str | None,
     images: tuple[str, ...],
@@ -92,8 +93,16 @@ def command(
         from tuner.worker.generation import Settings
 
         settings, weight_bits = Settings(max_new_tokens, temperature, top_p), int(bits) if bits else None
-        here = detect(os.environ)
-        chat = begin(source, here, settings, adapter=adapter, bits=weight_bits, system=system, seed=seed)
+        chat = begin(
+            source,
+            detect(os.environ),
+            settings,
+            adapter=adapter,
+            trust_remote_code=trust_remote_code,
+            bits=weight_bits,
+            system=system,
+            seed=seed,
+        )
     for path in images:
         chat.show(path)
     say(f"{chat.description}.", err=True)

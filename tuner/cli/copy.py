@@ -29,6 +29,8 @@ def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Op
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix not in (".py", ".yaml"):
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
+    for warning in loaded.warnings:
+        say(f"WARNING: {warning}", err=True)
     path = paths.new_recipe(dest, loaded.name, "DEST", (".py", ".yaml"))
     loaded = choice.without_catalog(loaded)
     text = loaded.standalone_yaml if path.suffix == ".yaml" else loaded.standalone

@@ -56,6 +56,7 @@ from tuner.errors import DiskError, UsageError
 def command(
     source: str,
     adapter: str | None,
+    trust_remote_code: bool,
     bits: str | None,
     data: str | None,
     row_format: str | None,
@@ -90,7 +91,15 @@ def command(
         rows = (data, row_format, split, max_rows, batch_size)
         wanted = Wanted(*rows, generate or 0, out, max_new_tokens, names, num_fewshot, apply_chat_template, allow_code)
         weight_bits, here = int(bits) if bits else None, detect(os.environ)
-        done = evaluate(source, wanted, here, adapter=adapter, bits=weight_bits, tell=lambda line: say(line, err=True))
+        done = evaluate(
+            source,
+            wanted,
+            here,
+            adapter=adapter,
+            trust_remote_code=trust_remote_code,
+            bits=weight_bits,
+            tell=lambda line: say(line, err=True),
+        )
     if as_json:
         from tuner.files import dump_json
 

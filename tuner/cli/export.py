@@ -12,7 +12,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import debug_option
+from tuner.cli.options import debug_option, remote_code_option
 from tuner.cli.say import say
 from tuner.errors import UsageError
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     help="Upload the export to the Hugging Face hub; DEST may then be left out.",
 )
 @click.option("--private", is_flag=True, help="Create the repository of --push as a private one.")
+@remote_code_option
 @debug_option
 def command(
     source: str,
@@ -69,6 +70,7 @@ def command(
     layout: Literal["llama", "gguf", "xtuner", "llava"] | None,
     repository_name: str | None,
     private: bool,
+    trust_remote_code: bool,
 ) -> None:
     """Export a trained model to a folder that transformers, peft, vLLM or Ollama load without tuner.
 
@@ -88,7 +90,7 @@ def command(
     _check_push(dest, repository_name, private=private)
     if dest:
         check_dest(dest)
-    saved = find(Path(source_of(source)))
+    saved = find(Path(source_of(source)), trust_remote_code=trust_remote_code)
     say(f"Exporting {saved.description}.")
     if repository_name:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")

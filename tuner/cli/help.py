@@ -16,7 +16,7 @@ GROUPS: dict[str, str] = {
     "DeepSpeed and memory": "deepspeed ds ignore_fit on_oom",
     "Processes and machines": """gpus gpu nodes launcher nproc_per_node nnodes node_rank master_addr master_port
         hostfile include exclude ssh bind_cores""",
-    "Safety and help": "allow_code catalog debug help",
+    "Safety and help": "allow_code trust_remote_code catalog debug help",
 }
 """Headings of --help and the options below each, by their names in Python; others come first, under "Options"."""
 

@@ -26,6 +26,7 @@ def start(
     Raises:
         TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
     """
+    from tuner import paths
     from tuner.lab import hosts as hosts_over_ssh
     from tuner.machine import hostfile as hostfiles
     from tuner.machine.variables import count, settings_of, text
@@ -35,9 +36,14 @@ def start(
         return
     settings = settings_of(request.flags._asdict(), os.environ)
     _refuse_beside({**settings["--nnodes"], **settings["--node-rank"]}, request.flags.launcher)
-    loading.load(request.recipe, request.overrides, allow_code=request.allow_code)  # a mistake is told once, and here
-    variables = hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE"))
-    if variables:  # a stranger's folder may bring such a file
+    # A mistake is told once, and here.
+    loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
+    for warning in loaded.warnings if dry_run else ():  # a start warns of them itself
+        say(f"WARNING: {warning}", err=True)
+    variables = hostfiles.variables(
+        paths.home(), Path.cwd(), os.environ.get("DS_ENV_FILE"), allow_code=request.allow_code
+    )
+    if variables:
         say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
     launch = hosts_over_ssh.plan(
         hostfiles.read(hostfile, include, exclude),

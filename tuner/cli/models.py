@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tuner.cli import complete
-from tuner.cli.options import all_of, debug_option
+from tuner.cli.options import all_of, debug_option, remote_code_option
 from tuner.cli.say import say
 
 model_options = all_of(
@@ -18,6 +18,7 @@ model_options = all_of(
     click.option(
         "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this LoRA adapter on top of SOURCE."
     ),
+    remote_code_option,
     click.option(
         "--bits",
         type=click.Choice(("4", "8", "16")),

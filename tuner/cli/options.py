@@ -50,6 +50,13 @@ debug_option = click.option("--debug", is_flag=True, expose_value=False, help="S
 """`cli.main` looks for it."""
 
 
+remote_code_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run the code that comes with the model: of one commit on the hub, or of a folder. Read it first.",
+)
+
+
 def all_of(*options: Decorator) -> Decorator:
     """Return a decorator that adds several options to a command, in the order of its --help."""
     return lambda command: reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
@@ -194,6 +201,7 @@ override_options = all_of(
         is_flag=True,
         help="Allow a recipe file to run Python code. Use it only with files that you trust.",
     ),
+    remote_code_option,
     catalog_option,
     debug_option,
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
@@ -221,13 +229,15 @@ def overrides(
     Raises:
         UsageError: an argument belongs to no option, or `Overrides` raises it.
     """
-    from tuner.recipes.recipe import Overrides  # pydantic, which --help does not need
+    from tuner.recipes import trust  # pydantic, which --help does not need
+    from tuner.recipes.recipe import Overrides
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix="Pass values with --set KEY=VALUE.")
     pairs = [(plain_name(name), changes.pop(name)) for name in OF_KEYS]
     pairs = [(flag, text) for flag, text in pairs if text is not None]
+    pairs += [trust.FLAG_PAIR] if changes.pop("trust_remote_code") else []
     pairs += [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
     changes["data"] = changes["data"] or None
@@ -266,6 +276,6 @@ def refuse_changes(name: str | None, kind: Kind, changes: Changes) -> None:
     description = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
     fix = f"Use it with a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
     for key, value in changes.items():
-        if value not in (None, (), 1):
+        if value not in (None, (), 1, False):
             flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
             raise UsageError(f"{flag} needs a recipe, and {name!r} is {description}", where=flag, fix=fix)

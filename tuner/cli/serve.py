@@ -29,6 +29,7 @@ from tuner.errors import MachineError, UsageError
 def command(
     source: str,
     adapter: str | None,
+    trust_remote_code: bool,
     bits: str | None,
     host: str,
     port: int,
@@ -60,7 +61,7 @@ def command(
     from tuner.results.loaded_model import encoder_of, spec_of
 
     source = source_of(source)
-    spec = spec_of(source, adapter)
+    spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     check_can_answer(spec, encoder_of(spec))
     serve.check_servable(spec)
     called = name or serve.name_of(adapter or source)

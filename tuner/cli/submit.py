@@ -114,10 +114,12 @@ def command(
     """Train as a Slurm job that requeues itself before the time limit and resumes from its checkpoint."""
     from datetime import datetime
 
+    from tuner import remote_code
     from tuner.launch import preflight, sbatch
     from tuner.launch.resolve import WORK_DIRS, resolve_run
     from tuner.launch.resolved_run import Request
     from tuner.machine.topology import Topology
+    from tuner.recipes import trust
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
         fix = "Remove it: each GPU gets one rank."
@@ -157,12 +159,17 @@ def command(
     unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
     warnings = (*preflight.check_elsewhere(run, quick=dry_run), *unknown)
     train = [*([recipe] if recipe else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
+    code = trust.check_bound(run.recipe.config)
+    if code:  # the job runs the code of now, whatever is in the folder then
+        train.append(f"--set=model.revision={code.hash}")
     # No torch.py of the working directory is imported in place of the real one.
     text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
     announce(run, warnings)
     if dry_run:
         click.echo(text, nl=False)
         return
+    if code:
+        remote_code.record(code)
     _announce(run, job, folder, _submit(job, folder, text))
 
 
@@ -212,10 +219,12 @@ def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
     pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog.given_folders()]
     pairs += [("--deepspeed", deepspeed), *(("--data", text) for text in changes["data"])]
     pairs += [(plain_name(key), changes[key]) for key in ONE_VALUE]
+    pairs += [("--reward", text) for text in changes["rewards"]]
     pairs += [("--ds", text) for text in changes["ds"]]
     pairs += [("--set", text) for text in changes["sets"]]
     pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]
     words = [f"{flag}={value}" for flag, value in pairs if value is not None]
+    flags["trust_remote_code"] = changes["trust_remote_code"]
     return words + [plain_name(key) for key, is_on in flags.items() if is_on]
 
 

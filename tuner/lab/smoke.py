@@ -27,6 +27,7 @@ from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
+from tuner.progress import told
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
 from tuner.runs import creation
@@ -89,6 +90,7 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
         TunerError: the recipe is wrong, or needs code that it does not trust.
     """
     loaded = load(request)
+    told(*(f"WARNING: {warning}" for warning in loaded.warnings))
     if loaded.config.model.remote_code or loaded.config.architecture is None:
         problem = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
         raise ModelError(problem, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")

@@ -24,7 +24,8 @@ from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
-from tuner.models.load import explained, load_tokenizer, pinned, source
+from tuner.models.arguments import pinned
+from tuner.models.load import explained, load_tokenizer, source
 from tuner.models.vision import load_processor
 from tuner.recipes.model_facts import read_architecture
 from tuner.recipes.schema import Dataset, Model, Rows
@@ -92,7 +93,7 @@ def make_model(
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(tokenizer, name))
     transformers.set_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return small, model.num_parameters()
@@ -130,7 +131,7 @@ def make_vision_model(model: Model, facts: Architecture, folder: Path, seed: int
     try:
         _shrink_with_tower(config, facts, processor)
         transformers.set_seed(seed)
-        small = transformers.AutoModelForImageTextToText.from_config(config)
+        small = transformers.AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, RuntimeError) as error:
         problem = f"cannot build a small model of model_type {config.model_type!r}: {error}"
         raise ModelError(problem, where="model.path", fix="Train it without a smoke test.") from error
@@ -150,7 +151,8 @@ def _tiny_vision(model: Model) -> Model:
 def _processor_and_config(model: Model) -> tuple[ProcessorMixin, PreTrainedConfig]:
     path = source(model)
     with explained(path):
-        return load_processor(model, path), transformers.AutoConfig.from_pretrained(path, **pinned(model))
+        options = pinned(model)
+        return load_processor(model, path, **options), transformers.AutoConfig.from_pretrained(path, **options)
 
 
 def _shrink_with_tower(config: PreTrainedConfig, facts: Architecture, processor: ProcessorMixin) -> None:
@@ -247,7 +249,8 @@ def _outputs(folder: Path, encoder: Encoder | None, scores: bool) -> torch.Tenso
 
 
 def _tokens(folder: Path) -> dict[str, torch.Tensor]:
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(_TEXT, return_tensors="pt")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokens = tokenizer(_TEXT, return_tensors="pt")
     return {str(name): values for name, values in tokens.items()}
 
 
@@ -265,16 +268,17 @@ def _load_vision(folder: Path) -> PreTrainedModel | peft.PeftModel:
     if not (folder / "adapter_config.json").is_file():
         return _checked(folder, auto)
     base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
-    return peft.PeftModel.from_pretrained(auto.from_pretrained(base, dtype=torch.float32), folder)
+    whole = auto.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
+    return peft.PeftModel.from_pretrained(whole, folder)
 
 
 def _load(folder: Path, scores: bool) -> PreTrainedModel | peft.PeftModel:
     if (folder / "adapter_config.json").is_file():
         if scores:
             return peft.AutoPeftModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, dtype=torch.float32
+                folder, num_labels=1, dtype=torch.float32, trust_remote_code=False
             )
-        return peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     return _checked(folder, auto)
 
@@ -286,7 +290,7 @@ def _checked(folder: Path, auto: Any) -> PreTrainedModel:
         TunerError: its weights are not exactly those of its class.
     """
     model: PreTrainedModel
-    model, report = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, report = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             raise TunerError(f"{folder.name} reloads with {kind.replace('_', ' ')}: {sorted(map(str, report[kind]))}")

@@ -30,6 +30,7 @@ from tuner.launch.resolve import load, resolve_recipe, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
+from tuner.progress import told
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import creation
@@ -135,6 +136,7 @@ def tune(
         TunerError: the recipe is wrong or cannot run on this machine, or the output cannot be written.
     """
     loaded = load(request)
+    told(*(f"WARNING: {warning}" for warning in loaded.warnings))
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
     flags = filled(request.flags, final_config.launch_flags(loaded, request.deepspeed), environ)

@@ -18,7 +18,7 @@ from tuner.launch.resolve import resolve_recipe, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
-from tuner.recipes import catalog, loading, path_checks
+from tuner.recipes import catalog, loading, path_checks, trust
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -166,8 +166,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
             _config(report, lambda: choice.open_config(named, "--deepspeed"))
         return
     report.on_hub = _on_hub(loaded.config)
-    report.attempt(lambda: loading.refuse_functions(loaded, allow_code=request.allow_code))
-    report.attempt(lambda: loading.refuse_command(loaded, allow_code=request.allow_code))
+    report.attempt(lambda: trust.refuse(loaded, allow_code=request.allow_code, of_run=True))
     report.attempt(lambda: path_checks.check_model(loaded.config))
     report.attempt(lambda: path_checks.check_teacher(loaded.config))
     report.attempt(lambda: path_checks.check_data(loaded.config))

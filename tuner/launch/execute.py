@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from tuner import hooks
+from tuner import hooks, remote_code
 from tuner.errors import TunerError
 from tuner.files import JsonObject, read_json_object
 from tuner.launch import render, retry, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import slurm
+from tuner.recipes import trust
 from tuner.runs import checkpoints, creation, directory, lock
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
@@ -63,6 +64,8 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
     if not resolved.topology.leads:
         return directory.wait_for(resolved.run_path, resolved.launch_id)
     files, resume = render.files(resolved), resolved.is_known_run
+    if code := trust.check_bound(resolved.recipe.config):
+        remote_code.record(code)
     return creation.create(resolved.run_path, files, resume=resume, environ=resolved.environ, has_ended=slurm.has_ended)
 
 

@@ -91,6 +91,7 @@ def _generation(name: str) -> Check:
 _ELSEWHERE: tuple[Check, ...] = (
     high_rate,
     _streamed,
+    model_files.remote_code,
     model_files.architecture,
     model_files.images,
     model_files.tower,

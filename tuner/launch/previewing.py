@@ -15,7 +15,8 @@ from tuner.errors import DataError, together
 from tuner.files import JsonObject
 from tuner.launch import data_rows
 from tuner.notebook import brief, paragraphs
-from tuner.recipes import loading, path_checks
+from tuner.progress import told
+from tuner.recipes import path_checks, trust
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import Dataset
 
@@ -47,7 +48,8 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     Raises:
         TunerError: the model or the data are not there, or code is not allowed.
     """
-    loading.refuse_functions(recipe, allow_code=allow_code)
+    told(*(f"WARNING: {warning}" for warning in recipe.warnings))
+    trust.refuse(recipe, allow_code=allow_code)
     path_checks.check_model(recipe.config)
     path_checks.check_data(recipe.config)
     recipe = data_rows.hold_out(recipe).with_template_text()

@@ -23,7 +23,7 @@ from tuner.machine.hardware import Hardware, Precision, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
 from tuner.machine.variables import leftovers_warning
-from tuner.recipes import loading, path_checks
+from tuner.recipes import loading, path_checks, trust
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
@@ -58,8 +58,7 @@ def resolve_run(
     Raises:
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    recipe = load(request)
-    loading.refuse_command(recipe, allow_code=request.allow_code)
+    recipe = load(request, of_run=True)
     flags = filled(request.flags, final_config.launch_flags(recipe, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     _check_retries(request.on_oom, request.max_restarts, topology)
@@ -118,14 +117,17 @@ def resolve_run(
     )
 
 
-def load(request: Request) -> Recipe:
+def load(request: Request, *, of_run: bool = False) -> Recipe:
     """Load the recipe of a request and check its paths and the code that it names.
+
+    Args:
+        of_run: As for `trust.refuse`.
 
     Raises:
         TunerError: the recipe is wrong, a path does not exist, or code is not allowed.
     """
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
-    loading.refuse_functions(loaded, allow_code=request.allow_code)
+    trust.refuse(loaded, allow_code=request.allow_code, of_run=of_run)
     path_checks.check_model(loaded.config)
     path_checks.check_teacher(loaded.config)
     path_checks.check_data(loaded.config)

@@ -15,7 +15,7 @@ from tuner.fit.levels import LEVELS
 from tuner.fit.shares import samples_of_rank
 from tuner.launch.resolved_run import Start, batch_settings, is_already_started
 from tuner.machine.topology import Topology
-from tuner.recipes import loading
+from tuner.recipes import loading, trust
 from tuner.recipes.merging import Difference, Kind, Origin, Place, Section, differences, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
@@ -218,6 +218,7 @@ FIXED = {
     "model.path": "the weights belong to another model",
     "model.revision": "the weights belong to another model",
     "model.chat_template": "the samples differ",
+    "model.trust_remote_code": "the model's own code has another class",
     "model.images": "other parts of the model are loaded",
     "model.freeze": "other weights are trained",
     "model.vision_lora": "other weights are trained",
@@ -250,7 +251,7 @@ def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     """
     if saved is None or not saved.is_file():
         return ()
-    old = loading.load(str(saved))
+    old = trust.as_written(loading.load(str(saved)))
     changed = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
     refused = [(one, why) for one in changed if (why := _reason(one.key))]
     if not refused:

@@ -6,17 +6,19 @@ It reads files and reaches no host. DeepSpeed's own parser comes with torch, sec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import UsageError
+from tuner.files import read_named_text
 
 # ssh takes a host that begins with a dash for an option.
 _LINE = re.compile(r"([^-#\s]\S*)\s+slots=([0-9]{1,4})(?:\s.*)?")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _NAMED = re.compile(r"([^:@]+)(?::([0-9]{1,4}(?:,[0-9]{1,4})*))?")
 _ENVIRONMENT = ".deepspeed_env"
+_MAX_BYTES = 1_000_000
 NODE = "TUNER_HOST"
 """Set on each host to its name: what is started there is a node, whatever hostfile its command names."""
 
@@ -59,13 +61,10 @@ def read(path: Path, include: str | None, exclude: str | None) -> tuple[Host, ..
 
 
 def _slots(path: Path) -> dict[str, int]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        fix = "It must be a file with a line `NAME slots=N` for each host."
-        raise UsageError(f"{path} cannot be read: {error}", where="--hostfile", fix=fix) from None
+    fix = "It must be a file with a line `NAME slots=N` for each host."
+    text = read_named_text(path, UsageError, max_bytes=_MAX_BYTES, fix=fix, name=str(path))
     slots: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.strip().startswith("#"):
             continue
         match, where = _LINE.fullmatch(line.strip()), f"{path}:{number}"
@@ -99,24 +98,66 @@ def _filter(text: str, flag: str, slots: Mapping[str, int]) -> dict[str, tuple[i
     return named
 
 
-def variables(folders: Iterable[Path], name: str | None = None) -> dict[str, str]:
-    """Return what the .deepspeed_env files in some folders set, a later folder's over an earlier one's.
+_HARMLESS = frozenset(
+    (
+        *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "NCCL_SOCKET_IFNAME"),
+        *("NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_CROSS_NIC", "NCCL_IB_DISABLE"),
+        *("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC"),
+        *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_PCI_RELAXED_ORDERING", "NCCL_IB_ADAPTIVE_ROUTING"),
+        *("NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NVLS_ENABLE"),
+        *("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        *("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        *("GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMP_NUM_THREADS"),
+    )
+)
+"""Interfaces, debugging and timeouts of NCCL, gloo and torch: none names a file, a program or a library.
+
+A list of harmful names would leak: NCCL_NET_PLUGIN, NCCL_DEBUG_FILE, CC, TORCH_EXTENSIONS_DIR. Source of the names:
+NCCL's "Environment Variables", torch's "torch.distributed" and "ProcessGroupNCCL Environment Variables".
+"""
+
+
+def variables(home: Path, here: Path, name: str | None = None, *, allow_code: bool = False) -> dict[str, str]:
+    """Return what .deepspeed_env of the home folder sets, and over it that of the working directory.
+
+    The working directory may be a stranger's: from its file only harmless names pass, unless code is allowed.
 
     Args:
-        name: Their name, where DS_ENV_FILE says another.
+        home: The home folder.
+        here: The working directory.
+        name: Their name, where DS_ENV_FILE says another; a whole path is the user's own choice.
+        allow_code: Take every variable.
 
     Raises:
-        UsageError: a line that sets no variable.
+        UsageError: a file that cannot be read, a line that sets no variable, or a variable that may run code.
     """
+    files = dict.fromkeys((home / (name or _ENVIRONMENT), here / (name or _ENVIRONMENT)))
     values: dict[str, str] = {}
-    for file in (folder / (name or _ENVIRONMENT) for folder in folders):
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        for number, line in enumerate(lines, start=1):
-            variable = _VARIABLE.fullmatch(line.strip())
-            if variable:
-                values[variable[1]] = variable[2]
-            elif line.strip() and not line.strip().startswith("#"):
-                raise UsageError(
-                    f"{line.strip()!r} does not set a variable", where=f"{file}:{number}", fix="Use: NAME=VALUE."
-                )
+    for file in files:
+        found = _variables(file)
+        may_run = [key for key in found if key not in _HARMLESS]  # a value may be a secret
+        is_trusted = file.parent.resolve() == home.resolve() or Path(name or "").is_absolute()
+        if may_run and not (allow_code or is_trusted):
+            fix = f"Read {file}. Then move them to {home / _ENVIRONMENT}, or add --allow-code."
+            message = f"a file of the working directory sets {', '.join(may_run)} on every host, which may run code"
+            raise UsageError(message, where=file, fix=fix)
+        values |= found
+    return values
+
+
+def _variables(file: Path) -> dict[str, str]:
+    values: dict[str, str] = {}
+    if not file.is_file():
+        return values
+    fix = "It must be text with a line NAME=VALUE for each variable."
+    text = read_named_text(file, UsageError, max_bytes=_MAX_BYTES, fix=fix, name=str(file))
+    for number, line in enumerate(text.splitlines(), start=1):
+        variable = _VARIABLE.fullmatch(line.strip())
+        if variable:
+            values[variable[1]] = variable[2]
+        elif line.strip() and not line.strip().startswith("#"):
+            raise UsageError(
+                f"{line.strip()!r} does not set a variable", where=f"{file}:{number}", fix="Use: NAME=VALUE."
+            )
     return values

@@ -168,7 +168,7 @@ def _published(llm: Path) -> PreTrainedConfig:
         return transformers.LlamaConfig.from_dict(
             {key: value for key, value in facts.items() if not key.startswith(("mm_", "model_type"))}
         )
-    return transformers.AutoConfig.from_pretrained(llm)
+    return transformers.AutoConfig.from_pretrained(llm, trust_remote_code=False)
 
 
 def _text_config(published: PreTrainedConfig) -> PreTrainedConfig:
@@ -191,7 +191,7 @@ def _tower_config(tower: Path) -> PreTrainedConfig:
     Raises:
         ModelError: the folder holds no CLIP model.
     """
-    config = transformers.AutoConfig.from_pretrained(tower)
+    config = transformers.AutoConfig.from_pretrained(tower, trust_remote_code=False)
     vision_config = getattr(config, "vision_config", config)
     if vision_config.model_type != "clip_vision_model":
         message = (
@@ -203,7 +203,7 @@ def _tower_config(tower: Path) -> PreTrainedConfig:
 
 def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the LLM with the token of an image, in a class that transformers has."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(llm)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llm, trust_remote_code=False)
     if type(tokenizer).__module__ == internlm.__name__:
         tokenizer = TokenizersBackend(
             tokenizer_object=tokenizer.backend_tokenizer,
@@ -217,7 +217,7 @@ def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:
 
 def _processor(config: LlavaConfig, tower: Path, *, pads: bool) -> JsonObject:
     """Return the contents of processor_config.json."""
-    images = transformers.AutoImageProcessor.from_pretrained(tower).to_dict()
+    images = transformers.AutoImageProcessor.from_pretrained(tower, trust_remote_code=False).to_dict()
     return {
         "processor_class": "LlavaProcessor",
         "image_token": IMAGE_TOKEN,

@@ -1,6 +1,6 @@
 """Load the tokenizer, the weights in the compute type or in 4 bits, and the adapter of a recipe.
 
-It does not train, and it runs a model's own code only if the recipe pins a commit.
+It does not train, and it runs a model's own code only if this command trusts it (`recipes.trust`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.integrations import apply_liger_kernel
 
-from tuner import assets, paths
+from tuner import assets, paths, remote_code
 from tuner import vocabulary as vocabularies
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.files import disk_errors, make_folder
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, compat, integrity, llava, vision
+from tuner.models.arguments import LoadOptions, at, pinned
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import Teacher
@@ -39,9 +40,6 @@ from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
-
-LoadOptions = dict[str, Any]
-"""Keyword arguments of `from_pretrained`."""
 
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
@@ -102,7 +100,8 @@ def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
     """
     adapter = config.adapter.path if config.adapter else None
     if adapter and (paths.expanded(adapter) / "tokenizer_config.json").is_file():
-        return load_tokenizer(config.model.model_copy(update={"revision": None}), str(paths.expanded(adapter)))
+        folder = str(paths.expanded(adapter))
+        return load_tokenizer(at(config.model, folder), folder)
     return load_tokenizer(config.model, path)
 
 
@@ -130,7 +129,7 @@ def processor_of(config: RecipeConfig, path: str) -> ProcessorMixin:
         MachineError: the hub cannot be reached.
     """
     with explained(path):
-        return vision.load_processor(config.model, path)
+        return vision.load_processor(config.model, path, **pinned(config.model))
 
 
 def load_model(
@@ -389,11 +388,6 @@ def quantized(
     )
 
 
-def pinned(model: Model) -> LoadOptions:
-    """Return the arguments of `from_pretrained` for the commit, and for whether its code may run."""
-    return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
-
-
 def make_tiny(shipped: Path, cache: Path) -> Path:
     """Return the folder of a small model of the package below `cache`, made from the `shipped` files if it is missing.
 
@@ -442,12 +436,12 @@ def _tiny_weights(folder: Path) -> dict[str, torch.Tensor]:
     Uniform noise needs only exact arithmetic; the logarithms for normal noise depend on the vector width. The library's
     own initialization is not used, because its order of draws changes between versions.
     """
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     auto = transformers.AutoModelForCausalLM
     if compat.reads_images(config):
         auto = transformers.AutoModelForImageTextToText
     with torch.device("meta"):
-        model = auto.from_config(config)
+        model = auto.from_config(config, trust_remote_code=False)
     generator = torch.Generator().manual_seed(_TINY_SEED)
     width = config.get_text_config().initializer_range * 12**0.5
 
@@ -492,7 +486,7 @@ class explained:
             fix = "Give a folder written by save_pretrained, or an id on the hub that you have access to (HF_TOKEN)."
             raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where=self.where, fix=fix) from error
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-            fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
+            fix = remote_code.advice(self.path)
             raise ModelError(f"{self.path!r} needs remote code", where=self.where, fix=fix) from error
         if isinstance(error, _OF_ITS_FILES) or type(error) is Exception or "mismatched_sizes" in str(error):
             fix = "Its files do not match or are damaged: download or copy it again."

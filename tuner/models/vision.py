@@ -45,15 +45,19 @@ bitsandbytes 0.50.2 takes a name without its parents for a part of other names, 
 """
 
 
-def load_processor(model: Model, path: str) -> ProcessorMixin:
+def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin:
     """Load the processor of a vision-language model, with the recipe's chat template if it names one.
 
     Call it inside `load.explained`.
 
+    Args:
+        model: The recipe's.
+        path: The result of `load.source`.
+        options: Those of `arguments.pinned`.
+
     Raises:
         ModelError: the folder has no processor, or it cannot read images.
     """
-    options = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
     if message := NOT_ON_IMAGES.get(AutoConfig.from_pretrained(path, **options).model_type):
         raise ModelError(message, where="model.path", fix="Train its LLM alone on text: --set model.images=False.")
     processor = compat.processor(path, **options)

@@ -66,7 +66,7 @@ def settle_mixtures(merged: Merged) -> None:
 def _place_functions(merged: Merged, keys: Keys, named: Sequence[str]) -> None:
     """If a mixture names a part with a row function, set the mixture's place to that part's file.
 
-    A user may name any function after --set; a file may not (`loading.refuse_functions`).
+    A user may name any function after --set; a file may not (`trust.refuse`).
     """
     dotted = ".".join(keys)
     if place := next(filter(None, map(_function_place, named)), None):

@@ -5,10 +5,8 @@ Order, later wins: base, model, method, objective, dataset, epochs, recipe files
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +17,12 @@ from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import JsonObject, is_writable
-from tuner.recipes import catalog, data_sets, model_facts, starting_weights
+from tuner.recipes import catalog, data_sets, model_facts, starting_weights, trust
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_xtuner
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
-_CALLBACKS, _REWARDS = "train_cfg.callbacks", "objective.rewards"
-_USES = {_CALLBACKS: ("callbacks", "training"), _REWARDS: ("rewards", "rewards")}
-"""Keys that name Python code: how a message writes them, and what the code is for."""
 _RATE = ("optim_wrapper", "optimizer", "lr")
 _ADAPTER_RATE = 10
 _MAX_BASES, _MAX_FILES = 8, 64
@@ -40,7 +35,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     Args:
         name: A recipe's name or file, or a model's folder or hub id. None: the overrides name the model.
         overrides: The changes of the command line.
-        allow_code: Run a file that holds code.
+        allow_code: Run a file that holds code, and grant what the recipe asks for (`trust.withhold`).
 
     Raises:
         RecipeError: an unknown name, a file that holds code, or a value that does not fit the schema.
@@ -58,6 +53,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
             model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
     model_facts.derive_architecture(merged)
     _settle(merged)
+    trust.withhold(merged, allow_code=allow_code)
     config = validate(merged)
     shadowing = catalog.shadowing(TEMPLATES, config.model.chat_template or "")
     merged.warnings += [shadowing] if shadowing else []
@@ -152,75 +148,11 @@ def check_file(part: RecipeFile) -> None:
     validate(merged)
 
 
-def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse a recipe that names functions or callbacks of Python or of installed packages: `subprocess:Popen`.
-
-    A module on PYTHONPATH is the user's own code; the file of a reward may have come with the recipe.
-    A name after --set is the user's own choice.
-
-    Raises:
-        RecipeError: the recipe names one, and code is not allowed.
-    """
-    for key, name in () if allow_code else _functions(recipe.config):
-        place, module = recipe.origins[key].place, name.rpartition(":")[0]
-        if place.kind is Kind.FLAG:
-            continue
-        written, purpose = _USES.get(key, ("format", "rows"))
-        fix = "Read that code, then add --allow-code."
-        if key == _REWARDS and module.endswith(".py"):
-            raise RecipeError(f"{written} = {name!r} runs the code of a file", where=place, fix=fix)
-        if _is_installed(module.partition(":")[0]):
-            package = "code of an installed package, which was not written for"
-            raise RecipeError(f"{written} = {name!r} refers to {package} {purpose}", where=place, fix=fix)
-
-
-def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
-    """Yield the key and the name of each Python function in a recipe."""
-    for key, loader in config.loaders.items():
-        for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
-            yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
-    yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
-    yield from ((_REWARDS, name) for name in config.objective.own_functions)
-
-
-def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse a command (`log.notify`) and an upload (`checkpoint.repository`) that a recipe file asks for.
-
-    The user may ask for both with --set and --push.
-
-    Raises:
-        RecipeError: the recipe names one, and code is not allowed.
-    """
-    notify, place = recipe.config.log.notify, recipe.origins["log.notify"].place
-    if notify and not allow_code and place.kind is not Kind.FLAG:
-        message = f"log.notify = {notify!r} names a command, which runs when the run ends"
-        raise RecipeError(message, where=place, fix="Look at that command, then add --allow-code.")
-    name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
-    if name and not allow_code and place.kind is not Kind.FLAG:
-        message = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
-        raise RecipeError(message, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether a module belongs to Python or an installed package, without importing it."""
-    import sysconfig  # few recipes name code
-
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top == __package__.partition(".")[0]:
-        return True
-    try:
-        spec = PathFinder.find_spec(top)
-    except (ValueError, ImportError):
-        spec = None
-    places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
-    homes = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if "lib" in name}
-    return any(home in Path(place).resolve().parents for place in places if place for home in homes)
-
-
 def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
     """Return the recipe with absolute paths and a fixed DeepSpeed config, so that it runs from any folder."""
     config = recipe.config.model_dump()
     config["deepspeed"] = deepspeed
+    config["model"]["revision"] = trust.bound_revision(recipe.config)
     _anchor(config["model"], "path")
     if config["model"]["vision"]:
         _anchor(config["model"]["vision"], "path")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from tuner import paths
+from tuner import paths, remote_code
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.files import JsonObject
 from tuner.recipes import aliases, catalog, data_sets, starting_weights
@@ -234,6 +234,9 @@ def _value_layers(key: str, value: object, merged: Merged, name: str | None) -> 
 
 def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
     """Yield the layers of one KEY=VALUE, perhaps with another tool's key, or of an option for one key."""
+    if flag == remote_code.FLAG:
+        yield Layer.at(Place(Kind.FLAG, flag), nested(tuple(remote_code.KEY.split(".")), True))
+        return
     if flag in KEY_FLAGS:
         where, place = f"{flag} {text}", Place(Kind.FLAG, f"{flag} {text}")
         if flag == _BATCH_SIZE:  # then the split of a step is chosen again
@@ -304,12 +307,10 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
         if part := catalog.part_named(start.path):
             source = read_part("models", part)
             of_part = dict(source.values.get("model", {}))
-            if source.kind is not Kind.PACKAGE:
-                # A part's code is trusted only if the recipe's name holds the part, not if its path is the same.
-                of_part.pop("trust_remote_code", None)
             rest = {key: value for key, value in source.values.items() if key != "model"}
-            yield layer_of(source._replace(values=rest))
+            yield layer_of(source._replace(values=rest))._replace(warning=catalog.shadowing("models", part))
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}
+        values["trust_remote_code"] = False  # only what is typed grants it, and these values count as typed
         values |= {"revision": start.revision} if start.revision else {}
         values.pop("chat_template", None)  # `template` judges it
         yield Layer.at(place, {"model": values})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tuner import paths
+from tuner import paths, remote_code
 from tuner.errors import DataError, ModelError
-from tuner.recipes import catalog
+from tuner.recipes import catalog, trust
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.recipes.schema.architecture import MAX_LAYERS
-from tuner.runs.directory import resume_command
+from tuner.runs.directory import resume_advice
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000
@@ -29,7 +29,8 @@ def check_model(config: RecipeConfig) -> None:
     """Check that the model's path is set, transformers has its architecture, and its folder and template exist.
 
     Raises:
-        ModelError: no path, no such folder, no config.json in it, or only remote code that the recipe does not trust.
+        ModelError: no path, no such folder, no config.json in it, only remote code that is not trusted, or
+            trusted code that has changed.
         RecipeError: no such chat template.
     """
     path = config.model.path
@@ -50,6 +51,7 @@ def check_model(config: RecipeConfig) -> None:
     check_adapter(config)
     if config.model.chat_template:
         catalog.chat_template(config.model.chat_template)
+    trust.check_bound(config)
 
 
 def _check_vision(vision: Vision) -> None:
@@ -90,7 +92,7 @@ def _no_model(path: str, folder: Path) -> ModelError:
     saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
     if paths.is_file(folder / "recipe.py"):
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
-        fix = f"Resume it first: {resume_command(folder)}{named}."
+        fix = f"Resume it first: {resume_advice(folder)}{named}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
     from tuner.recipes import mistaken  # for a path that is not a model's
 
@@ -156,11 +158,10 @@ def check_folder(path: str, folder: Path, where: str) -> None:
 def _only_remote_code(path: str) -> ModelError:
     relative = next((part for prefix, part in _RELATIVES.items() if path.startswith(prefix)), None)
     instead = f" Or use a related model that needs none: {relative}." if relative else ""
-    trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
     return ModelError(
         f"transformers has no architecture for {path!r}: it needs remote code, which tuner does not run by default",
         where="model.path",
-        fix=f"Read the code at one commit, then add: {trust}.{instead}",
+        fix=f"{remote_code.advice(path)}{instead}",
     )
 
 

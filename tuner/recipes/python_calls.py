@@ -100,7 +100,15 @@ def _plain(key: str, value: object) -> object:
     )
 
 
-SWITCHES = ("allow_code", "apply_chat_template", "ignore_fit", "merge", "private", "resume_weights")
+SWITCHES = (
+    "allow_code",
+    "apply_chat_template",
+    "ignore_fit",
+    "merge",
+    "private",
+    "resume_weights",
+    "trust_remote_code",
+)
 """Arguments that are True or False; their flags have no value."""
 _OPTIONS = (
     *("adapter", "base", "bits", "data", "deepspeed", "dtype", "epochs", "generate", "gpu", "gpu_memory", "gpus"),

@@ -31,7 +31,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_DATA_ONLY = "A recipe is data; --allow-code runs a recipe with code (through mmengine)."
+_DATA_ONLY = "A recipe is data. Read the file: --allow-code runs its code (through mmengine)."
 
 
 class RecipeFile(NamedTuple):

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner import paths
 from tuner.errors import ModelError
+from tuner.models.arguments import pinned
 from tuner.models.load import explained, source
 from tuner.progress import shown, tqdm_class
 from tuner.recipes.schema import Model, RecipeConfig
@@ -71,12 +72,15 @@ def folder_of(base: Model) -> Path:
         )
 
 
-def base_of(adapter: PeftConfig, recipe: RecipeConfig | None, named_base: str | None, flag: str = "--base") -> Model:
+def base_of(
+    adapter: PeftConfig, recipe: RecipeConfig | None, named_base: str | None, *, trusted: bool, flag: str = "--base"
+) -> Model:
     """Return the base of an adapter.
 
     Args:
         adapter: Its configuration.
         recipe: The recipe of its run, if it comes from one.
+        trusted: This command may run the base's own code.
         named_base: The base that the user names.
         flag: The option for it, for messages.
 
@@ -85,7 +89,6 @@ def base_of(adapter: PeftConfig, recipe: RecipeConfig | None, named_base: str | 
     """
     recorded = source(recipe.model) if recipe else adapter.base_model_name_or_path
     revision = adapter.revision or (recipe.model.revision if recipe else None)
-    trusted = recipe.model.trust_remote_code if recipe else False
     if named_base is None:
         if not recorded:
             raise ModelError("the adapter does not name its base", where=flag, fix="Give it with --base.")
@@ -111,14 +114,19 @@ def check_facts(base: str, config: PreTrainedConfig, recipe: RecipeConfig | None
             raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Give a copy of its base.")
 
 
-def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: int) -> PreTrainedConfig:
+def read_model_config(folder: Path, model: Model, **changes: int) -> PreTrainedConfig:
     """Return the config in a model's folder.
+
+    Args:
+        folder: The folder.
+        model: The model in it, which says whether its own code may run.
+        changes: Other values for the config.
 
     Raises:
         ModelError: transformers does not know the model, or the weights have fewer than 16 bits.
     """
     with explained(str(folder)):
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)
+        config = transformers.AutoConfig.from_pretrained(folder, **pinned(model), **changes)
     stored = getattr(config, "quantization_config", None)
     if stored:
         kind = stored.get("quant_method", "fewer bits")

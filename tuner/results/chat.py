@@ -51,6 +51,7 @@ def begin(
     settings: Settings,
     *,
     adapter: str | None = None,
+    trust_remote_code: bool = False,
     bits: int | None = None,
     system: str | None = None,
     seed: int = 42,
@@ -62,6 +63,7 @@ def begin(
         hardware: This machine.
         settings: Sampling settings.
         adapter: A folder with an adapter for the base `source`.
+        trust_remote_code: As for `spec_of`.
         bits: As for `load`.
         system: A system prompt.
         seed: Seed of the sampling.
@@ -69,7 +71,7 @@ def begin(
     Raises:
         TunerError: as `spec_of`, `load` and `Chat`.
     """
-    spec = spec_of(source, adapter)
+    spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     check_can_answer(spec, encoder_of(spec))  # before the weights are read
     return Chat(load(spec, hardware, bits), settings, system, seed)
 

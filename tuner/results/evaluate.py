@@ -152,6 +152,7 @@ def evaluate(
     hardware: Hardware,
     *,
     adapter: str | None = None,
+    trust_remote_code: bool = False,
     bits: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
@@ -162,6 +163,7 @@ def evaluate(
         wanted: What to measure.
         hardware: This machine.
         adapter: A folder with an adapter for the base `source`.
+        trust_remote_code: As for `spec_of`.
         bits: As for `load`.
         tell: Is called with a line about the rows, before the weights are loaded.
 
@@ -170,7 +172,7 @@ def evaluate(
     """
     if wanted.tasks:
         check_tasks(wanted.tasks)
-    spec = spec_of(source, adapter)
+    spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     prepared: Prepared | None = None
     conversations: list[list[Message]] = []
     if wanted.data or wanted.num_answers or not wanted.tasks:

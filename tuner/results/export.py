@@ -22,13 +22,14 @@ from peft import PeftConfig
 from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from tuner import paths
+from tuner import paths, remote_code
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, TunerError, UsageError
-from tuner.files import JsonObject, disk_errors, write_json, write_text
+from tuner.files import JsonObject, disk_errors, read_json_object, write_json, write_text
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
+from tuner.models.arguments import at, pinned, written
 from tuner.models.compat import reads_images
 from tuner.models.load import DTYPES, explained, is_scorer, load_weights, source
 from tuner.recipes.schema import Model
@@ -213,15 +214,15 @@ def _content(saved: SavedModel, options: Options) -> _Content:
         return _whole(saved, options)
     adapter = read_config(saved.folder)
     recipe = saved.recipe()
-    base = base_of(adapter, recipe, options.base)
+    base = base_of(adapter, recipe, options.base, trusted=saved.trust_remote_code)
     if options.merge:
         return _merged(saved, options, adapter, base)
     if options.layout == "llama":
         raise UsageError("an adapter has no layout of its own", where="--as", fix="Add --merge.")
     place = paths.local(source(base))
     adapter.base_model_name_or_path = str(place.absolute()) if place else source(base)
-    adapter.revision = base.revision
-    tokenizer = _tokenizer((saved.folder,))
+    adapter.revision = None if place else base.revision
+    tokenizer = _tokenizer((saved.folder,), base)
     scores = adapter.task_type == "SEQ_CLS"
     generation = _generation((saved.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
     # A base folder that the user names may be in Llama's layout.
@@ -234,15 +235,16 @@ def _content(saved: SavedModel, options: Options) -> _Content:
 
 def _whole(saved: SavedModel, options: Options) -> _Content:
     recipe = saved.recipe()
-    trusted = recipe.model.trust_remote_code if recipe else False
-    config = read_model_config(saved.folder, trust_remote_code=trusted)
+    trusted = saved.trust_remote_code
+    itself = model_of(str(saved.folder), recipe.model.revision if recipe else None, trusted)
+    config = read_model_config(saved.folder, itself)
     scores = is_scorer(config)
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(saved.folder), scores=scores)
     layout.check(set())
     pieces = list(layout.pieces(set(), _never, published=not options.as_llama(config)))
     config.use_cache = True  # switched off while training
-    tokenizer = _tokenizer((saved.folder,))
+    tokenizer = _tokenizer((saved.folder,), itself)
     base = recipe.model if recipe and recipe.model.path else None
     generation = None if scores else _generation((saved.folder,), tokenizer)
     processor = _processor((saved.folder,))
@@ -253,7 +255,7 @@ def _whole(saved: SavedModel, options: Options) -> _Content:
 def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Model) -> _Content:
     folder, scores = folder_of(base), adapter.task_type == "SEQ_CLS"
     trusted = base.trust_remote_code
-    config = read_model_config(folder, trust_remote_code=trusted, **({"num_labels": 1} if scores else {}))
+    config = read_model_config(folder, at(base, str(folder)), **({"num_labels": 1} if scores else {}))
     check_facts(source(base), config, saved.recipe())
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(folder), scores=scores)
@@ -264,7 +266,7 @@ def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Mode
     if not layout.ties(fitted.changed):
         config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     config.architectures = [type(model).__name__]
-    tokenizer = _tokenizer((saved.folder, folder))
+    tokenizer = _tokenizer((saved.folder, folder), base)
     if scores and config.pad_token_id is None and tokenizer:
         config.pad_token_id = tokenizer.pad_token_id
     generation = None if scores else _generation((saved.folder, folder), tokenizer)
@@ -313,6 +315,12 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
     if content.generation:
         content.generation.save_pretrained(folder)
     readme.save(folder / "README.md")
+    if not any(folder.glob("*.py")):
+        # llama.cpp's converter trusts what a tokenizer names, also in another repository.
+        for file in (folder / name for name in remote_code.WITH_CLASSES):
+            facts = read_json_object(file)
+            if facts.pop("auto_map", None) is not None:
+                write_json(file, facts)
 
 
 def _tokenizer_of_no_model(file: Path) -> None:
@@ -322,13 +330,13 @@ def _tokenizer_of_no_model(file: Path) -> None:
         write_json(file, facts | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def _tokenizer(folders: Iterable[Path]) -> PreTrainedTokenizerBase | None:
+def _tokenizer(folders: Iterable[Path], model: Model) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of the first folder that has one, with a chat template without training marks."""
     folder = next((one for one in folders if (one / "tokenizer_config.json").is_file()), None)
     if folder is None:
         return None
     with explained(str(folder)):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **pinned(at(model, str(folder))))
     if isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
     return tokenizer
@@ -384,12 +392,13 @@ def compare_merged(
         why = f"in fp32 that needs {gib(needed)}, and {gib(free)} are free"
         return f"The merged logits were not compared with the adapter's: {why}."
     path = str(folder_of(base))
-    config = read_model_config(draft, trust_remote_code=base.trust_remote_code)
+    of_draft = written(base.model_copy(update={"vision": None}), draft)
+    config = read_model_config(draft, of_draft)
     images = reads_images(config)
-    of_base = model_of(path, None, base.trust_remote_code, images=images)
+    of_base = at(base, path).model_copy(update={"images": images, "vision": None})
     spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)
     with_adapter_on = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
-    of_draft = model_of(str(draft), None, base.trust_remote_code, images=images)
+    of_draft = of_draft.model_copy(update={"images": images})
     merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
     apart = float((merged - with_adapter_on).square().mean().sqrt() / with_adapter_on.square().mean().sqrt())
     if not apart <= _MOST.get(dtype, _MOST_ROUNDED):

@@ -79,7 +79,7 @@ def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
 
 def _modelfile(whole: Path, weights: str) -> str:
     has_tokenizer = (whole / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(whole) if has_tokenizer else None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(whole, trust_remote_code=False) if has_tokenizer else None
     has_generation = (whole / "generation_config.json").is_file()
     generation = transformers.GenerationConfig.from_pretrained(whole) if has_generation else None
     if tokenizer and tokenizer.chat_template:
@@ -87,7 +87,7 @@ def _modelfile(whole: Path, weights: str) -> str:
         # trained without it.
         file = whole / "tokenizer_config.json"
         write_json(file, json.loads(file.read_text(encoding="utf-8")) | {"add_bos_token": writes_bos(tokenizer)})
-    config = transformers.AutoConfig.from_pretrained(whole).get_text_config()
+    config = transformers.AutoConfig.from_pretrained(whole, trust_remote_code=False).get_text_config()
     return modelfile(weights, tokenizer, generation, getattr(config, "max_position_embeddings", None))
 
 

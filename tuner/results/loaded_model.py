@@ -22,13 +22,13 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.models import compat
+from tuner.models.arguments import at, pinned
 from tuner.models.load import (
     DTYPES,
     explained,
     is_scorer,
     load_tokenizer,
     load_weights,
-    pinned,
     quantized,
     source,
 )
@@ -86,8 +86,13 @@ class LoadedModel:
         return f"{self.spec.description}, in {form} on {self.model.device}"
 
 
-def spec_of(name: str, adapter: str | None) -> ModelSpec:
+def spec_of(name: str, adapter: str | None, *, trust_remote_code: bool = False) -> ModelSpec:
     """Return the model that `name` stands for, with the adapter in `adapter`. A checkpoint is verified first.
+
+    Args:
+        name: A run, a checkpoint, a model's folder, or an id on the hub.
+        adapter: A folder with an adapter, or None.
+        trust_remote_code: This command may run the code that comes with the model.
 
     Raises:
         UsageError: there are no weights.
@@ -95,23 +100,24 @@ def spec_of(name: str, adapter: str | None) -> ModelSpec:
         ModelError: the adapter belongs to another base, or its base is missing.
     """
     place = None if name.startswith(assets.ASSET) else paths.local(name)
-    named = find(place) if place else None
+    named = find(place, trust_remote_code=trust_remote_code) if place else None
     if adapter is None:
-        return _adapted(named, None) if named and named.is_adapter else _whole(name, named)
+        is_adapter = named is not None and named.is_adapter
+        return _adapted(named, None) if named and is_adapter else _whole(name, named, trusted=trust_remote_code)
     if named and named.is_adapter:
         problem = f"{named.description} is an adapter itself"
         raise UsageError(problem, where="--adapter", fix="Give the base as SOURCE, before --adapter.")
-    adapter_model = find(paths.expanded(adapter))
+    adapter_model = find(paths.expanded(adapter), trust_remote_code=trust_remote_code)
     if not adapter_model.is_adapter:
         problem = f"{adapter_model.description} is a whole model, not an adapter"
         raise UsageError(problem, where="--adapter", fix="Remove --adapter and give it as SOURCE.")
     return _adapted(adapter_model, str(named.folder) if named else name)
 
 
-def _whole(name: str, named: SavedModel | None) -> ModelSpec:
+def _whole(name: str, named: SavedModel | None, *, trusted: bool) -> ModelSpec:
     recipe = named.recipe() if named else None
-    trusted = recipe.model.trust_remote_code if recipe else False
-    model = model_of(str(named.folder) if named else name, None, trusted)
+    model = model_of(str(named.folder) if named else name, recipe.model.revision if recipe else None, trusted)
+    model = at(model, str(named.folder)) if named else model
     path = source(model)
     config = _config(model, path)
     model = _with_images(model, config, recipe)
@@ -127,7 +133,7 @@ def _adapted(saved: SavedModel, named_base: str | None) -> ModelSpec:
         kind = f"{kind_of(adapter)}, which adds tokens before the prompt instead of changing weights"
         fix = "Use it with PEFT itself: tuner chat and eval support adapters that change weights."
         raise ModelError(f"{saved.description} are of {kind}", fix=fix)
-    model = base_of(adapter, recipe, named_base, "SOURCE")
+    model = base_of(adapter, recipe, named_base, trusted=saved.trust_remote_code, flag="SOURCE")
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
@@ -211,11 +217,11 @@ def encoder_of(spec: ModelSpec) -> TextEncoder:
     """
     if spec.model.images is True:
         with explained(spec.path, "SOURCE"):
-            processor = load_processor(spec.model, spec.path)
+            processor = load_processor(spec.model, spec.path, **pinned(spec.model))
         return ImageEncoder.of(processor, spec.recipe.train_dataloader.dataset if spec.recipe else None)
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
         folder = str(spec.adapter)
-        return TextEncoder(load_tokenizer(model_of(folder, None, spec.model.trust_remote_code), folder))
+        return TextEncoder(load_tokenizer(at(spec.model, folder), folder))
     return TextEncoder(load_tokenizer(spec.model, spec.path))
 
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RunDirectoryError, UsageError
 from tuner.paths import ADAPTER
-from tuner.recipes import path_checks
+from tuner.recipes import path_checks, trust
 from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
-from tuner.runs.directory import RunDirectory, is_run, resume_command
+from tuner.runs.directory import RunDirectory, is_run, resume_advice
 from tuner.runs.listing import no_run
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
@@ -33,18 +33,32 @@ class SavedModel:
     description: str
     run: RunDirectory | None = None
     step: int | None = None
+    trust_remote_code: bool = False
+    """Whether this command may run the code that comes with the model."""
 
     @property
     def is_adapter(self) -> bool:
         return (self.folder / ADAPTER).is_file()
 
     def recipe(self) -> RecipeConfig | None:
-        """Return the recipe of the run, or None if the folder belongs to no run."""
-        return load(str(self.run.recipe)).config if self.run else None
+        """Return the recipe of the run, or None if the folder belongs to no run.
+
+        Raises:
+            RecipeError: the run trusted the code of its model, and this command does not.
+        """
+        if self.run is None:
+            return None
+        recipe = load(str(self.run.recipe), trust.granted(trusted=self.trust_remote_code))
+        trust.refuse_remote_code(recipe, self.folder)
+        return recipe.config
 
 
-def find(path: Path) -> SavedModel:
+def find(path: Path, *, trust_remote_code: bool = False) -> SavedModel:
     """Return the weights at `path`; every file of a checkpoint is verified by its hash.
+
+    Args:
+        path: A run, a checkpoint, or a folder of weights.
+        trust_remote_code: This command may run the code that comes with the model.
 
     A checkpoint's weights are in the compute type, as in the result; at ZeRO-3 too, where they are gathered on save.
 
@@ -59,10 +73,12 @@ def find(path: Path) -> SavedModel:
     if not paths.exists(path) or path.is_file():
         raise no_run(path, "SOURCE", fix)
     if is_run(path):
-        return _of_run(RunDirectory(path))
-    if _is_checkpoint(path):
-        return _of_checkpoint(path)
-    return _whole(SavedModel(path, f"the weights in {path}", _run_around(path.absolute().parent)))
+        saved = _of_run(RunDirectory(path))
+    elif _is_checkpoint(path):
+        saved = _of_checkpoint(path)
+    else:
+        saved = _whole(SavedModel(path, f"the weights in {path}", _run_around(path.absolute().parent)))
+    return replace(saved, trust_remote_code=trust_remote_code)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -86,7 +102,7 @@ def _of_run(run: RunDirectory) -> SavedModel:
     why = "".join(f"; {line}" for line in passed_over)
     if newest is None:
         problem = f"the run {run.path} has no result and no valid checkpoint{why}"
-        fix = f"Resume it first: {resume_command(run.path)}"
+        fix = f"Resume it first: {resume_advice(run.path)}"
         raise RunDirectoryError(problem, where="SOURCE", fix=fix)
     description = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
     return _whole(SavedModel(newest.path, description, run, newest.step))
@@ -113,7 +129,7 @@ def _whole(source: SavedModel) -> SavedModel:
             raise UsageError(problem, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
             problem = f"{source.description}, holds only the trained layers and not the frozen ones"
-            fix = f"Finish the run: {resume_command(source.run.path)}"
+            fix = f"Finish the run: {resume_advice(source.run.path)}"
             raise UsageError(problem, where="SOURCE", fix=fix)
         problem = f"{source.folder} has no {' or '.join(WEIGHTS)}"
         raise UsageError(problem, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")

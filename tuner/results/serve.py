@@ -30,7 +30,7 @@ from tuner.data.formats.cells import Misfit
 from tuner.data.image_encoder import ImageEncoder
 from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
-from tuner.models.load import pinned
+from tuner.models.arguments import pinned
 from tuner.results import compat
 from tuner.results.base_model import folder_of
 from tuner.results.loaded_model import ModelSpec, dtype_of, encoder_of, quantization_of

@@ -207,7 +207,7 @@ def _scoring_model(block: ModelReward) -> Reward:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(block.path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(block.path, trust_remote_code=False)
         model = _load(block.path)
     except (OSError, ValueError, RuntimeError) as error:
         problem = f"the reward model {block.path!r} cannot be loaded: {str(error).splitlines()[0]}"
@@ -243,13 +243,14 @@ def _load(path: str) -> PreTrainedModel:
     import transformers
 
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"  # effect: rank's GPU
+    options: dict[str, Any] = {"num_labels": 1, "dtype": "auto"}
     if (Path(path) / "adapter_config.json").is_file():
         import peft  # few reward models are adapters
 
-        adapted = peft.AutoPeftModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype="auto")
+        adapted = peft.AutoPeftModelForSequenceClassification.from_pretrained(path, trust_remote_code=False, **options)
         return adapted.to(device).eval()
     auto = transformers.AutoModelForSequenceClassification
-    model, loading = auto.from_pretrained(path, num_labels=1, dtype="auto", output_loading_info=True)
+    model, loading = auto.from_pretrained(path, trust_remote_code=False, output_loading_info=True, **options)
     if loading["missing_keys"]:
         raise ValueError(f"it has no weights for {min(loading['missing_keys'])}, so it is not a reward model")
     return model.to(device).eval()

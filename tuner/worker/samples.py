@@ -28,7 +28,8 @@ from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, ima
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import visible
 from tuner.files import write_text
-from tuner.models.load import pinned, source
+from tuner.models.arguments import pinned, written
+from tuner.models.load import source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.generation import Settings, ask_for_one_answer, generate
@@ -132,9 +133,10 @@ def _show(
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
     questions = [messages[:-1] for messages in conversations]
+    result = pinned(written(config.model, run.final))
     if not config.reads_images:
-        encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final))
-    model = _auto(config).from_pretrained(run.final, device_map={"": device})  # loads an adapter's base too
+        encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final, **result))
+    model = _auto(config).from_pretrained(run.final, device_map={"": device}, **result)  # and an adapter's base
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:

@@ -37,7 +37,7 @@ from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs import checkpoints, metrics
-from tuner.runs.directory import RunDirectory, resume_command
+from tuner.runs.directory import RunDirectory, resume_advice
 from tuner.runs.resume_point import ResumePoint
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import compat, experts, resume, trainer_setup
@@ -326,7 +326,7 @@ def train(built: BuiltRank) -> BuiltRank:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if step := built.consensus.stopped_at:
         message = f"at step {step} on request; its checkpoint is saved"
-        raise Stopped(message, fix=f"Resume: {resume_command(prepared.run.path)}")
+        raise Stopped(message, fix=f"Resume: {resume_advice(prepared.run.path)}")
     built.weights_check.check()
     return built
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from tuner import assets, paths
+from tuner import remote_code as codes
 from tuner.errors import ModelError, did_you_mean
 from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
@@ -20,7 +21,7 @@ from tuner.fit.parameters import adaptable_layers, built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
-from tuner.recipes import catalog, starting_weights
+from tuner.recipes import catalog, starting_weights, trust
 from tuner.recipes.model_facts import read_type
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import NOT_ON_IMAGES, Architecture
@@ -66,7 +67,7 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         return
     trusted = recipe.model.trust_remote_code
     if "auto_map" in config and not trusted:
-        fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
+        fix = codes.advice(recipe.model.path)
         yield ModelError(f"model_type {kind!r} needs remote code", where=_WHERE, fix=fix)
     elif not trusted:
         if not recipe.reads_images and kind in known_types(scores=False, images=True):
@@ -85,6 +86,12 @@ def _of_images_alone(recipe: RecipeConfig, kind: str) -> ModelError:
     others = " or ".join(filter(takes_images, OBJECTIVES))
     message = f"{problem}, and objective {recipe.objective.type!r} trains on text alone"
     return ModelError(message, where=_WHERE, fix=f"Train it with objective {others}, or use a model of text.")
+
+
+def remote_code(run: ResolvedRun) -> Iterator[Finding]:
+    """Report the code of the model that this start trusts: its files and their hash."""
+    if code := trust.check_bound(run.recipe.config):
+        yield f"This runs {code}."
 
 
 def only_scores(place: Path, where: str) -> ModelError | None:

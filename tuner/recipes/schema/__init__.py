@@ -111,14 +111,6 @@ class Model(Block):
             raise ValueError("has no effect on a model that reads text alone; use ()")
         return freeze
 
-    @field_validator("trust_remote_code")
-    @classmethod
-    def _remote_code_needs_a_commit(cls, trusted: bool, info: ValidationInfo) -> bool:
-        revision = info.data.get("revision") or ""
-        if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
-            raise ValueError("model.revision must be a full 40-digit commit for that")
-        return trusted
-
 
 class Quantization(Block):
     """bitsandbytes' storage of the frozen base weights."""

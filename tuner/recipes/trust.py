@@ -1,0 +1,231 @@
+"""What the user of this command trusts. A recipe, a run or a part can ask for code; only a flag typed here grants it.
+
+`withhold` decides about the code that comes with a model, and `refuse` about all else that a recipe names. The code of
+a model is bound to what the user trusted first (`remote_code`): a run's recipe holds in `model.revision` its commit, or
+the hash of the code in its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from tuner import paths, remote_code
+from tuner.errors import ModelError, RecipeError, together
+from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
+from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.schema import RecipeConfig
+from tuner.remote_code import FLAG, KEY, Code
+
+FLAG_PAIR = (FLAG, "")
+"""The flag as one of the pairs of `Overrides`."""
+_KEYS = ("model", "trust_remote_code")
+_WITHHELD = Place(Kind.DERIVED, f"not granted: only {FLAG} grants it")
+
+
+def withhold(merged: Merged, *, allow_code: bool) -> None:
+    """Lay False over `model.trust_remote_code`, unless this command grants it: the one place that decides.
+
+    The flag and --set grant it by themselves; --allow-code grants it to a recipe that asks for it.
+    """
+    place = merged.place_of(_KEYS)
+    if lookup(merged.values, _KEYS) and not (allow_code or place.kind is Kind.FLAG):
+        warning = f"{KEY}=True ({place}) has no effect without {FLAG}"
+        merged.lay(Layer.at(_WITHHELD, nested(_KEYS, False), warning=warning))
+
+
+def granted(overrides: Overrides | None = None, *, trusted: bool) -> Overrides:
+    """Return the overrides, with the flag if it was typed."""
+    overrides = overrides or Overrides()
+    return replace(overrides, pairs=(*overrides.pairs, FLAG_PAIR)) if trusted else overrides
+
+
+def as_written(recipe: Recipe) -> Recipe:
+    """Return the recipe with the trust that it asks for, to compare recipes: never to load a model."""
+    origin = recipe.origins.get(KEY)
+    if origin is None or origin.place != _WITHHELD:
+        return recipe
+    return recipe.settled({KEY: True}, origin.overridden[0].place)
+
+
+def refuse(recipe: Recipe, *, allow_code: bool = False, of_run: bool = False) -> None:
+    """Refuse a recipe that names code which this command does not allow. All of it is shown in one error.
+
+    What is typed after --set, --reward or --push is the user's own choice.
+
+    Args:
+        recipe: With its origins.
+        allow_code: Whether --allow-code was given.
+        of_run: A run will start: also what it does when it ends counts, a command and an upload.
+
+    Raises:
+        RecipeError: it names code.
+    """
+    asked = [*_remote_code(recipe)]
+    if not allow_code:
+        asked += [*_functions_of_others(recipe), *(_at_the_end(recipe) if of_run else ())]
+    if asked:
+        raise together(asked)
+
+
+def refuse_remote_code(recipe: Recipe, result: Path) -> None:
+    """Refuse the recipe of a run that trusted the code of its model, if this command does not allow that.
+
+    Args:
+        recipe: The run's.
+        result: The folder of the run's weights, which may hold the code too.
+
+    Raises:
+        RecipeError: it does.
+    """
+    for error in _remote_code(recipe, result):
+        raise error
+
+
+def _remote_code(recipe: Recipe, result: Path | None = None) -> Iterator[RecipeError]:
+    """Yield an error if the recipe asks to run the code of its model, and that was withheld."""
+    origin = recipe.origins.get(KEY)
+    if origin is not None and origin.place == _WITHHELD:
+        model = recipe.config.model
+        path = str(result) if result and remote_code.code_in(result).files else model.path
+        message = f"{KEY} = True runs the code of the model {path!r}"
+        yield RecipeError(message, where=origin.overridden[0].place, fix=remote_code.advice(path, model.revision))
+
+
+_CALLBACKS, _REWARDS = "train_cfg.callbacks", "objective.rewards"
+_USES = {_CALLBACKS: ("callbacks", "training"), _REWARDS: ("rewards", "rewards")}
+"""Keys that name Python code: how a message writes them, and what the code is for."""
+
+
+def _functions_of_others(recipe: Recipe) -> Iterator[RecipeError]:
+    """Yield an error for each function or class that the recipe names and that is not in a module of the user's own."""
+    for key, name in _functions(recipe.config):
+        place, module = recipe.origins[key].place, name.rpartition(":")[0]
+        if place.kind is Kind.FLAG:
+            continue
+        written, purpose = _USES.get(key, ("format", "rows"))
+        if key == _REWARDS and module.endswith(".py"):
+            fix = f"Read {module}, then add --allow-code."
+            yield RecipeError(f"{written} = {name!r} runs the code of a file", where=place, fix=fix)
+        elif (home := foreign_home(module)) is not None:
+            if home:
+                package = f"refers to code of an installed package, which was not written for {purpose} ({home})"
+                fix = f"Read {home}, then add --allow-code."
+            else:
+                package = "refers to a module that is in no folder of PYTHONPATH, so it is not known as your own"
+                fix = "Put its folder on PYTHONPATH, or read that code, then add --allow-code."
+            yield RecipeError(f"{written} = {name!r} {package}", where=place, fix=fix)
+
+
+def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of each Python function in a recipe."""
+    for key, loader in config.loaders.items():
+        for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
+            yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
+    yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
+    yield from ((_REWARDS, name) for name in config.objective.own_functions)
+
+
+def _at_the_end(recipe: Recipe) -> Iterator[RecipeError]:
+    """Yield an error for the command (`log.notify`) and the upload (`checkpoint.repository`) that a file asks for."""
+    notify, place = recipe.config.log.notify, recipe.origins["log.notify"].place
+    if notify and place.kind is not Kind.FLAG:
+        message = f"log.notify = {notify!r} names a command, which runs when the run ends"
+        yield RecipeError(message, where=place, fix="Look at that command, then add --allow-code.")
+    name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
+    if name and place.kind is not Kind.FLAG:
+        message = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
+        yield RecipeError(message, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
+
+
+def foreign_home(module: str) -> str | None:
+    """Return where the code of a module is that is not the user's own, "" if it was not found; None for an own module.
+
+    An own module is below a folder that PYTHONPATH names, and belongs to no installed distribution: a cluster's modules
+    put site-packages on PYTHONPATH. An empty entry is no name: Python takes it for the working directory, whose files
+    may be a stranger's. Nothing is imported.
+    """
+    top = module.partition(":")[0].partition(".")[0]
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names or top == __package__.partition(".")[0]:
+        return f"the module {top}"
+    try:
+        spec = PathFinder.find_spec(top)
+    except (ValueError, ImportError):
+        spec = None
+    places = _places(spec)
+    if not places:
+        return ""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # effect: where the user keeps modules
+    entries = [Path(text).resolve() for text in named if text]
+    for place in places:
+        above = [entry for entry in entries if entry in place.resolve().parents]
+        if not above or _is_distributed(place.resolve(), top, above):
+            return str(place)
+    return None
+
+
+def _places(spec: ModuleSpec | None) -> list[Path]:
+    if spec is None:
+        return []
+    origin = [spec.origin] if spec.origin and spec.has_location else []
+    return [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
+
+
+def _is_distributed(place: Path, top: str, entries: list[Path]) -> bool:
+    """Return whether a module belongs to a distribution that is installed in one of the entries, or from its folder."""
+    from importlib.metadata import distributions  # 30 ms, and few recipes name code
+
+    for found in distributions(path=[*map(str, entries)]):
+        names = {file.parts[0].removesuffix(".py") for file in found.files or () if file.parts}
+        if top in names | set((found.read_text("top_level.txt") or "").split()):
+            return True
+    return any(folder in place.parents for folder in _editable_folders())
+
+
+def _editable_folders() -> Iterator[Path]:
+    """Yield the folders of editable installs, which pip notes beside the distribution."""
+    from importlib.metadata import distributions  # as above
+
+    for found in distributions():
+        try:
+            noted = json.loads(found.read_text("direct_url.json") or "{}")
+        except ValueError:
+            continue
+        url = noted.get("url", "") if isinstance(noted, dict) and "dir_info" in noted else ""
+        if isinstance(url, str) and url.startswith("file://"):
+            yield Path(url.removeprefix("file://")).resolve()
+
+
+def check_bound(config: RecipeConfig) -> Code | None:
+    """Check that a recipe's trusted code is bound: on the hub to a commit, in a folder to what was trusted first.
+
+    Returns:
+        The code in the model's folder; None if there is none, or if it is not trusted.
+
+    Raises:
+        ModelError: `model.revision` binds nothing, or the code has changed.
+    """
+    model = config.model
+    if not (model.trust_remote_code and model.path):
+        return None
+    if paths.local(model.path) is not None and remote_code.is_commit(model.revision):
+        message = f"model.revision = {model.revision!r} is a commit, and {model.path!r} is a folder, which has none"
+        fix = "Use --set model.revision=None: the code of a folder is bound to its hash."
+        raise ModelError(message, where="model.revision", fix=fix)
+    code = remote_code.check(model.path, model.revision)
+    if code:
+        remote_code.check_record(code)
+    return code
+
+
+def bound_revision(config: RecipeConfig) -> str | None:
+    """Return `model.revision` for a recipe that runs: the hash of the code in the model's folder, if it is trusted."""
+    model = config.model
+    folder = paths.local(model.path) if model.path and model.trust_remote_code else None
+    code = remote_code.code_in(folder) if folder and paths.is_folder(folder) else None
+    return code.hash if code and code.files else model.revision
