@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.conftest import Settings
+from tests.data.conftest import WITH_TOOLS, Settings
 from tuner.data import formats
 from tuner.data.prepare import prepare
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt
@@ -205,17 +205,8 @@ def test_pairs_feedback_and_prompts_have_the_calls_too(turn: dict[str, Any]) -> 
     assert (prompt.prompt, prompt.tools) == ([USER, called, RESULT], [WRAPPED])
 
 
-TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\n' }}{% generation %}{{ m['content'] }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"
-    "{{ '<|im_end|>' }}{% endgeneration %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
 def test_a_prompt_that_the_model_answers_shows_the_tools(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = WITH_TOOLS
     rows = [{"prompt": [USER], "tools": [SCHEMA]}]
 
     prepared = prepare(

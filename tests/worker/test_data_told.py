@@ -51,6 +51,28 @@ def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(
     assert "\nWARNING: some data is dropped or changed: train: 1 dropped: " in capsys.readouterr().out
 
 
+def test_a_run_warns_of_keys_of_turns_and_weights_of_rows_that_it_does_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = conversation("one", "two")
+    row["messages"][1]["mood"] = "calm"
+    _, read, run = prepared(tmp_path, {**row, "source": "forum", "weight": 0.5}, row)
+
+    rank_data.show_data({"train": read}, run)
+
+    (warning,) = [json.loads(line)["warning"] for line in run.warnings.read_text().splitlines()]
+    assert "'mood' of turns (2 rows" in warning
+    assert "'weight'" in warning
+    assert "source" not in warning
+    assert "the column 'source' (1 row" in capsys.readouterr().out
+    unread = run.read_json(run.data)["train"]["unread"]
+    assert [(one["owner"], one["key"], one["rows"]) for one in unread] == [
+        ("turn", "mood", 2),
+        ("column", "source", 1),
+        ("loss column", "weight", 1),
+    ]
+
+
 def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

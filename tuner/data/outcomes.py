@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from tuner.data.readers.text_files import OnError
-from tuner.data.sample import IGNORED
+from tuner.data.sample import IGNORED, Owner
 from tuner.errors import DataError
 from tuner.files import load_json
 
@@ -39,6 +39,31 @@ class Total:
     def __str__(self) -> str:
         lost = f" ({self.tokens:,} tokens)" if self.tokens else ""
         return f"{self.samples:,} {self.what}: {self.reason}{lost}"
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A key that nothing is made of, what it belongs to, the number of rows that have it, and the first of them."""
+
+    owner: Owner
+    key: str
+    rows: int
+    first: str
+
+    def __str__(self) -> str:
+        return f"{_OWNERS[self.owner].format(self.key)} ({self.rows:,} row{'s' * (self.rows != 1)}, first {self.first})"
+
+
+_OWNERS: dict[Owner, str] = {
+    "column": "the column {!r}",
+    "loss column": "the column {!r}, and no row has a loss of its own",
+    "turn": "the key {!r} of turns",
+    "part": "the key {!r} of parts of a turn",
+    "call": "the key {!r} of tool calls",
+}
+_MAX_UNREAD = 200
+_OTHERS = "..."
+"""What the keys are counted under that come after `_MAX_UNREAD` others: a file may have any number."""
 
 
 @dataclass
@@ -89,6 +114,7 @@ class Tally:
     kept_back: list[DataError | tuple[Any, ...]] | None = None
     bad_before: int = 0
     read_of_set: Counter[int] = field(default_factory=Counter)
+    _unread: dict[tuple[Owner, str], tuple[int, str]] = field(default_factory=dict)
     _bad_places: set[str] = field(default_factory=set)
     _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
 
@@ -102,6 +128,8 @@ class Tally:
         for name in _SUMS:
             setattr(self.counts, name, getattr(self.counts, name) + getattr(part.counts, name))
         self.read_of_set += part.read_of_set
+        for (owner, key), (rows, first) in part._unread.items():
+            self.ignore(owner, key, first, rows)
         for one in part.kept_back or ():
             if isinstance(one, DataError):
                 on_error(one)
@@ -112,6 +140,18 @@ class Tally:
         """Count one row of data set `number` as read."""
         self.counts.read += 1
         self.read_of_set[number] += 1
+
+    def ignore(self, owner: Owner, key: str, place: str, rows: int = 1) -> None:
+        """Count rows, the first of them at `place`, with a key that nothing is made of."""
+        if (owner, key) not in self._unread and len(self._unread) >= _MAX_UNREAD:
+            key = _OTHERS
+        before, first = self._unread.get((owner, key), (0, place))
+        self._unread[owner, key] = before + rows, first
+
+    def unread(self) -> list[Unread]:
+        """Return the keys that nothing is made of, those of most rows first."""
+        keys = [Unread(owner, key, rows, first) for (owner, key), (rows, first) in self._unread.items()]
+        return sorted(keys, key=lambda one: -one.rows)
 
     def refuse(self, error: DataError) -> None:
         """Leave a row out; a mixture may meet it more than once.
@@ -195,6 +235,19 @@ def read_list(file: Path) -> Iterator[dict[str, Any]]:
     with file.open(encoding="utf-8") as stream:
         for line in stream:
             yield load_json(line)
+
+
+def unread_text(keys: Sequence[Unread]) -> str:
+    """Return the first of some keys that nothing is made of as one text."""
+    more = f"; and {len(keys) - _MAX_REASONS} more" if len(keys) > _MAX_REASONS else ""
+    return "; ".join(map(str, keys[:_MAX_REASONS])) + more
+
+
+def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
+    """Return the line about keys that may say how a row is to be trained, by split; None without such keys."""
+    told = {split: [one for one in some if one.owner != "column"] for split, some in keys.items()}
+    parts = [f"{split}: {unread_text(some)}" for split, some in told.items() if some]
+    return f"some keys of the rows are not read: {'; '.join(parts)}." if parts else None
 
 
 def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:

@@ -19,7 +19,7 @@ from tuner.data.formats.columns import renamed
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
-from tuner.data.sample import Sample, images_of, lacks, turns_of
+from tuner.data.sample import Owner, Sample, images_of, lacks, turns_of
 from tuner.data.sample_kinds import WrongKind, for_objective, learners_of, with_columns
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
@@ -111,11 +111,21 @@ class Pipeline:
 
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from of some rows; `on_error` as for `samples`."""
+        is_prompt = facts_of(self.objective).rows == "prompts"
         for number, (place, row) in rows:
             one, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)
+            unread: list[tuple[Owner, str]] = []
             try:
-                sample = formats.read(name, row, place, columns=one.columns, system=one.system, images=one.images)
+                sample = formats.read(
+                    name,
+                    row,
+                    place,
+                    columns=one.columns,
+                    system=one.system,
+                    images=one.images,
+                    on_unread=unread.append,
+                )
                 if self.decodes_images:
                     _check_images(sample, place)
                 parts = for_objective(sample, self.objective, name, place)
@@ -125,6 +135,9 @@ class Pipeline:
                     raise
                 self.refuse(error, on_error if error.of_row else fail)
                 continue
+            for owner, key in unread:
+                if not (owner in ("column", "loss column") and is_prompt):  # rewards get the columns
+                    tally.ignore(owner, key, place)
             for part in parts:
                 if reason := lacks(part):
                     tally.drop(place, reason)

@@ -28,7 +28,7 @@ from tuner.data import encoding, formats, layouts, limits, packing, processes
 from tuner.data.encoder import Encoder
 from tuner.data.fast_tokens import Differs
 from tuner.data.layouts import Layout
-from tuner.data.outcomes import Tally
+from tuner.data.outcomes import Tally, unread_text
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
@@ -155,7 +155,8 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     parts = [f"  {one.place}: {_rows_of(one)}" for one in sets if len(sets) > 1]
     reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
     more = len(prepared.totals) - _MAX_REASONS
-    return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else [])])
+    unread = [f"  not read: {unread_text(prepared.unread)}"] if prepared.unread else []
+    return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else []), *unread])
 
 
 def _number(number: int, noun: str) -> str:
@@ -266,6 +267,7 @@ def build(
         "counts": asdict(tally.counts),
         "sha256": _sha256_of(written),
         "changes": [asdict(total) for total in tally.totals()],
+        "unread": [asdict(key) for key in tally.unread()],
     }
     write_json(done / COUNTS_FILE, facts)
     return tally

@@ -12,7 +12,7 @@ import datasets
 import pyarrow.compute as pc
 
 from tuner.data import layouts, outcomes
-from tuner.data.outcomes import Counts, Total
+from tuner.data.outcomes import Counts, Total, Unread
 
 ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
 
@@ -42,6 +42,8 @@ class Prepared:
     """Of the rows' values, in their order."""
     totals: tuple[Total, ...]
     """How many samples are bad, dropped, truncated, split or changed, by reason."""
+    unread: tuple[Unread, ...]
+    """The keys of rows that nothing is made of."""
     outcomes_file: Path
     """Those samples, one a line, as a `Tally` writes them."""
 
@@ -52,8 +54,9 @@ class Prepared:
         sets = tuple(SetCounts(**one) for one in facts["sets"])
         rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))
         totals = tuple(Total(**one) for one in facts["changes"])
+        unread = tuple(Unread(**one) for one in facts["unread"])
         counts = Counts(**facts["counts"])
-        return cls(rows, counts, sets, objective, facts["sha256"], totals, folder / OUTCOMES_FILE)
+        return cls(rows, counts, sets, objective, facts["sha256"], totals, unread, folder / OUTCOMES_FILE)
 
     @property
     def num_images(self) -> int | None:
@@ -64,7 +67,8 @@ class Prepared:
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, by reason too, as plain values."""
-        return {"counts": asdict(self.counts), "changes": [asdict(total) for total in self.totals]}
+        changes, unread = ([asdict(one) for one in some] for some in (self.totals, self.unread))
+        return {"counts": asdict(self.counts), "changes": changes, "unread": unread}
 
     def changed(self) -> Iterator[dict[str, Any]]:
         """Yield where, what, reason, tokens_before and tokens_after of each of them, `MAX_LISTED` of a reason."""

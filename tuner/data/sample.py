@@ -92,6 +92,10 @@ def turns_of(sample: Chat | Pair | Feedback | Prompt) -> list[Message]:
 
 Thinking = Literal["keep", "strip", "last"]
 """What becomes of the thinking of answers; see `thinking`."""
+Owner = Literal["column", "loss column", "turn", "part", "call"]
+"""What a key belongs to: the row, a turn, a part of a turn's content, or a call of a tool.
+
+A `loss column` is named like a key of a turn that says whether the turn is trained."""
 IGNORED = -100
 """The label of a token that carries no loss."""
 

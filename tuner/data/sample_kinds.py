@@ -57,11 +57,14 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     Raises:
         WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
             a function of the user's are not.
+        DataError: a turn is not to be trained, and the objective trains every token.
     """
     if not isinstance(sample, kinds_of(objective)):
         wanted = " or ".join(_WHAT[kind] for kind in kinds_of(objective))
         problem = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
         raise WrongKind(problem, where=place, of_row=":" in name, fix=_way_out(sample, objective))
+    if facts_of(objective).rows == "texts" and isinstance(sample, Chat):
+        _refuse_untrained(sample, objective, place)
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
@@ -70,6 +73,13 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     if facts_of(objective).rows == "prompts" and isinstance(sample, Chat):
         return (before_last_answer(sample),)
     return (sample,)
+
+
+def _refuse_untrained(chat: Chat, objective: str, place: str) -> None:
+    number = next((number for number, turn in enumerate(chat.messages, 1) if turn.get("weight") == 0), None)
+    if number is not None:
+        problem = f"turn {number} is not to be trained, and objective {objective} trains every token of a conversation"
+        raise DataError(problem, where=place, of_row=True, fix="Use objective sft, or remove the key from the turn.")
 
 
 def before_last_answer(chat: Chat) -> Prompt:

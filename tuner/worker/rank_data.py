@@ -189,6 +189,8 @@ def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
         print(describe(result, name), flush=True)
     if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
         warn(run, warning)
+    if warning := outcomes.unread_warning({name: result.unread for name, result in prepared.items()}):
+        warn(run, warning)
     facts = {name: result.facts() for name, result in prepared.items()}
     run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
 

@@ -5,15 +5,16 @@ It reads no files and knows no tokens. Text in a row is data: nothing of it is e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tuner.data import limits
-from tuner.data.formats.cells import Misfit, Row, names
+from tuner.data.formats.cells import Misfit, Row, TrackedRow, names
 from tuner.data.formats.columns import Columns, check_names, refuse_media, renamed
 from tuner.data.formats.image_places import ImagePaths, with_images
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
-from tuner.data.sample import Chat, Sample
+from tuner.data.formats.turns import LOSS_KEYS
+from tuner.data.sample import Chat, Owner, Sample
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import DataError, did_you_mean, nearest
 
@@ -113,6 +114,7 @@ def read(
     columns: Columns | None = None,
     system: str | None = None,
     images: ImagePaths = _HERE,
+    on_unread: Callable[[tuple[Owner, str]], object] = lambda unread: None,
 ) -> Sample:
     """Return the sample that a row of format `name` is.
 
@@ -124,6 +126,7 @@ def read(
             a value with braces, '{context}\\n{question}', makes a text of several columns.
         system: A system turn for conversations that have none.
         images: Where the paths of images begin.
+        on_unread: Called once for each key with content that nothing was made of: what it belongs to, and its name.
 
     Raises:
         DataError: the format or a column is unknown, or the row is too long or does not have its format's shape.
@@ -134,16 +137,23 @@ def read(
             sample = with_images(sample, mapped, images, place)
         except Misfit as misfit:
             raise DataError(f"{name} did not return a sample: {misfit}", where=place, of_row=True) from misfit
+        _report_unread(mapped, on_unread)
         return _fitting_in(_with_system(sample, system, place), place)
     check_names(columns, named(name).columns, f"format {name!r}")
-    mapped = renamed(row, columns, place)
+    mapped = TrackedRow(renamed(row, columns, place))
     try:
         sample = with_images(FORMATS[name].read(mapped), mapped, images, place)
+        _report_unread(mapped, on_unread)
         refuse_media(mapped, sample, FORMATS[name].columns, place)
         return _fitting_in(_with_system(sample, system, place), place)
     except Misfit as misfit:
         problem = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
         raise DataError(problem, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
+
+
+def _report_unread(row: Row, on_unread: Callable[[tuple[Owner, str]], object]) -> None:
+    for owner, key in dict.fromkeys(row.unread() if isinstance(row, TrackedRow) else ()):
+        on_unread(("loss column" if owner == "column" and key in LOSS_KEYS else owner, key))
 
 
 def _fitting_in(sample: Sample, place: str) -> Sample:

@@ -8,15 +8,53 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tuner.data.sample import Owner
 from tuner.errors import nearest
 
 Row = Mapping[str, Any]
 SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_LITERAL = 1_000_000
 """Characters of a list as Python writes it: its syntax tree takes a hundred times as much memory."""
+
+
+class TrackedRow(dict[str, Any]):
+    """A row, or an object in it, that knows which of its keys were read. `in` and iteration read nothing."""
+
+    def __init__(self, values: Row, owner: Owner = "column") -> None:
+        super().__init__(values)
+        self._owner: Owner = owner
+        self._read: set[str] = set()
+        self._parts: list[TrackedRow] = []
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, which is read now."""
+        self._read.add(key)
+        return super().get(key, default)
+
+    def part(self, values: Row, owner: Owner) -> TrackedRow:
+        """Return an object in this row as one that is tracked with it."""
+        self._parts.append(TrackedRow(values, owner))
+        return self._parts[-1]
+
+    def unread(self) -> Iterator[tuple[Owner, str]]:
+        """Yield the owner and name of each key with content that nobody has read; perhaps more than once."""
+        for key, value in self.items():
+            if key not in self._read and value is not None and value not in ("", [], {}):
+                yield self._owner, key
+        for part in self._parts:
+            yield from part.unread()
+
+
+def part_of(row: Row, values: Row, owner: Owner) -> Row:
+    """Return an object in a row, tracked if the row is."""
+    return row.part(values, owner) if isinstance(row, TrackedRow) else values
 
 
 class Misfit(ValueError):
@@ -140,7 +178,7 @@ def turns(row: Row, name: str) -> Sequence[Row]:
     for number, turn in enumerate(items, 1):
         if not isinstance(turn, dict):
             raise Misfit(f"turn {number} is {kind(turn)}, not an object")
-    return items
+    return [part_of(row, turn, "turn") for turn in items]
 
 
 def first_turn(row: Row, columns: Iterable[str]) -> Row:

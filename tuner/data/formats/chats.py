@@ -137,7 +137,7 @@ def read_rounds(row: Row) -> Chat:
         messages += system_turn(turn)
         messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in questions.items()]
         reply = answer(cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
-        messages.append(reply if turn.get("output_with_loss", True) else {**reply, "weight": 0})
+        messages.append(reply if turns.is_trained(turn, "assistant", number) else {**reply, "weight": 0})
     return chat(messages, row)
 
 
@@ -204,7 +204,7 @@ def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Mes
     """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
     value = cells.column(row, name)
     if isinstance(value, Mapping):
-        return turns.messages_of([value])
+        return turns.messages_of([cells.part_of(row, value, "turn")])
     return messages_of(row, name) if isinstance(value, list | tuple) else [of_text(cells.text(value, name))]
 
 

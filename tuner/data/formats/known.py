@@ -6,13 +6,13 @@ It reads no files and knows no tokens. Text in a row is data: nothing of it is e
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from tuner.data.formats import cells, chats, image_places, turns
-from tuner.data.formats.cells import Misfit, Row
+from tuner.data.formats.cells import Misfit, Row, TrackedRow
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
 from tuner.errors import DataError
 
@@ -308,6 +308,7 @@ def sample_of(name: str, row: Row, place: str) -> tuple[Sample, Row]:
         return returned, {}
     try:
         whole = {"messages": returned} if isinstance(returned, list) else returned
+        whole = TrackedRow(whole) if isinstance(whole, Mapping) else whole
         shape = next((shape for shape in _RETURNED if shape in whole), "messages")
         return _RETURNED[shape](whole), whole
     except (Misfit, TypeError, AttributeError) as error:

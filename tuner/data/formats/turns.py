@@ -38,6 +38,24 @@ _ROLES = {
 }
 _CALLERS = ("function_call", "tool_call")
 """The roles of ShareGPT and ms-swift whose text is calls of tools."""
+LOSS_KEYS = (
+    "train",  # Axolotl
+    "training",  # Axolotl's earlier configs
+    "loss",  # ms-swift, GLM-4, XTuner
+    "loss_scale",  # ms-swift
+    "weight",  # OpenAI, Mistral
+    "loss_weight",  # LLaMA-Factory
+    "loss_mask",
+    "step_loss_mask",  # slime
+    "output_with_loss",  # XTuner's rounds
+    "trained",
+    "trainable",
+)
+"""The keys of a turn that say whether it is trained, with the tools whose words they are."""
+_MASK_KEYS = ("masked", "mask")
+"""Those that say that it is not; `masked` is torchtune's."""
+_DETAILS = ("train_detail", "training_detail")
+"""Axolotl's keys for single characters."""
 _KEPT = ("name", "tool_call_id")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _THOUGHT = re.compile(r"\A\s*(<think>.*?</think>)?", re.DOTALL)
@@ -97,14 +115,48 @@ def _message(turn: Row, number: int) -> Message:
     if reasoning := next((turn[key] for key in _REASONING if turn.get(key)), None):
         # transformers copies it to the other words for it, which some templates read.
         message["reasoning_content"] = cells.text(reasoning, f"reasoning of turn {number}")
-    if turn.get("weight") == 0 or turn.get("loss") is False:
+    if not is_trained(turn, role, number):
         message["weight"] = 0
     return message
 
 
+def is_trained(turn: Row, role: str, number: int) -> bool:
+    """Return whether the row wants loss on a turn, which it has unless a key of it says otherwise.
+
+    Raises:
+        Misfit: a key asks for what no turn can have: a part of the loss, loss on a part of its text, or loss on a turn
+            that is not the assistant's; or two keys contradict each other.
+    """
+    for key in _DETAILS:
+        if turn.get(key):
+            raise Misfit(f"turn {number} has {key}, and a turn is trained whole or not at all")
+    values = {key: turn[key] for key in (*LOSS_KEYS, *_MASK_KEYS) if turn.get(key) is not None}
+    trained = {key: _flag(value, key, number) != (key in _MASK_KEYS) for key, value in values.items()}
+    if len(set(trained.values())) > 1:
+        both = " and ".join(f"{key} = {values[key]!r}" for key in trained)
+        raise Misfit(f"turn {number} has {both}, which contradict each other")
+    if role != "assistant" and True in trained.values():
+        key = next(iter(trained))
+        raise Misfit(f"turn {number} has {key} = {values[key]!r}, and only the assistant's turns are trained")
+    return False not in trained.values()
+
+
+def _flag(value: Any, key: str, number: int) -> bool:
+    if key == "mask" and not isinstance(value, bool):  # 1 is "leave it out" to some, and "train it" to others
+        raise Misfit(f"turn {number} has mask = {value!r}, which has two meanings; write train: true or false")
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise Misfit(
+            f"turn {number} has {key} = {value!r}, and a turn is trained whole or not at all: true, false, 1 or 0"
+        )
+    return bool(value)
+
+
 def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]:
     read = cells.text if role == "assistant" else cells.content  # a model answers with text
-    return read(cells.value(turn, (key,), number), f"{key} of turn {number}")
+    value = cells.value(turn, (key,), number)
+    if isinstance(value, list):
+        value = [cells.part_of(turn, one, "part") if isinstance(one, Mapping) else one for one in value]
+    return read(value, f"{key} of turn {number}")
 
 
 def _calls_of(turn: Row, number: int) -> list[Message]:
@@ -118,7 +170,7 @@ def _calls_of(turn: Row, number: int) -> list[Message]:
     if new and old:
         raise Misfit(f"turn {number} has both tool_calls and function_call")
     calls = (new if isinstance(new, list | tuple) else [new]) if new else [old] if old else []
-    return [_call(call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
+    return [_call(turn, call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
 
 
 def _calls_in_text(turn: Row, key: str, number: int) -> tuple[str, list[Message]]:
@@ -139,7 +191,7 @@ def _calls_in_text(turn: Row, key: str, number: int) -> tuple[str, list[Message]
     calls = [call for some in calls for call in (some if isinstance(some, list | tuple) else [some])]
     if not calls:
         raise Misfit(f"{where} holds no call of a tool")
-    return content, [_call(call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
+    return content, [_call(turn, call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
 
 
 def _values(text: str, start: int, where: str) -> Iterator[Any]:
@@ -170,14 +222,18 @@ def _reason(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _call(value: Any, where: str) -> Message:
+def _call(turn: Row, value: Any, where: str) -> Message:
     """Return one call in OpenAI's words, which templates read; its arguments are an object."""
     call = _decoded(value, where)
     if not isinstance(call, Mapping):
         raise Misfit(f"{where} is {cells.kind(call)}, not an object")
+    call = cells.part_of(turn, call, "call")
+    if call.get("type") not in (None, "", "function"):
+        raise Misfit(f"{where} is of type {call['type']!r}, and only 'function' is supported")
     function = call if call.get("function") is None else call["function"]
     if not isinstance(function, Mapping):
         raise Misfit(f"the function of {where} is {cells.kind(function)}, not an object")
+    function = function if function is call else cells.part_of(call, function, "call")
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise Misfit(f"{where} names no function")

@@ -1,0 +1,218 @@
+"""What a turn says about its own training is done or refused, and a key that nothing is made of is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import WITH_TOOLS, Settings
+from tuner.data import formats
+from tuner.data.prepare import describe, prepare
+from tuner.data.prepared import Prepared
+from tuner.data.sample import Chat, Feedback, Pair
+from tuner.data.text_encoder import TextEncoder
+from tuner.errors import DataError
+
+Write = Callable[..., Path]
+USER = {"role": "user", "content": "one"}
+FIRST = {"role": "assistant", "content": "two"}
+MORE = {"role": "user", "content": "three"}
+LAST = {"role": "assistant", "content": "four"}
+
+LEAVES_OUT: list[dict[str, Any]] = [
+    {"train": False},
+    {"training": False},
+    {"trained": False},
+    {"trainable": False},
+    {"loss": False},
+    {"loss": 0},
+    {"loss_scale": 0.0},
+    {"weight": 0},
+    {"weight": 0.0},
+    {"loss_weight": 0.0},
+    {"loss_mask": 0},
+    {"step_loss_mask": 0},
+    {"masked": True},
+    {"mask": True},
+    {"train": False, "weight": 0, "masked": True},
+]
+TRAINS: list[dict[str, Any]] = [
+    {"train": True},
+    {"loss": 1},
+    {"weight": 1.0},
+    {"masked": False},
+    {"mask": False},
+    {"train": None, "weight": None},
+    {"train_detail": []},
+]
+REFUSED: list[dict[str, Any]] = [
+    {"weight": 0.5},
+    {"loss_weight": 0.1},
+    {"loss_scale": 2},
+    {"loss": -1},
+    {"weight": float("nan")},
+    {"train": "false"},
+    {"train": []},
+    {"mask": 1},
+    {"mask": 0},
+    {"masked": 0.5},
+    {"train": True, "weight": 0},
+    {"train": True, "masked": True},
+    {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]},
+]
+
+
+def messages(keys: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [USER, {**FIRST, **keys}, MORE, LAST]}
+
+
+def sharegpt(keys: dict[str, Any]) -> dict[str, Any]:
+    names = {"user": "human", "assistant": "gpt"}
+    turns = [{"from": names[turn["role"]], "value": turn["content"]} for turn in (USER, FIRST, MORE, LAST)]
+    turns[1] |= keys
+    return {"conversations": turns}
+
+
+def rounds(keys: dict[str, Any]) -> dict[str, Any]:
+    return {"conversation": [{"input": "one", "output": "two", **keys}, {"input": "three", "output": "four"}]}
+
+
+SHAPES = {"messages": messages, "sharegpt": sharegpt, "rounds": rounds}
+
+
+@pytest.fixture(params=SHAPES)
+def read(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], Chat]:
+    def of_keys(keys: dict[str, Any]) -> Chat:
+        chat = formats.read(request.param, SHAPES[request.param](keys), "x")
+        assert isinstance(chat, Chat)
+        return chat
+
+    return of_keys
+
+
+@pytest.mark.parametrize("keys", LEAVES_OUT)
+def test_a_turn_that_is_not_to_be_trained_has_no_weight(
+    read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any]
+) -> None:
+    assert read(keys).messages == [USER, {**FIRST, "weight": 0}, MORE, LAST]
+
+
+@pytest.mark.parametrize("keys", TRAINS)
+def test_a_turn_that_is_to_be_trained_is(read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any]) -> None:
+    assert read(keys).messages == [USER, FIRST, MORE, LAST]
+
+
+@pytest.mark.parametrize("keys", REFUSED)
+def test_what_no_turn_can_have_makes_the_row_bad(read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any]) -> None:
+    with pytest.raises(DataError) as error:
+        read(keys)
+    assert error.value.of_row
+    assert next(iter(keys)) in error.value.what
+
+
+@pytest.mark.parametrize("key", ["train", "loss", "weight"])
+def test_only_the_assistant_s_turns_are_trained(key: str) -> None:
+    with pytest.raises(DataError, match="turn 1"):
+        formats.read("messages", {"messages": [{**USER, key: True}, FIRST]}, "x")
+    chat = formats.read("messages", {"messages": [{**USER, key: False}, FIRST]}, "x")
+    assert isinstance(chat, Chat)
+    assert chat.messages[1] == FIRST
+
+
+def test_answers_of_pairs_and_judged_answers_say_so_too() -> None:
+    turns = [{**FIRST, "train": False}, MORE, LAST]
+
+    pair = formats.read("preference", {"prompt": [USER], "chosen": turns, "rejected": [LAST]}, "x")
+    judged = formats.read("feedback", {"prompt": [USER], "completion": turns, "label": True}, "x")
+
+    assert isinstance(pair, Pair)
+    assert isinstance(judged, Feedback)
+    assert pair.chosen == judged.completion == [{**FIRST, "weight": 0}, MORE, LAST]
+
+
+def prepared(jsonl: Write, tokenizer: Any, rows: list[Any], objective: str = "sft", **settings: Any) -> Prepared:
+    block = Settings(str(jsonl(rows)), packing=False, max_length=512, **settings)
+    return prepare(block, TextEncoder(tokenizer), objective=objective)
+
+
+def trained(result: Prepared, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode([one for one in row["labels"] if one != -100]) for row in result.dataset]
+
+
+def test_the_words_of_every_tool_reach_the_labels(jsonl: Write, tokenizer: Any) -> None:
+    rows = [messages(keys) for keys in LEAVES_OUT]
+
+    assert set(trained(prepared(jsonl, tokenizer, rows), tokenizer)) == {"four<|im_end|>"}
+
+
+def test_pretraining_refuses_a_turn_that_is_not_to_be_trained(jsonl: Write, tokenizer: Any) -> None:
+    result = prepared(jsonl, tokenizer, [messages({}), messages({"train": False})], "pretrain", bad_rows=1)
+
+    assert (result.counts.kept, result.counts.bad) == (1, 1)
+
+
+def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(jsonl: Write, tokenizer: Any) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}, "index": 3}
+    rows = [
+        {**messages({"emotion": "calm", "id": 7, "audio": None, "tags": []}), "source": "forum", "weight": 0.5},
+        {**messages({"emotion": "calm", "tool_calls": [call]}), "system": "", "messages_count": 4},
+        {"messages": [{**USER, "content": [{"type": "text", "text": "one", "cache": True}]}, LAST], "source": "wiki"},
+        {"messages": [{"role": "system", "content": "s"}, USER, LAST], "system": "another"},
+    ]
+
+    tokenizer.chat_template = WITH_TOOLS
+
+    result = prepared(jsonl, tokenizer, rows)
+
+    assert {(one.owner, one.key): (one.rows, one.first.rsplit(":")[-1]) for one in result.unread} == {
+        ("turn", "emotion"): (2, "1"),
+        ("turn", "id"): (1, "1"),
+        ("column", "source"): (2, "1"),
+        ("loss column", "weight"): (1, "1"),
+        ("column", "messages_count"): (1, "2"),
+        ("call", "index"): (1, "2"),
+        ("part", "cache"): (1, "3"),
+        ("column", "system"): (1, "4"),
+    }
+    assert result.facts()["unread"][0]["rows"] == 2
+    assert "'emotion'" in describe(result)
+
+
+def test_rows_that_are_read_whole_name_nothing(jsonl: Write, tokenizer: Any) -> None:
+    rows = [
+        {**messages({"name": "bot", "reasoning_content": "hm", "train": True}), "tools": [{"name": "f"}]},
+        {**messages({"content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]})},
+    ]
+
+    tokenizer.chat_template = WITH_TOOLS
+
+    result = prepared(jsonl, tokenizer, rows)
+
+    assert result.unread == ()
+    assert "not read" not in describe(result)
+
+
+def test_columns_that_rewards_get_are_not_named_but_keys_of_turns_are(jsonl: Write, tokenizer: Any) -> None:
+    rows = [{"prompt": [{**USER, "mood": "calm"}], "solution": "2"}]
+
+    assert [(one.owner, one.key) for one in prepared(jsonl, tokenizer, rows, "grpo").unread] == [("turn", "mood")]
+
+
+def test_many_processes_count_as_one_does(jsonl: Write, tokenizer: Any) -> None:
+    rows = [messages({"emotion": "calm"} if at % 3 == 0 else {}) for at in range(1_100)]
+
+    one, two = (prepared(jsonl, tokenizer, rows, num_proc=number) for number in (1, 2))
+
+    assert [(key.key, key.rows) for key in one.unread] == [("emotion", 367)]
+    assert one.unread == two.unread
+
+
+def test_a_file_of_any_number_of_keys_is_counted_in_little_memory(jsonl: Write, tokenizer: Any) -> None:
+    result = prepared(jsonl, tokenizer, [messages({f"key{at}": 1}) for at in range(300)])
+
+    assert len(result.unread) == 201
+    assert sum(one.rows for one in result.unread) == 300
+    assert len(describe(result)) < 1_000
