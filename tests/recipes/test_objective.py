@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from tuner.errors import RecipeError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema.objectives.dpo import Dpo
+from tuner.recipes.schema.objectives.dpo import Dpo, DpoLoss
+from tuner.recipes.schema.objectives.kto import Kto
 
 DPO = "tiny_dpo_full_sample_preferences_e1"
 
@@ -69,6 +70,7 @@ def test_one_loss_or_several_can_be_set(pair: str, losses: tuple[str, ...]) -> N
     [
         {"loss_type": ()},
         {"loss_type": "aot", "use_weighting": True},
+        {"loss_type": ("sigmoid", "sft"), "use_weighting": True},
         {"loss_type": ("sigmoid", "apo_zero"), "f_divergence_type": "js_divergence"},
         {"loss_type": "sigmoid", "loss_weights": (1.0, 1.0)},
         {"ld_alpha": 1.1},
@@ -92,6 +94,62 @@ def test_settings_that_trl_would_refuse_after_loading_are_refused_at_once(settin
 )
 def test_settings_that_fit_each_other_are_taken(settings: dict[str, Any]) -> None:
     assert Dpo(type="dpo", **settings)
+
+
+LOSSES = {
+    "sigmoid": {"label_smoothing": 0.2, "ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2},
+    "sigmoid_norm": {"label_smoothing": 0.2, "ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2},
+    "hinge": {"ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2},
+    "ipo": {"ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2},
+    "exo_pair": {"label_smoothing": 0.2, "ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2},
+    "nca_pair": {"ld_alpha": 0.5, "beta": 0.2},
+    "robust": {"label_smoothing": 0.2, "ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2},
+    "bco_pair": {"ld_alpha": 0.5, "beta": 0.2},
+    "sppo_hard": {"ld_alpha": 0.5, "beta": 0.2},
+    "aot": {"label_smoothing": 0.2, "ld_alpha": 0.5, "beta": 0.2},
+    "aot_unpaired": {"label_smoothing": 0.2, "ld_alpha": 0.5, "beta": 0.2},
+    "apo_zero": {"ld_alpha": 0.5, "beta": 0.2},
+    "apo_down": {"ld_alpha": 0.5, "beta": 0.2},
+    "discopop": {"ld_alpha": 0.5, "f_divergence_type": "forward_kl", "beta": 0.2, "discopop_tau": 0.1},
+    "sft": {},
+}
+"""The settings that each loss reads, with a value other than the default."""
+
+
+@pytest.mark.parametrize("loss", get_args(DpoLoss))
+def test_a_setting_that_no_chosen_loss_reads_is_refused_at_its_key_and_the_others_are_taken(loss: str) -> None:
+    for key, value in {key: value for taken in LOSSES.values() for key, value in taken.items()}.items():
+        smoothed = {"label_smoothing": 0.1} if loss == "exo_pair" else {}
+        settings = {"loss_type": loss, **smoothed, key: value}
+        if key in LOSSES[loss]:
+            assert Dpo(type="dpo", **settings)
+        else:
+            with pytest.raises(ValidationError) as caught:
+                Dpo(type="dpo", **settings)
+            assert [error["loc"] for error in caught.value.errors()] == [(key,)]
+
+
+def test_a_setting_that_one_of_several_losses_reads_is_taken() -> None:
+    assert Dpo(type="dpo", loss_type=("hinge", "robust"), label_smoothing=0.1)
+    assert Dpo(type="dpo", loss_type=("sigmoid", "discopop"), discopop_tau=0.1)
+
+
+@pytest.mark.parametrize(
+    ("block", "settings", "key"),
+    [
+        (Dpo, {"f_alpha_divergence_coef": 0.3}, "f_alpha_divergence_coef"),
+        (Dpo, {"precompute_ref_batch_size": 2}, "precompute_ref_batch_size"),
+        (Kto, {"precompute_ref_batch_size": 2}, "precompute_ref_batch_size"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_a_setting_that_is_off_is_refused(block: Any, settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        block(type=block.__name__.lower(), **settings)
+
+    assert [error["loc"] for error in caught.value.errors()] == [(key,)]
+    assert Dpo(type="dpo", f_divergence_type="alpha_divergence", f_alpha_divergence_coef=0.3)
+    assert Kto(type="kto", precompute_ref_log_probs=True, precompute_ref_batch_size=2)
 
 
 @pytest.mark.parametrize(("objective", "rate"), [("dpo", 5e-7), ("kto", 5e-7), ("orpo", 5e-6)])

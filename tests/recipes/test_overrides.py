@@ -180,6 +180,13 @@ def test_the_field_decides_the_type(text: str, value: Any) -> None:
     assert (repr(found), type(found)) == (repr(value), type(value))
 
 
+@pytest.mark.parametrize("text", ["none", "'none'", '"none"', " none "])
+def test_none_is_a_word_where_the_field_has_that_word(text: str) -> None:
+    grpo = {**FULL, "objective": {"type": "grpo", "scale_rewards": "group"}}
+
+    assert parsed(f"scale_rewards={text}", grpo) == ("objective.scale_rewards", "none")
+
+
 @pytest.mark.parametrize("value", ["nan", "NaN", "inf", "-inf", "Infinity", " nan "])
 def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
     with pytest.raises(RecipeError, match=r"--set lr=.*: .*is not a finite number\."):

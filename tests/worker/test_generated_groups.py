@@ -105,7 +105,15 @@ def trainer_with(folder: Path, *pairs: str) -> tuple[Any, dict[str, torch.Tensor
     return made, made._prepare_inputs(next(iter(made.get_train_dataloader())))
 
 
-def by_hand(model: Any, reference: Any, inputs: dict[str, torch.Tensor], loss_type: str, beta: float) -> torch.Tensor:
+def by_hand(
+    model: Any,
+    reference: Any,
+    inputs: dict[str, torch.Tensor],
+    loss_type: str,
+    beta: float,
+    *,
+    is_corrected: bool = True,
+) -> torch.Tensor:
     """Return the loss of a first pass: equations 3 and 4 of DeepSeekMath (arXiv:2402.03300)."""
     prompt_BP, tokens_BC, mask_BC = (inputs[key] for key in ("prompt_ids", "completion_ids", "completion_mask"))
     ids_BT = torch.cat([prompt_BP, tokens_BC], 1)
@@ -121,6 +129,7 @@ def by_hand(model: Any, reference: Any, inputs: dict[str, torch.Tensor], loss_ty
         with torch.no_grad():
             old_BC = log_probs(reference)
         ratio_BC = (new_BC - new_BC.detach()).exp()  # TRL's correction of the estimate: its gradient is that of the KL
+        ratio_BC = ratio_BC if is_corrected else torch.ones_like(ratio_BC)
         each_BC = each_BC + beta * ratio_BC * ((old_BC - new_BC).exp() - (old_BC - new_BC) - 1)
     total, num = (each_BC * mask_BC).sum(), mask_BC.sum()
     match loss_type:
@@ -151,6 +160,58 @@ def test_a_step_is_that_of_the_papers_equations(loss_type: str, beta: float) -> 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     for one, other in zip(grads, expected_grads, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("num_batches", [1, 2, 4])
+def test_a_step_is_the_same_in_micro_batches_of_any_size(loss_type: str, num_batches: int, tmp_path: Path) -> None:
+    coefficient = 0.3
+    settings = (f"objective.loss_type={loss_type}", f"objective.entropy_coef={coefficient}", "objective.beta=0.5")
+    made, inputs = trainer_with(tmp_path, "objective.rewards=['length']", *settings)
+    lengths_B, positions_C = torch.tensor([1, 6, 3, 2]), torch.arange(6)
+    inputs["completion_mask"] *= positions_C < lengths_B[:, None]
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    prompt_BP, tokens_BC = inputs["prompt_ids"], inputs["completion_ids"]
+    seen_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    logits_BTV = made.model(input_ids=torch.cat([prompt_BP, tokens_BC], 1), attention_mask=seen_BT).logits
+    log_probs_BCV = logits_BTV[:, prompt_BP.shape[1] - 1 : -1].log_softmax(-1)
+    entropy_BC = -(log_probs_BCV.exp() * log_probs_BCV).sum(-1)
+    mean_entropy = (entropy_BC * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()
+    expected = by_hand(made.model, made.ref_model, inputs, loss_type, 0.5) - coefficient * mean_entropy
+    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
+
+    size = 4 // num_batches
+    made._buffered_inputs = [
+        {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        for start in range(0, 4, size)
+    ]
+    made.args.steps_per_generation = made.current_gradient_accumulation_steps = num_batches
+    total = 0.0
+    for number, batch in enumerate(made._buffered_inputs):
+        made._step = number
+        loss = made.compute_loss(made.model, batch)
+        loss.backward()
+        total += loss.item()
+
+    assert total == pytest.approx(expected.item(), rel=1e-5)
+    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
+        assert torch.allclose(weight.grad, gradient, atol=1e-6)
+    assert {*made._metrics["train"]["entropy_coef"]} == {coefficient}
+    assert made.loss_type == loss_type and made.entropy_coef == coefficient
+
+
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_the_distance_is_multiplied_by_the_ratio_where_it_is_corrected(is_corrected: bool, tmp_path: Path) -> None:
+    sets = ("objective.rewards=[dict(type='format', pattern='.*')]", "objective.beta=0.5")
+    made, inputs = trainer_with(tmp_path, *sets, f"objective.use_bias_correction_kl={is_corrected}")
+    assert not inputs["advantages"].any(), "the distance alone has a gradient"
+    expected = by_hand(made.model, made.ref_model, inputs, "dapo", 0.5, is_corrected=is_corrected)
+    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
+
+    grads = torch.autograd.grad(made.compute_loss(made.model, inputs), [*made.model.parameters()])
+
+    for one, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_equal_rewards_give_a_gradient_of_zero(tmp_path: Path) -> None:

@@ -97,6 +97,54 @@ def test_every_loss_of_the_schema_is_computed_by_trl(tmp_path: Path) -> None:
         trainer.compute_loss(trainer.model, batch)
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "sigmoid_norm"])
+def test_label_smoothing_makes_the_loss_conservative_dpo(loss: str, tmp_path: Path) -> None:
+    policy, reference, smoothing, beta = model(), model(), 0.3, 2.0
+    with torch.no_grad():
+        reference.lm_head.weight.mul_(1.5)
+    trainer = dpo(tmp_path, policy, reference, loss_type=loss, label_smoothing=smoothing, beta=beta)
+    rows, margins = datasets.Dataset.from_list(PAIRS), []
+    for row in rows:
+        scores = []
+        for side in ("chosen", "rejected"):
+            ids, labels = torch.tensor([row[f"{side}_ids"]]), torch.tensor(row[f"{side}_labels"])
+            trained = labels[1:] != -100
+            log_probs = [
+                one(input_ids=ids).logits[0, :-1].double().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0][trained]
+                for one in (policy, reference)
+            ]
+            ratio = (log_probs[0] - log_probs[1]).sum()
+            scores.append(ratio / trained.sum() if loss == "sigmoid_norm" else ratio)
+        margins.append(beta * (scores[0] - scores[1]))
+    margin = torch.stack(margins)
+    wanted = -(1 - smoothing) * margin.sigmoid().log().mean() - smoothing * (-margin).sigmoid().log().mean()
+    wanted.backward()
+    gradient, policy.lm_head.weight.grad = policy.lm_head.weight.grad, None
+
+    got = trainer.compute_loss(policy, batches.pairs(PAIRS, pad_id=0))
+    got.backward()
+
+    assert got.item() == pytest.approx(wanted.item(), rel=1e-5) and margin.abs().min() > 1e-3
+    torch.testing.assert_close(policy.lm_head.weight.grad, gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_label_smoothing_of_one_loss_leaves_the_others_beside_it_as_trl_has_them(tmp_path: Path) -> None:
+    batch = batches.pairs(PAIRS, pad_id=0)
+
+    def of(losses: Any) -> float:
+        policy, reference = model(), model()
+        with torch.no_grad():
+            reference.lm_head.weight.mul_(1.5)
+        made = dpo(tmp_path, policy, reference, loss_type=losses, label_smoothing=0.2, f_divergence_type=divergence)
+        loss: float = made.compute_loss(made.model, batch).item()
+        return loss
+
+    divergence = "js_divergence"  # its scores are log-sigmoids too
+    assert of(("sigmoid", "robust")) == pytest.approx(of("sigmoid") + of("robust"))
+    divergence = "reverse_kl"
+    assert of(("sigmoid", "bco_pair", "robust")) - of(("bco_pair", "robust")) == pytest.approx(of("sigmoid"), rel=1e-4)
+
+
 def test_several_losses_are_weighed(tmp_path: Path) -> None:
     both = dpo(tmp_path, model(), model(), loss_type=("hinge", "sft"), loss_weights=(0.5, 2.0))
     batch = batches.pairs(PAIRS, pad_id=0)

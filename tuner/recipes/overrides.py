@@ -122,20 +122,27 @@ def _values_of(annotation: object) -> object:
 def _convert(text: str, annotation: object, where: str) -> object:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     word = text.strip().lower()
+    words = [
+        one for option in options if get_origin(option) is Literal for one in get_args(option) if isinstance(one, str)
+    ]
+    if (unquoted := _unquoted(text.strip())) in words:
+        return unquoted
     if word in _NOTHING and (type(None) in options or str not in options):
         return None
     if str in options:
         return _text_or_container(text, options, where) if _containers(options) else text
-    words = [
-        one for option in options if get_origin(option) is Literal for one in get_args(option) if isinstance(one, str)
-    ]
-    is_word = text.strip() in words or all(get_origin(option) is Literal or option is type(None) for option in options)
+    is_word = all(get_origin(option) is Literal or option is type(None) for option in options)
     if words and (is_word or _containers(options)):
         return _text_or_container(text.strip(), options, where) if _containers(options) else text.strip()
     if word in _SPECIALS:
         raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Use a number such as 2e-4.")
     value = _TRUTHS[word] if word in _TRUTHS else _data(text, where)
     return _split_words(value) if isinstance(value, str) and _holds_words(options) else value
+
+
+def _unquoted(text: str) -> str:
+    """Return a text without the quotes around it, which a shell may have left."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def _text_or_container(text: str, options: Iterable[object], where: str) -> object:

@@ -101,6 +101,14 @@ def metrics_of(trainer: Trainer, mode: str) -> dict[str, list[float]]:
     return metrics
 
 
+def completions_of_step(trainer: Any) -> tuple[int, list[dict[str, Tensor]]]:
+    """Return the number of the step and its micro-batches on this rank, as TRL 1.16 keeps the generated completions."""
+    num_batches = trainer.current_gradient_accumulation_steps
+    step = trainer._step // num_batches
+    start = step * num_batches % trainer.args.steps_per_generation
+    return step, trainer._buffered_inputs[start : start + num_batches]
+
+
 def last_completions(trainer: Trainer) -> Any:
     """Return what TRL 1.16 keeps of the last completions of all ranks: prompts, texts, rewards by name, advantages."""
     return trainer._logs
@@ -172,6 +180,20 @@ class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
         for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
             for master, weight in zip(masters, weights, strict=True):
                 master.data.copy_(weight.data)
+
+
+def give_defaults(optimizer: object) -> None:
+    """Give DeepSpeed's optimizer the `defaults` of the one that it wraps.
+
+    transformers 5.23 reads the rate of the polynomial schedule there, and DeepSpeed 0.19.8's optimizers of ZeRO 1 to 3,
+    and of stage 0 in 16 bits, have no such attribute.
+    """
+    chain = [optimizer]
+    while (inner := getattr(chain[-1], "optimizer", None)) is not None:
+        chain.append(inner)
+    for outer in chain[:-1]:
+        if not hasattr(outer, "defaults"):
+            outer.defaults = chain[-1].defaults  # type: ignore[attr-defined]
 
 
 def own_optimizer_steps(optimizer: EngineOptimizer) -> None:

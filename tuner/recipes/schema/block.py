@@ -36,3 +36,14 @@ class Block(BaseModel):
 def wrong_key(key: str, why: str) -> PydanticCustomError:
     """Return the error of a block in which `key` does not fit values outside the block; `why` completes "`key` ..."."""
     return PydanticCustomError("wrong_key", "{key} {why}", {"key": key, "why": why})
+
+
+def refuse_unread(block: type[Block], key: str, value: object, when: str) -> None:
+    """Refuse a value other than the default of a key that nothing reads; `when` completes "nothing reads it ...".
+
+    Raises:
+        ValueError: it has another value.
+    """
+    default = block.model_fields[key].default
+    if value != default:
+        raise ValueError(f"has no effect: nothing reads it {when}; remove it, or set it to {default!r}")

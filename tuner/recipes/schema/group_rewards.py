@@ -61,11 +61,6 @@ class GroupRewards(Sampling):
         return alone.model_copy(update={"beta": 0.0, "generation_batch_size": None, "num_iterations": 1})
 
     @property
-    def depends_on_micro_batch(self) -> bool:
-        """TRL normalizes some losses by the tokens of a micro-batch."""
-        return False
-
-    @property
     def loads_reference(self) -> bool:
         """Whether there is a reference model."""
         return self.beta > 0

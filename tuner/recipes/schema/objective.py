@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from tuner.recipes.schema.block import Block
+from tuner.recipes.schema.block import Block, refuse_unread
 
 Share = Annotated[float, Field(ge=0, le=1)]
 RowKind = Literal["conversations", "texts", "pairs", "judged", "prompts"]
@@ -52,6 +52,11 @@ class ObjectiveFacts:
     generates: bool = False
 
     @property
+    def reads_head(self) -> bool:
+        """Whether TRL computes its loss with the weight of the output embeddings, past an adapter on them."""
+        return not (self.scores or self.keeps_logits)
+
+    @property
     def is_judged(self) -> bool:
         """Whether its rows hold judged answers."""
         return self.rows in ("pairs", "judged")
@@ -78,7 +83,7 @@ class Teacher:
 
 
 class Generation(Block):
-    """The program that generates, and where it runs. What belongs to vLLM has no effect with another program."""
+    """The program that generates, and where it runs. What belongs to vLLM is refused with another program."""
 
     # 'transformers': the ranks that train generate. 'vllm': vLLM does, on the GPUs of the ranks or as a server.
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -99,6 +104,18 @@ class Generation(Block):
         if server is not None and not server.startswith(("http://", "https://")):
             raise ValueError("write the address of the server with its protocol and port: 'http://node-1:8000'")
         return server
+
+    @field_validator("server", "group_port", "gpu_memory_utilization", "tensor_parallel_size", "enable_sleep_mode")
+    @classmethod
+    def _vllm_reads_it(cls, value: object, info: ValidationInfo) -> object:
+        key, has_server = str(info.field_name), info.data.get("server") is not None
+        if info.data.get("engine") == "transformers":
+            refuse_unread(cls, key, value, "with the engine transformers")
+        elif key == "group_port" and not has_server:
+            refuse_unread(cls, key, value, "without a server")
+        elif key not in ("server", "group_port") and has_server:
+            refuse_unread(cls, key, value, "where vLLM runs as a server")
+        return value
 
     @property
     def shares_gpus(self) -> bool:

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
+from tuner.worker import compat
 from tuner.worker.objectives.generated_groups import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
 
 
 class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]
-    """GRPO. Its completions come from the seeds of `Sampled`."""
+    """GRPO. Its completions come from the seeds of `Sampled`.
+
+    TRL takes two means over the tokens of a micro-batch, the loss 'bnpo' and the bonus of `entropy_coef`. Here they are
+    means over the tokens of the step, so that the split of a step changes nothing.
+    """
+
+    _tokens_of_step: tuple[int, Tensor] = -1, torch.zeros(())
+    """The number of the step, and the tokens of its completions on all ranks."""
+
+    def _compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> Any:
+        coefficient, loss_type = self.entropy_coef, self.loss_type
+        if not model.training or (loss_type != "bnpo" and not coefficient):
+            return super()._compute_loss(model, inputs)
+        num_batches, num_tokens = self.current_gradient_accumulation_steps, self._count_tokens()
+        mean_tokens = num_tokens / (num_batches * self.accelerator.num_processes)
+        self.entropy_coef = coefficient * inputs["completion_mask"].sum() / mean_tokens
+        if loss_type == "bnpo":  # 'dapo' divides by a given number of tokens, for all steps of a generation
+            self.loss_type = "dapo"
+            scale = self.args.steps_per_generation / num_batches
+            inputs = {**inputs, "num_items_in_batch": num_tokens * scale}
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.entropy_coef, self.loss_type = coefficient, loss_type
+            if coefficients := compat.metrics_of(self, "train")["entropy_coef"]:
+                coefficients[-1] = coefficient
+
+    def _count_tokens(self: Any) -> Tensor:
+        step, batches = compat.completions_of_step(self)
+        if self._tokens_of_step[0] != step:
+            num_tokens = sum(batch["completion_mask"].sum() for batch in batches)
+            self._tokens_of_step = step, self.accelerator.reduce(num_tokens.float(), reduction="sum").clamp(min=1)
+        return self._tokens_of_step[1]
 
 
 class GrpoTraining(GroupRewardsTraining):

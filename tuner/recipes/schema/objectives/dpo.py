@@ -1,10 +1,19 @@
 """Direct preference optimization."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping, Set
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from tuner.recipes.schema.block import Lax
+from tuner.recipes.schema.block import Lax, refuse_unread, wrong_key
 from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, Share
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
@@ -14,6 +23,20 @@ DpoLoss = Literal[
 ]  # fmt: skip
 _OF_DIFFERENCES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 """The losses of the difference of two rewards; in others an f-divergence leaves a term that does not cancel."""
+_SORTING = {"aot", "aot_unpaired"}
+_NOT_OF_PAIRS = _SORTING | {"sft"}
+"""The losses that are not a mean of one number for each pair: they sort the samples, or count tokens."""
+CONSERVATIVE = {"sigmoid", "sigmoid_norm"}
+"""The losses that label_smoothing makes conservative DPO (Mitchell, 2023); TRL 1.16 does not read it there."""
+_COMPARE = set(get_args(DpoLoss)) - {"sft"}
+READERS: Mapping[str, Set[str]] = {
+    "beta": _COMPARE,
+    "label_smoothing": CONSERVATIVE | {"robust", "exo_pair", "aot", "aot_unpaired"},
+    "ld_alpha": _COMPARE,
+    "f_divergence_type": _OF_DIFFERENCES - {"sft"},
+    "discopop_tau": {"discopop"},
+}
+"""The losses that read a key. Where no chosen loss does, another value than the default is refused."""
 
 
 def _several(value: object) -> object:
@@ -32,9 +55,18 @@ class Dpo(Objective):
         chooses_loss=True,
     )
     type: Literal["dpo"]
+    # One loss, or several whose weighted sum is trained on.
+    loss_type: Annotated[
+        tuple[DpoLoss, ...],
+        Field(strict=False, min_length=1),
+        BeforeValidator(_several),
+    ] = ("sigmoid",)
+    # A weight for each loss of loss_type. None: 1 each.
+    loss_weights: Annotated[tuple[PositiveFloat, ...], Lax] | None = None
     # The weight of the distance to the reference model.
     beta: PositiveFloat = 0.1
-    # The assumed share of pairs with swapped labels.
+    # The assumed share of pairs with swapped labels. With 'sigmoid' and 'sigmoid_norm' it makes the loss conservative
+    # DPO; 'robust', 'exo_pair', 'aot' and 'aot_unpaired' read it too.
     label_smoothing: Smoothing = 0.0
     # LD-DPO: the weight of the extra tokens of the longer answer. None: 1.
     ld_alpha: Share | None = None
@@ -50,26 +82,6 @@ class Dpo(Objective):
     precompute_ref_log_probs: bool = False
     # Samples that the reference model judges at a time. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
-    # One loss, or several whose weighted sum is trained on.
-    loss_type: Annotated[
-        tuple[DpoLoss, ...],
-        Field(strict=False, min_length=1, validate_default=True),
-        BeforeValidator(_several),
-    ] = ("sigmoid",)
-    # A weight for each loss of loss_type. None: 1 each.
-    loss_weights: Annotated[tuple[PositiveFloat, ...], Lax] | None = None
-
-    @field_validator("loss_type")
-    @classmethod
-    def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # TRL refuses these only after the model is loaded.
-        if "exo_pair" in losses and info.data.get("label_smoothing") == 0:
-            raise ValueError("exo_pair needs a label_smoothing above 0; its paper uses 1e-3")
-        if (others := set(losses) - _OF_DIFFERENCES) and info.data.get("f_divergence_type") != "reverse_kl":
-            raise ValueError(f"{min(others)} supports only the f_divergence_type reverse_kl")
-        if info.data.get("use_weighting") and (sorting := {"aot", "aot_unpaired"} & set(losses)):
-            raise ValueError(f"{min(sorting)} sorts its samples, so use_weighting has no effect")
-        return losses
 
     @field_validator("loss_weights")
     @classmethod
@@ -81,7 +93,56 @@ class Dpo(Objective):
             raise ValueError(f"{len(weights)} weights for {len(losses)} losses; give one for each of {losses}")
         return weights
 
+    @field_validator(*READERS)
+    @classmethod
+    def _a_loss_reads_it(cls, value: object, info: ValidationInfo) -> object:
+        losses, name = info.data.get("loss_type"), str(info.field_name)
+        if losses and READERS[name].isdisjoint(losses):
+            refuse_unread(cls, name, value, f"with the loss {' and '.join(losses)}")
+        return value
+
+    @model_validator(mode="after")
+    def _smoothing_is_above_0_for_exo_pair(self) -> Self:
+        if "exo_pair" in self.loss_type and self.label_smoothing == 0:
+            raise wrong_key("loss_type", "exo_pair needs a label_smoothing above 0; its paper uses 1e-3")
+        return self
+
+    @field_validator("f_divergence_type")
+    @classmethod
+    def _losses_take_the_divergence(cls, value: str, info: ValidationInfo) -> str:
+        # TRL refuses this, and some others, only after the model is loaded.
+        others = set(info.data.get("loss_type", ())) - _OF_DIFFERENCES
+        if others and value != "reverse_kl":
+            raise ValueError(f"{min(others)} supports only the f_divergence_type reverse_kl")
+        return value
+
+    @field_validator("use_weighting")
+    @classmethod
+    def _losses_can_be_weighed(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and (unweighed := _NOT_OF_PAIRS & set(info.data.get("loss_type", ()))):
+            raise ValueError(f"{min(unweighed)} has no loss of single pairs, so use_weighting cannot weight it")
+        return value
+
+    @field_validator("f_alpha_divergence_coef")
+    @classmethod
+    def _the_divergence_has_an_alpha(cls, value: float, info: ValidationInfo) -> float:
+        if (divergence := info.data.get("f_divergence_type", "alpha_divergence")) != "alpha_divergence":
+            refuse_unread(cls, "f_alpha_divergence_coef", value, f"with the f_divergence_type {divergence}")
+        return value
+
+    @field_validator("precompute_ref_batch_size")
+    @classmethod
+    def _is_of_a_pass_before_training(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if not info.data.get("precompute_ref_log_probs", True):
+            refuse_unread(cls, "precompute_ref_batch_size", value, "without precompute_ref_log_probs")
+        return value
+
+    @property
+    def least_batch_size(self) -> int:
+        """The losses 'aot' and 'aot_unpaired' sort a micro-batch; of one pair there is nothing to sort."""
+        return 1 if _SORTING.isdisjoint(self.loss_type) else 2
+
     @property
     def depends_on_micro_batch(self) -> bool:
-        """In TRL 1.16 'sft' is a mean over a micro-batch's tokens, 'aot' sorts it, 'bco_pair' keeps a running mean."""
-        return not {"sft", "aot", "aot_unpaired", "bco_pair"}.isdisjoint(self.loss_type)
+        """In TRL 1.16 'sft' is a mean over a micro-batch's tokens, and 'aot' sorts it."""
+        return not _NOT_OF_PAIRS.isdisjoint(self.loss_type)

@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
 
+from tuner.recipes.schema.block import refuse_unread
 from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.recipes.schema.sampling import DROPPED
@@ -16,8 +17,8 @@ class Grpo(GroupRewards):
         "GRPO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
     )
     type: Literal["grpo"]
-    # How the loss of tokens is added up: a mean over tokens ('dapo', 'bnpo'), over completions ('grpo'), or a sum
-    # divided by a constant ('dr_grpo').
+    # How the loss of tokens is added up: a mean over the tokens of a step ('bnpo', and 'dapo', which counts them in all
+    # completions that are generated at once), over completions ('grpo'), or a sum divided by a constant ('dr_grpo').
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
     # What an advantage is divided by: the spread of the rewards of its prompt, of all prompts, or nothing.
     scale_rewards: Literal["group", "batch", "none"] = "group"
@@ -25,5 +26,15 @@ class Grpo(GroupRewards):
     importance_sampling_level: Literal["token", "sequence"] = "token"
     # An upper bound of the ratio of probabilities where an advantage is negative: 1 + epsilon or more. None: no bound.
     delta: PositiveFloat | None = None
-    # The weight of a bonus for tokens that are hard to predict.
+    # With beta above 0: multiply the distance to the reference model (k3) by the ratio of probabilities, so that its
+    # gradient is that of the KL divergence (DeepSeek-V3.2). False: the distance of GRPO's paper.
+    use_bias_correction_kl: bool = True
+    # The weight of a bonus for tokens that are hard to predict, a mean over the tokens of a step.
     entropy_coef: NonNegativeFloat = 0.0
+
+    @field_validator("use_bias_correction_kl")
+    @classmethod
+    def _there_is_a_distance(cls, value: bool, info: ValidationInfo) -> bool:
+        if info.data.get("beta") == 0:
+            refuse_unread(cls, "use_bias_correction_kl", value, "with beta = 0")
+        return value
