@@ -10,9 +10,12 @@ import pytest
 
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import A100, CPU, machine
+from tuner.fit.shares import possible
 from tuner.launch import render
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.recipes.loading import load
 from tuner.recipes.merging import Kind
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
 from tuner.runs import creation
 
@@ -53,6 +56,16 @@ def test_a_cpu_whose_memory_is_small_or_not_known_takes_one_by_sixteen_with_reco
     found = made("global_batch_size=16", recipe=recipe, hardware=CPU._replace(host_memory_bytes=host_bytes))
 
     assert split(found) == Split(1, 16, recompute=True)
+
+
+@pytest.mark.parametrize(("coefficient", "is_fixed"), [(None, True), (0.01, True), (0, False)])
+def test_a_router_that_is_kept_balanced_fixes_the_micro_batch(coefficient: float | None, is_fixed: bool) -> None:
+    sets = (f"router_aux_loss_coef={coefficient}", "global_batch_size=16")
+    config = load("olmoe_1b_7b_lora_alpaca_e1", Overrides(pairs=[("--set", one) for one in sets])).config
+
+    sizes = {ranks: {one.micro_batch for one in possible(config, ranks)} for ranks in (1, 4)}
+
+    assert sizes == ({1: {1}, 4: {1}} if is_fixed else {1: {1, 2, 4, 8, 16}, 4: {1, 2, 4}})
 
 
 def test_a_name_of_xtuners_keeps_its_numbers() -> None:

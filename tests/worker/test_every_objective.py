@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,9 +24,10 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind
+from tuner.worker import compat
 from tuner.worker.objectives import training_of
 from tuner.worker.trainer_setup import evaluator
-from tuner.worker.trainers import TunerTrainer
+from tuner.worker.trainers import Counts, TunerTrainer
 
 ANSWERS = ("One.", "A dog and a cat.", "Two", "Because it is red.", "No", "A colour", "It is so.")
 ROWS: dict[RowKind, list[dict[str, Any]]] = {
@@ -116,3 +118,45 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
 
     within = 0.02 if recipe.objective.type == "orpo" else 1e-4
     assert losses == pytest.approx([losses[0]] * 3, rel=within)
+
+
+def test_a_stand_in_has_no_part_in_ktos_distance_to_the_reference_nor_in_its_metrics(
+    tmp_path: Path, cache: Path
+) -> None:
+    trainer = trainer_of(recipe_of("kto", tmp_path), 2, tmp_path)
+    with torch.no_grad():
+        trainer.model.lm_head.weight.mul_(1.3)
+    batch = trainer.data_collator([trainer.train_dataset[number] for number in range(2)])
+    trainer.model.train()
+    wanted = trainer.loss_of_objective(trainer.model, dict(batch)).item()
+    kl = compat.metrics_of(trainer, "train").pop("kl")[-1]
+    assert kl > 0.0
+    trainer.current_gradient_accumulation_steps, trainer.args.per_device_train_batch_size = 1, 2
+    trainer.rows_of_step = torch.tensor(2)
+    of_other = {"gather": torch.tensor([0]), "gather_for_metrics": torch.tensor(100.0)}  # the rank with a stand-in
+
+    def gathered(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor.reshape(-1), of_other[name].reshape(-1).to(tensor.dtype)])
+
+    for name in of_other:
+        setattr(trainer.accelerator, name, partial(gathered, name))
+    with patch.object(type(trainer.args), "world_size", 2):
+        loss = trainer.weighed_loss(trainer.model, {**batch, "counts": Counts(2, 9, 0)}).item()
+
+    assert loss == pytest.approx(2 * wanted, rel=1e-6), "two rows of two, and ranks take the mean"
+    assert compat.metrics_of(trainer, "train")["kl"] == [pytest.approx(kl, rel=1e-6)]
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_rows_that_the_reference_judged_before_training_are_validated_with_that_judgement(
+    objective: str, tmp_path: Path, cache: Path
+) -> None:
+    trainer = trainer_of(recipe_of(objective, tmp_path), 7, tmp_path)
+    wanted = trainer.evaluate()["eval_loss"]
+    trainer.precompute_ref_logps, trainer._precompute_model_hash = True, "of this test"
+    trainer.eval_dataset = trainer._precompute_ref_logps(trainer.eval_dataset, "eval", 7)
+    trainer.ref_model, trainer.state.global_step = None, 3  # the reference is gone, and the model has changed
+
+    measured = trainer.evaluate(trainer.eval_dataset)["eval_loss"]
+
+    assert measured == pytest.approx(wanted, rel=1e-5)

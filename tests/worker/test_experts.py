@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import pytest
@@ -205,6 +206,23 @@ def test_the_routers_loss_that_is_logged_is_transformers_own(loss: str, recomput
     assert outputs.aux_loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert found == pytest.approx((full + COEFFICIENT * expected).item(), rel=1e-5)
     torch.testing.assert_close(router(model), router(same), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("rows", "share"), [(0, 0.0), (1, 1.0), (2, 2.0)])
+def test_the_routers_loss_is_a_mean_over_the_rows_of_a_step_and_a_stand_in_has_no_part_in_it(
+    rows: int, share: float, tmp_path: Path
+) -> None:
+    _, its_loss, _ = step(mixtral(), "", "whole", SFT, tmp_path, 0.0)
+    made, whole, batch = step(mixtral(), "", "whole", SFT, tmp_path)
+    made.rows_of_step, made.rows_of_batch = torch.tensor(2), rows
+
+    made.model.zero_grad()
+    made._sums.clear()
+    with patch.object(type(made.args), "world_size", 2):
+        loss = made.loss_of_objective(made.model, batch, num_items_in_batch=torch.tensor(4))
+    of_tokens = 2 * its_loss  # of which ranks take the mean
+    assert loss.item() - of_tokens == pytest.approx(share * (whole - its_loss), abs=1e-6)
+    assert made._sums[0][-1] == rows
 
 
 @pytest.mark.parametrize("objective", ["", "dpo_", "kto_", "orpo_"])

@@ -280,8 +280,7 @@ def _row_tokens(recipe: RecipeConfig, architecture: Architecture, loader: Datalo
     Rows that packing has filled stand side by side, others end to end, and so do those of a router that is kept
     balanced (`tuner.data.batches`).
     """
-    is_balanced = bool(architecture.num_experts) and recipe.model.router_aux_loss_coef != 0
-    end_to_end = recipe.objective.facts.packs and (is_balanced or not loader.dataset.packing)
+    end_to_end = recipe.objective.facts.packs and (recipe.balances_router(architecture) or not loader.dataset.packing)
     return loader.dataset.max_length * (loader.micro_batch if end_to_end else 1)
 
 

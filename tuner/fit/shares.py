@@ -114,7 +114,7 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
     ]
     if not sizes or samples * ranks % recipe.objective.samples_a_row:
         raise _uneven(recipe, ranks)
-    if recipe.objective.depends_on_micro_batch:
+    if recipe.depends_on_micro_batch:
         sizes = sizes[:1]
     checkpointing = recipe.train_cfg.gradient_checkpointing
     recomputes = (True, False) if checkpointing == "auto" else (checkpointing,)

@@ -12,7 +12,7 @@ accelerate 1.15. `compat.check_names` refuses a release that lacks one of the na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -181,6 +181,10 @@ class TunerTrainer(CheckpointHooks):
     # rows
     weighs_rows = True
     """Whether `compute_loss` returns a mean over rows."""
+    rows_of_batch: int | None = None
+    """The rows of the micro-batch in training, 0 for a stand-in."""
+    rows_of_ranks: Tensor | None = None
+    """The same of all ranks, while they compute on a micro-batch of a step that is not full."""
     stream: Stream | None = None
     """Where the rows come from, if they are read while the run trains."""
     images: ImageReader | None = None
@@ -207,9 +211,13 @@ class TunerTrainer(CheckpointHooks):
         update learns nothing at all. Later updates are as in transformers.
         """
         if self.lr_scheduler is None:
+            compat.give_defaults(optimizer or self.optimizer)
             schedule = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
             num_warmup = self.args.get_warmup_steps(num_training_steps)
-            factors = [partial(_factor, course, num_warmup) for course in schedule.lr_lambdas]
+            # After a warm-up that lasts to the end no update follows, and transformers divides by their number.
+            is_all = num_warmup >= num_training_steps
+            courses = [_at_the_full_rate if is_all else course for course in schedule.lr_lambdas]
+            factors = [partial(_factor, course, num_warmup) for course in courses]
             self.lr_scheduler = LambdaLR(schedule.optimizer, factors)
         if self.on_schedule_made:
             self.on_schedule_made(self.lr_scheduler, optimizer or self.optimizer)
@@ -243,11 +251,10 @@ class TunerTrainer(CheckpointHooks):
         self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
         self.num_tokens = sum(one.tokens for one in counts)
-        total = torch.tensor(sum(one.rows if self.weighs_rows else one.trained for one in counts), device=device)
-        dist.all_reduce(total)
-        self.num_items_of_step = None if self.weighs_rows else total
-        if self.weighs_rows:
-            self.rows_of_step = int(total)
+        totals_2 = torch.tensor([sum(one.rows for one in counts), sum(one.trained for one in counts)], device=device)
+        dist.all_reduce(totals_2)
+        self.num_items_of_step = None if self.weighs_rows else totals_2[1]
+        self.rows_of_step = totals_2[0]
         return self.batches_of_step, self.num_items_of_step
 
     # -- loss
@@ -268,14 +275,18 @@ class TunerTrainer(CheckpointHooks):
         counts = inputs.pop(_COUNTS, None)
         if self.images:
             inputs = self.images.add_pixels(inputs)
+        self.rows_of_batch = None if counts is None else counts.rows
         if counts is None or not self.weighs_rows:
             return self.loss_of_objective(model, inputs, *args, **options)
-        num_batches = self.current_gradient_accumulation_steps * self.args.world_size
-        is_even = self.rows_of_step == num_batches * self.args.train_batch_size
-        with nullcontext() if is_even else _gathers_scalars_alone(self.accelerator):
+        num_batches, num_rows = self.current_gradient_accumulation_steps * self.args.world_size, int(self.rows_of_step)
+        if num_rows == num_batches * self.args.train_batch_size:
+            return self.loss_of_objective(model, inputs, *args, **options)
+        self.rows_of_ranks = self.accelerator.gather(torch.tensor([counts.rows], device=self.args.device))
+        with _gathers_of_rows(self.accelerator, self.rows_of_ranks):
             loss = self.loss_of_objective(model, inputs, *args, **options)
+        self.rows_of_ranks = None
         # Trainer divides by the step's micro-batches, and the mean of all ranks' gradients is taken.
-        return loss * (counts.rows * num_batches / self.rows_of_step)
+        return loss * (counts.rows * num_batches / num_rows)
 
     def loss_of_objective(self: Any, *args: Any, **options: Any) -> Any:
         """Return TRL's loss."""
@@ -345,20 +356,37 @@ class TunerTrainer(CheckpointHooks):
         return output
 
 
+def _at_the_full_rate(num_updates: int) -> float:
+    return 1.0
+
+
 def _factor(course: Callable[[int], float], num_warmup: int, num_updates: int) -> float:
     """Return the part of the rate that the update after `num_updates` has."""
     return (num_updates + 1) / num_warmup if num_updates < num_warmup else course(num_updates)
 
 
 @contextmanager
-def _gathers_scalars_alone(accelerator: Any) -> Iterator[None]:
-    """Leave TRL's metrics of single rows to each rank: they cannot be gathered where ranks differ in rows."""
-    gather = accelerator.gather
+def _gathers_of_rows(accelerator: Any, rows_R: Tensor) -> Iterator[None]:
+    """Let TRL's metrics be those of rows where ranks differ in them: a stand-in counts in none.
+
+    Metrics of single rows cannot be gathered then; they are left to each rank.
+
+    Args:
+        accelerator: The trainer's.
+        rows_R: The rows of this micro-batch on each rank, 0 for a stand-in.
+    """
+    gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
+
+    def of_rows(tensor: Tensor) -> Tensor:
+        gathered = gather_for_metrics(tensor)
+        return gathered if tensor.ndim or not gathered.ndim or not rows_R.any() else gathered[rows_R > 0]
+
     accelerator.gather = lambda tensor: tensor if tensor.ndim else gather(tensor)
+    accelerator.gather_for_metrics = of_rows
     try:
         yield
     finally:
-        accelerator.gather = gather
+        accelerator.gather, accelerator.gather_for_metrics = gather, gather_for_metrics
 
 
 def _part(share: Share, collate: Callable[..., dict[str, Any]], rows: Sequence[Any]) -> dict[str, Any]:

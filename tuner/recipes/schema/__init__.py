@@ -488,6 +488,15 @@ class RecipeConfig(Block):
         """The dataloaders that the recipe has, by their keys."""
         return {key: loader for key in LOADERS if (loader := getattr(self, key))}
 
+    def balances_router(self, architecture: Architecture | None) -> bool:
+        """Return whether the loss that balances the router of a mixture of experts is added."""
+        return bool(architecture and architecture.num_experts) and self.model.router_aux_loss_coef != 0
+
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """Whether the size of the micro-batch changes what is learned; a router's balance is measured over it."""
+        return self.objective.depends_on_micro_batch or self.balances_router(self.architecture)
+
     @property
     def reads_images(self) -> bool:
         """Whether a vision-language model is trained with its vision tower."""

@@ -10,17 +10,34 @@ from trl import KTOConfig, KTOTrainer
 from tuner.data import batches
 from tuner.recipes.schema import RecipeConfig
 from tuner.worker.objectives import Collate, Training
-from tuner.worker.trainers import TunerTrainer
+from tuner.worker.objectives.judged_rows import JudgedRowsTrainer
 
 if TYPE_CHECKING:
     import datasets
+    from torch import Tensor
 
 
-class Kto(TunerTrainer, KTOTrainer):  # type: ignore[misc]
-    """KTO. TRL has no switch for rows that are prepared already, as it has in SFT."""
+class Kto(JudgedRowsTrainer, KTOTrainer):  # type: ignore[misc]
+    """KTO on rows that are prepared already."""
 
-    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset
+    def _compute_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        if "ref_KL_logps" in inputs:
+            inputs = {**inputs, "ref_KL_logps": inputs["ref_KL_logps"] * self._weight_of_kl()}
+        return super()._compute_loss(model, inputs, *args)
+
+    def _compute_kl_logps(self: Any, *args: Any) -> Tensor | None:
+        log_probs: Tensor | None = super()._compute_kl_logps(*args)
+        return None if log_probs is None else log_probs * self._weight_of_kl()
+
+    def _weight_of_kl(self) -> float:
+        """Return this rank's rows in units of the mean of the ranks that have some.
+
+        TRL takes the mean of the ranks' means as the distance to the reference; so it is the mean over rows.
+        """
+        if self.rows_of_ranks is None or not self.rows_of_ranks.any():
+            return 1.0
+        assert self.rows_of_batch is not None
+        return float(self.rows_of_batch * (self.rows_of_ranks > 0).sum() / self.rows_of_ranks.sum())
 
 
 class KtoTraining(Training):

@@ -56,25 +56,31 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True)
         loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
         if is_logged:
             self._measure(outputs)
         return loss
 
+    def _share_of_rows(self: Any) -> Tensor | float:
+        """Return this micro-batch's part of the step's rows, of which ranks take the mean; a stand-in has none."""
+        if self.rows_of_batch is None:
+            return 1 / float(self.current_gradient_accumulation_steps)
+        share: Tensor = self.rows_of_batch * self.args.world_size / self.rows_of_step
+        return share
+
     def _measure(self, outputs: Any) -> None:
         aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
         counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
-        self._sums.append(
-            torch.stack([*(one.sum().float() for one in counts), aux_loss.float(), aux_loss.new_ones(())])
-        )
+        num_rows = aux_loss.new_tensor(1 if self.rows_of_batch is None else self.rows_of_batch).float()
+        self._sums.append(torch.stack([*(one.sum().float() for one in counts), aux_loss.float() * num_rows, num_rows]))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics of the logged step, over all ranks."""
         if self._sums and self.model.training:
             sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
-            entropy, num_right, num_tokens, aux_loss, num_batches = sums.tolist()
+            entropy, num_right, num_tokens, aux_loss, num_rows = sums.tolist()
             metrics = {"entropy": entropy / max(num_tokens, 1), "mean_token_accuracy": num_right / max(num_tokens, 1)}
-            logs |= metrics | ({"aux_loss": aux_loss / num_batches} if self.aux_loss_enabled else {})
+            logs |= metrics | ({"aux_loss": aux_loss / num_rows} if self.aux_loss_enabled else {})
             self._sums.clear()
         super().log(logs, start_time)
 
