@@ -89,6 +89,13 @@ def untrained_rows(lacking: tuple[str, ...], *, adapter: bool) -> ModelError:
     )
 
 
+def untrained_head(objective: str, name: str) -> ModelError:
+    """Return the error for an adapter on the output embeddings: the loss reads their weight past the adapter."""
+    problem = f"an adapter on the output embeddings ({name}) would not be trained by {objective}"
+    fix = f"Remove {name!r} from it; to train that layer whole: --set \"adapter.modules_to_save=['{name}']\"."
+    return ModelError(problem, where="adapter.target_modules", fix=fix)
+
+
 def check_same(ids: Mapping[str, int], of_teacher: Mapping[str, int], path: str) -> None:
     """Check that no id stands for two tokens; a token that only one tokenizer has is allowed.
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import checkpoint, made, task, written_run
+from tests.launch.test_preflight_model import LLAMA, folder
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch import render
 from tuner.launch.checks import Finding, gpus, host
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
-from tuner.machine.hardware import GpuUse
+from tuner.machine.hardware import GpuUse, Hardware
 from tuner.runs import creation
 from tuner.runs.checkpoints import unfinished
 
@@ -438,6 +439,19 @@ def test_many_workers_need_many_open_files(monkeypatch: pytest.MonkeyPatch) -> N
     assert "1024 files" in str(warning)
     assert "ulimit -n" in str(warning)
     assert list(host.open_files(plan)) == []
+
+
+@pytest.mark.parametrize(("width", "hardware", "num_warnings"), [(96, CPU, 1), (64, CPU, 0), (96, machine(A100), 0)])
+def test_matrices_that_a_cpu_stores_badly_in_4_bits_are_named(
+    width: int, hardware: Hardware, num_warnings: int, tmp_path: Path
+) -> None:
+    shape = {"hidden_size": width, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+    path = folder(tmp_path / "model", {**LLAMA, **shape})
+    run = made(model=str(path), recipe="tiny_qlora_sample_e1", hardware=hardware)
+
+    warnings = list(gpus.four_bits(run))
+
+    assert len(warnings) == num_warnings and all("96" in str(warning) for warning in warnings)
 
 
 def test_an_optimizer_of_bitsandbytes_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,21 @@ def test_layers_that_the_model_does_not_have_get_no_adapter_without_a_message(tm
     assert warning.endswith("has no layer 'v_prj', which gets no adapter. Did you mean 'v_proj'?")
 
 
+@pytest.mark.parametrize("targets", ["['lm_head']", "['q_proj', 'lm_head']", "(.*q_proj|lm_head)"])
+@pytest.mark.parametrize("objective", ["", "dpo_", "kto_", "grpo_", "orpo_"])
+def test_an_adapter_on_the_head_is_refused_where_the_loss_would_read_past_it(
+    objective: str, targets: str, tmp_path: Path
+) -> None:
+    path = folder(tmp_path / "model", LLAMA)
+    of_objective = {"grpo_": ("objective.rewards=['length']",), "kto_": ("objective.loss_type=apo_zero_unpaired",)}
+    sets = (f"target_modules={targets}", *of_objective.get(objective, ()))
+    run = made(*sets, model=str(path), recipe=f"tiny_{objective}lora_sample_e1")
+
+    refusals = [found for found in model_files.adapted_layers(run) if isinstance(found, ModelError)]
+
+    assert [error.where for error in refusals] == ([] if objective == "orpo_" else ["adapter.target_modules"])
+
+
 def test_a_reward_model_is_trained_on_scores_alone(tmp_path: Path) -> None:
     path = folder(tmp_path / "rm", {**LLAMA, "architectures": ["LlamaForSequenceClassification"]})
 

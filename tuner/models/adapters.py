@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
-from tuner import paths
+from tuner import paths, vocabulary
 from tuner.errors import ModelError
 from tuner.models import vision
 from tuner.recipes.schema import Model, RecipeConfig, VisionLora
@@ -73,10 +73,8 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     except ValueError as error:
         message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
         raise ModelError(message, where="adapter.target_modules") from error
-    facts = config.objective.facts
-    if (facts.has_reference or facts.has_teacher) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
-        message = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
-        raise ModelError(message, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
+    if config.objective.facts.reads_head and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+        raise vocabulary.untrained_head(config.objective.type, "lm_head")
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -195,9 +195,18 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
 
 
 def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
-    """Find names in adapter.target_modules that are no layers of the model: PEFT refuses them only if none is."""
+    """Find names in adapter.target_modules that are no layers of the model, or are its head, which no loss reaches.
+
+    PEFT refuses unknown names only if it knows none of them.
+    """
     config, where = run.recipe.config, "adapter.target_modules"
     names = config.adapter.target_modules if config.adapter and not config.adapter.path else ""
+    head = _head(config.architecture)
+    if config.objective.facts.reads_head and _targets(names, head):
+        from tuner import vocabulary  # a dry run reads no tokenizer
+
+        yield vocabulary.untrained_head(config.objective.type, head)
+        return
     if isinstance(names, str) or config.architecture is None or not has_formula(config.architecture):
         return
     known = sorted(adaptable_layers(config.architecture))
@@ -210,6 +219,21 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(f"the model has no layer {listed}", where=where, fix=fix)
     else:
         yield f"{where}: the model has no layer {listed}, which gets no adapter. {fix}"
+
+
+def _head(architecture: Architecture | None) -> str:
+    """Return the name of the output embeddings; most families have the one that is assumed of an unknown family."""
+    return built(architecture).head.name if architecture and has_formula(architecture) else "lm_head"
+
+
+def _targets(names: str | Sequence[str], layer: str) -> bool:
+    """Return whether PEFT puts an adapter on a layer outside the decoder: by an expression, or by the end of a name."""
+    if isinstance(names, str):
+        try:
+            return names != "all-linear" and re.fullmatch(names, layer) is not None
+        except re.error:
+            return False  # PEFT says what is wrong with it
+    return any(f".{layer}".endswith(f".{name}") for name in names)
 
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:
