@@ -96,7 +96,7 @@ def test_ones_own_model_and_data_go_from_a_folder_to_a_merged_model(person: Pers
         )
     )
     assert "(LoRA, SFT; --method chooses another)" in first.text
-    assert "validation: 0.1 of the training rows are held out, by seed 42" in first.text
+    assert "validation: 10 % of the training rows are held out, by seed 42" in first.text
     assert first.json("run.json")["name"] == "my-qwen_lora"
     assert [line for line in first.metrics if "eval_loss" in line]
 

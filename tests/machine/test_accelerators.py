@@ -126,7 +126,7 @@ def test_a_rank_asks_the_accelerator_for_its_device_its_memory_and_its_random_nu
     set_accelerator(Made())
     try:
         device = train._join(rank, config)
-        held, states = step_log._peak_bytes(), consensus.random_states()
+        held, states = step_log.peak_bytes(), consensus.random_states()
     finally:
         set_accelerator(before)
 

@@ -378,7 +378,7 @@ def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
     assert val
     assert (train.val_split, train.val_seed, train.held_out) == (0.05, 7, False)
     assert val.dataset == train.model_copy(update={"held_out": True})
-    assert found.notes == ("validation: 0.05 of the training rows are held out, by seed 7",)
+    assert found.notes == ("validation: 5 % of the training rows are held out, by seed 7",)
 
 
 def test_rows_of_the_users_own_data_are_held_out_only_without_a_recipe() -> None:

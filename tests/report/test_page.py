@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64decode
 from collections.abc import Sequence
@@ -199,6 +200,23 @@ def test_the_verdict_stands_first_and_the_loss_before_training_is_not_the_best(t
 
     assert shown.index("held-out loss 0.693 -&gt; 0.412") < shown.index("Result: <code>")
     assert "0.0010" not in shown
+
+
+def test_the_time_and_the_peak_of_a_resumed_run_are_those_of_all_attempts_to_the_end(tmp_path: Path) -> None:
+    run = made.trained(tmp_path / "run", num_steps=3)
+    for number, facts in (("1", {"state": "failed", "seconds": 60.0}), ("2", {"state": "running"})):
+        attempt = run.path / "attempts" / number
+        (attempt / "ranks").mkdir(parents=True)
+        (attempt / "status.json").write_text(json.dumps(facts))
+        (attempt / "run.json").write_text('{"started": "2026-01-01T00:00:00+00:00"}')
+        for file in ("status.json", "run.json"):
+            os.utime(attempt / file, (1767225600, 1767225600 + 40))  # 40 s after its start it was killed
+    run.write_status("done", seconds=5.0, peak_bytes=10**12)
+
+    (found,) = gather([run.path])
+
+    assert found.seconds == pytest.approx(60 + 40 + 5)
+    assert found.peak_bytes == 10**12
 
 
 def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:

@@ -209,3 +209,60 @@ def test_rewards_of_a_validation_come_first() -> None:
     found = judge(lines, trained(result_step=8, planned_steps=8))
 
     assert str(found) == "validation reward 0.100 -> 0.400 in 8 steps"
+
+
+def noisy(course: Any, deviation: float, seed: int) -> dict[int, float]:
+    """Return validations at every tenth step, with normal noise."""
+    drawn = np.random.default_rng(seed).normal(0, deviation, len(course))
+    return {10 * place: float(loss) for place, loss in enumerate(course + drawn, 1)}
+
+
+def share(outcome: Outcome, course: Any, deviation: float, start: float) -> float:
+    """Return the part of 100 runs with this outcome."""
+    runs = [verdict({0: start, **noisy(np.asarray(course), deviation, seed)}) for seed in range(100)]
+    return sum(run.outcome is outcome for run in runs) / len(runs)
+
+
+@pytest.mark.parametrize("validations", [10, 20, 60])
+@pytest.mark.parametrize("deviation", [0.002, 0.02, 0.05])
+def test_the_noise_of_a_level_validation_loss_is_neither_a_fall_nor_a_rise(validations: int, deviation: float) -> None:
+    level = np.full(validations, 2.0)
+
+    assert share(Outcome.LEARNED, level, deviation, start=3.5) >= 0.8
+    assert share(Outcome.FLAT, level, deviation, start=2.0) >= 0.9
+
+
+@pytest.mark.parametrize("validations", [3, 5, 10, 20, 60])
+@pytest.mark.parametrize(("first", "deviation"), [(2.3, 0.004), (3.0, 0.02)])
+def test_a_slow_fall_is_found_in_noise(validations: int, first: float, deviation: float) -> None:
+    assert share(Outcome.FALLING, np.linspace(first, 2.0, validations), deviation, start=first + 0.2) >= 0.97
+
+
+@pytest.mark.parametrize("validations", [5, 10, 20, 60])
+def test_a_rise_after_the_lowest_is_found_in_noise(validations: int) -> None:
+    half = validations // 2
+    course = [*np.linspace(3.0, 2.0, validations - half), *np.linspace(2.05, 2.6, half)]
+
+    assert share(Outcome.OVERFIT, course, 0.02, start=3.5) >= 0.95
+
+
+@pytest.mark.parametrize("losses", [(0.03, 0.02, 0.015), (0.012, 0.008, 0.005), (0.02, 0.004, 0.0001)])
+def test_a_loss_near_zero_has_nothing_left_to_fall(losses: tuple[float, ...]) -> None:
+    by_validation = verdict({0: 0.69, **{10 * place: loss for place, loss in enumerate(losses, 1)}})
+    by_training = verdict({}, [*course(0.69, losses[0], 20), *course(losses[0], losses[-1], 20)])
+
+    assert by_validation.outcome is Outcome.LEARNED
+    assert by_training.outcome is Outcome.LEARNED
+
+
+def test_a_loss_near_zero_that_rises_by_less_than_a_hundredth_is_not_overfit() -> None:
+    assert verdict({0: 0.69, 10: 0.002, 20: 0.004, 30: 0.006}).outcome is Outcome.LEARNED
+
+
+def test_a_resumed_run_without_a_step_left_gets_no_advice() -> None:
+    validation, losses = {0: 2.0, 10: 2.0, 20: 2.001}, course(2.0, 2.0, 20)
+    without = verdict(validation, losses, planned_steps=15, first_step=20)
+    went_on = verdict(validation, losses, planned_steps=20, first_step=10)
+
+    assert (without.outcome, without.advice) == (Outcome.FLAT, "")
+    assert went_on.advice

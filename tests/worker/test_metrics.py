@@ -36,6 +36,17 @@ def test_the_learning_rate_is_that_of_the_step_and_not_of_the_next_one(tmp_path:
     assert metrics.latest(run)["learning_rate"] == 2e-4
 
 
+def test_the_peak_of_a_resumed_run_is_no_lower_than_that_of_the_attempt_before(tmp_path: Path) -> None:
+    run, state = RunDirectory(tmp_path), SimpleNamespace(global_step=5, max_steps=9, num_input_tokens_seen=0)
+    run.log_metrics({"step": 5, "loss": 2.0, "memory_bytes": 10**15})
+    logged = MetricsCallback(run, {"world_size": 1}, None)
+    logged.on_train_begin(None, state, None)
+    state.global_step = 6
+    logged.on_log(None, state, None, {"loss": 1.9})
+
+    assert metrics.latest(run)["memory_bytes"] == metrics.peak_bytes(run) == 10**15
+
+
 def logged_steps(num_steps: int, interval: Any = "auto", save_steps: int = 1000, eval_steps: int = 0) -> list[int]:
     """Return the steps of a run that are logged; each is known before it, so that its metrics are measured."""
     args = SimpleNamespace(eval_strategy="steps" if eval_steps else "no")

@@ -265,4 +265,5 @@ def held_out_note(values: JsonObject) -> str | None:
     dataset = values[_TRAIN]["dataset"]
     if dataset["val_split"] in (None, "auto"):
         return None
-    return f"validation: {dataset['val_split']:g} of the training rows are held out, by seed {dataset['val_seed']}"
+    share = f"{100 * dataset['val_split']:.3g} %"
+    return f"validation: {share} of the training rows are held out, by seed {dataset['val_seed']}"

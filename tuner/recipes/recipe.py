@@ -117,7 +117,7 @@ class Recipe:
         packing = ", packed" if data.packing else ""
         epochs = "1 epoch" if steps.max_epochs == 1 else f"{steps.max_epochs} epochs"
         val = config.val_dataloader.dataset if config.val_dataloader else None
-        held_out = f"{data.val_split:g} of the rows" if data.val_split else None
+        held_out = f"{100 * data.val_split:.3g} % of the rows" if data.val_split else None
         batch = steps.global_batch_size or f"{config.train_dataloader.batch_size} a process"
         deepspeed = config.deepspeed if isinstance(config.deepspeed, str) else "a config of its own"
         return [

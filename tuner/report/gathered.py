@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -90,7 +91,7 @@ class Gathered:
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
         data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
             `reason`, `samples`, `tokens`.
-        attempts: `started`, `resume_step`, `state`, `why` of each earlier attempt, the oldest first.
+        attempts: `seconds`, `started`, `resume_step`, `state`, `why` of each earlier attempt, the oldest first.
         recipe: The values in recipe.json; None if it cannot be read.
         times: Each part of a step that DeepSpeed has timed, its mean in milliseconds, and the number of times.
         communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of each message size.
@@ -116,7 +117,17 @@ class Gathered:
     @cached_property
     def peak_bytes(self) -> float | None:
         """The most memory that rank 0 held: tensors on its GPU, or its process on a CPU."""
-        return max(self.curves["memory_bytes"].values, default=None)
+        at_end = self.status.get("peak_bytes")  # the result's saving and the samples may need the most
+        of_end = [float(at_end)] if isinstance(at_end, int | float) else []
+        return max([*self.curves[metrics.MEMORY].values, *of_end], default=None)
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """The time of all attempts, without the time between them; None if the last one does not say its own."""
+        own = self.status.get("seconds")
+        if not isinstance(own, int | float):
+            return None
+        return own + sum(float(attempt["seconds"]) for attempt in self.attempts)
 
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
@@ -226,11 +237,24 @@ def _attempt(folder: Path) -> JsonObject:
     run = RunDirectory(folder)
     facts, attempt = _object(run, run.run), listing.look(folder, folder.name)
     return {
+        "seconds": _seconds(run, facts, attempt),
         "started": facts.get("started"),
         "resume_step": facts.get("resume_step"),
         "state": attempt.state,
         "why": attempt.why,
     }
+
+
+def _seconds(run: RunDirectory, facts: JsonObject, attempt: Listed) -> float:
+    """Return how long an attempt took, up to its last sign of life; 0.0 if that is not known."""
+    taken = _object(run, run.status).get("seconds")
+    if isinstance(taken, int | float):
+        return float(taken)
+    try:
+        started = datetime.fromisoformat(str(facts.get("started"))).timestamp()
+    except ValueError:
+        return 0.0
+    return max(0.0, attempt.seen - started)
 
 
 def _warnings(run: RunDirectory) -> list[str]:

@@ -67,6 +67,15 @@ def curves(run: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
     return growing.by_key
 
 
+MEMORY = "memory_bytes"
+"""The key of the most memory that rank 0 has held so far."""
+
+
+def peak_bytes(run: RunDirectory) -> int:
+    """Return the most memory that rank 0 has logged in any attempt; 0 if none is logged."""
+    return int(max(curves(run, [MEMORY])[MEMORY].values, default=0))
+
+
 def every_line(run: RunDirectory) -> list[Line]:
     """Return every line, the earliest first; an empty list if the run has logged nothing."""
     new = Growing(run.metrics)

@@ -6,7 +6,9 @@ show it.
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,6 +17,8 @@ from tuner.files import JsonObject, ReadOnlyJson
 
 _CHANGED = 0.01
 """A loss has moved if it differs by more than this part of what it was."""
+_FLOOR = 0.01
+"""Nats: a loss has moved if it differs by more than this too. So much changes the perplexity by one per cent."""
 _KNOWN = 0.1
 """Nats a token: the model gives the right token nine times of ten before it has trained on any row."""
 _LEARNED_BY_HEART = 0.05
@@ -24,7 +28,10 @@ _MOST_EPOCHS = 10
 _SHORT_RUN = 200
 """A run of fewer steps may have stopped too early: the first advice is to train longer."""
 _DEVIATIONS = 2.0
-"""Means of training losses differ if they are this many standard errors apart."""
+"""Two losses, or means of losses, differ if they are this many standard errors apart."""
+
+_ENOUGH_FOR_NOISE = 8
+"""Of fewer losses a bend of the course cannot be told from noise."""
 
 REWARD = "reward"
 """The key of the mean reward in metrics.jsonl; a validation adds `eval_` before it."""
@@ -54,6 +61,7 @@ class Trained(NamedTuple):
         epochs: None if the recipe gives a number of steps.
         learning_rate: The peak learning rate.
         num_trained: How many weights were trained.
+        first_step: The step that this start resumed from; 0 for a new run.
     """
 
     result_step: int
@@ -61,6 +69,7 @@ class Trained(NamedTuple):
     epochs: float | None
     learning_rate: float
     num_trained: int
+    first_step: int = 0
 
 
 class Verdict(NamedTuple):
@@ -109,12 +118,19 @@ def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
 
     Args:
         lines: As in metrics.jsonl; of several lines with a loss of the same step the last one counts.
-        trained: How it was trained.
+        trained: How it was trained. If it resumed without a step left, there is no advice: nothing was trained with
+            these settings.
 
     Returns:
         None if there are no two losses or rewards to compare.
     """
-    lines = list(lines)
+    verdict = _judge(list(lines), trained)
+    if verdict and trained.first_step and trained.first_step >= trained.planned_steps:
+        return verdict._replace(advice="")
+    return verdict
+
+
+def _judge(lines: Sequence[ReadOnlyJson], trained: Trained) -> Verdict | None:
     for measure, key in (("validation", f"eval_{REWARD}"), ("training", REWARD)):
         if len(rewards := _points(lines, key)) > 1:
             return _by_rewards(rewards, measure, trained)
@@ -133,7 +149,7 @@ def _points(lines: Iterable[ReadOnlyJson], key: str) -> list[Point]:
 
 def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: Trained) -> Verdict:
     (first, before), (last, at_end) = points[0], points[-1]
-    best_step, best = min(points[1:], key=lambda point: point[1])
+    best_index, (best_step, best) = min(enumerate(points[1:]), key=lambda indexed: indexed[1][1])
     after = dict(points).get(trained.result_step, at_end)
     steps = trained.result_step if trained.result_step in dict(points) else last
     since = f"{short_number(before)} is of step {first}; " if first else ""
@@ -144,8 +160,9 @@ def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: 
     if 0 <= before < _KNOWN:
         return verdict(Outcome.KNOWN, _known())
     by_heart = _learned_by_heart(training)
-    if _fell(before, best):
-        if best_step != last and _fell(at_end, best):
+    values = [value for _, value in points[1:]]
+    if _fell(before, best, _noise_of_fall(values) * _lowest_of(len(values))):
+        if best_step != last and _fell(at_end, best, _noise_of_rise(values, best_index) * _lowest_of(len(values))):
             return verdict(Outcome.OVERFIT, _overfit(best_step, best, last, at_end, trained))
         if trained.planned_steps > last:
             return verdict(Outcome.LEARNED)
@@ -154,17 +171,38 @@ def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: 
             falls = _trend(training) < 0
         else:
             advice = f"it was still falling: {_longer(trained, last)}"
-            earlier = [value for step, value in points[1:-1] if step <= 0.7 * last] or [points[1][1]]
-            falls = _fell(earlier[-1], at_end)
+            falls = _falls_at_end(points[1:])
         return verdict(Outcome.FALLING, advice) if falls else verdict(Outcome.LEARNED)
-    if _fell(at_end, before):
+    if _fell(at_end, before, _DEVIATIONS * math.sqrt(2) * _noise_of_rise(values)):
         return verdict(Outcome.ROSE, by_heart or f"it rose: {_lower(trained)}")
     return verdict(Outcome.FLAT, by_heart or _flat(trained, last))
+
+
+def _falls_at_end(points: Sequence[Point]) -> bool:
+    """Return whether a validation loss fell over the last third of a run, by more than its noise.
+
+    Of many validations the means of the last fifth and of as many before the last third are compared.
+    """
+    last, width = points[-1][0], max(1, len(points) // 5)
+    earlier = [value for step, value in points if step <= 0.7 * last][-width:] or [points[0][1]]
+    later = [value for _, value in points[-width:]]
+    noise = _noise_of_fall([value for step, value in points if step > 0.4 * last])
+    apart = _DEVIATIONS * noise * math.sqrt(1 / len(earlier) + 1 / len(later))
+    return _fell(_mean(earlier), _mean(later), apart)
+
+
+def _lowest_of(num_values: int) -> float:
+    """Return how many deviations may lie between a loss and the lowest of some without any change.
+
+    The lowest of n normal values lies about sqrt(2 ln n) deviations below their mean.
+    """
+    return _DEVIATIONS * math.sqrt(2) + math.sqrt(2 * math.log(num_values))
 
 
 def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
     last = points[-1][0]
     before, after, has_moved = _change([value for _, value in points])
+    has_moved = has_moved and abs(after - before) > _FLOOR
 
     def verdict(outcome: Outcome, advice: str = "") -> Verdict:
         note = f"no rows were held out (--val-split 0.05){'; ' * bool(advice)}"
@@ -206,8 +244,8 @@ def _change(values: Sequence[float]) -> tuple[float, float, bool]:
     return before, after, abs(before - after) > max(apart, _CHANGED * abs(before))
 
 
-def _fell(before: float, after: float) -> bool:
-    return before - after > _CHANGED * abs(before)
+def _fell(before: float, after: float, noise: float = 0.0) -> bool:
+    return before - after > max(_CHANGED * abs(before), _FLOOR, noise)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -220,6 +258,35 @@ def _noise(values: Sequence[float]) -> float:
     return math.sqrt(_mean(squares) / 2)
 
 
+def _noise_of_fall(values: Sequence[float]) -> float:
+    """Return the standard deviation of validation losses around a falling course.
+
+    Neighbours that rise show noise alone, so a few losses that all fall have none, however steep they are.
+    """
+    rises = [later - earlier for earlier, later in itertools.pairwise(values) if later > earlier]
+    noise = math.sqrt(_mean([rise**2 for rise in rises]) / 2) if rises else 0.0
+    return max(noise, _bends(values))
+
+
+def _bends(values: Sequence[float]) -> float:
+    """Return the standard deviation of eight values or more around any course, from the mean of the two neighbours.
+
+    The difference has 3/2 of the variance of one value (Gasser, Sroka and Jennen-Steinmetz, Residual variance and
+    residual pattern in nonlinear regression, 1986). The median of all leaves out a bend of the course; 1.4826 times
+    the median of absolute normal values is their standard deviation.
+    """
+    if len(values) < _ENOUGH_FOR_NOISE:
+        return 0.0
+    around = [abs(two - (one + three) / 2) for one, two, three in zip(values, values[1:], values[2:], strict=False)]
+    return 1.4826 * statistics.median(around) / math.sqrt(1.5)
+
+
+def _noise_of_rise(values: Sequence[float], lowest: int = 0) -> float:
+    """Return the same around a course that rises from the place `lowest` on."""
+    rising = _noise_of_fall([-value for value in values[lowest:]])
+    return max(rising, _noise_of_fall(values[: lowest + 1]), _bends(values))
+
+
 def _trend(points: Sequence[Point]) -> int:
     """Return -1 if a training loss still falls in the second half of a run, 1 if it rises, 0 if that is not sure."""
     values = [value for _, value in points]
@@ -227,7 +294,7 @@ def _trend(points: Sequence[Point]) -> int:
     if quarter < 2:
         return 0
     earlier, later = _mean(values[-2 * quarter : -quarter]), _mean(values[-quarter:])
-    apart = max(_DEVIATIONS * _noise(values) * math.sqrt(2 / quarter), _CHANGED * abs(earlier))
+    apart = max(_DEVIATIONS * _noise(values) * math.sqrt(2 / quarter), _CHANGED * abs(earlier), _FLOOR)
     return 0 if abs(later - earlier) <= apart else 1 if later > earlier else -1
 
 

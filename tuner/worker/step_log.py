@@ -32,6 +32,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tuner.errors import DiskError, NotANumber
 from tuner.files import JsonObject
+from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.verdict import REWARD
 from tuner.worker import compat
@@ -94,11 +95,13 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.run, self.show = run, show
         self.world_size, self.arithmetic = int(facts["world_size"]), facts.get("arithmetic")
         self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
+        self.earlier_peak = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
+        self.earlier_peak = metrics.peak_bytes(self.run)
         if self.show:
             self.show.start(state.max_steps, state.global_step)
 
@@ -156,7 +159,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         now = time.monotonic()
         speed = (tokens - self.tokens) / max(now - self.since, 1e-9)
         self.tokens, self.since = tokens, now
-        measured: Logs = {"tokens_per_second": round(speed, 1), "memory_bytes": _peak_bytes()}
+        measured: Logs = {"tokens_per_second": round(speed, 1), "memory_bytes": max(peak_bytes(), self.earlier_peak)}
         if self.arithmetic:
             used = speed / self.world_size * self.arithmetic["flops_per_token"]
             measured["mfu"] = round(used / self.arithmetic["peak_flops_per_gpu"], 4)
@@ -167,7 +170,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             self.show.stop()
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Return the peak memory of this rank: tensors on its device, or the whole process on a CPU."""
     accelerator = get_accelerator()
     if accelerator.device_name() != "cpu":

@@ -65,7 +65,7 @@ from tuner.worker.guard import Guard
 from tuner.worker.process import bind_cores, serve_store, warn
 from tuner.worker.rank_data import NodeStream, prepare_rows
 from tuner.worker.samples import show_samples
-from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, trackers
+from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -365,6 +365,7 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     """
     run, config, trainer = built.prepared.run, built.prepared.config, built.trainer
     step, max_steps = trainer.state.global_step, trainer.state.max_steps
+    first_step = int(built.prepared.facts["resume_step"] or 0)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     facts: JsonObject = {"step": step, "max_steps": max_steps, "result_step": best or step}
     facts["loss"] = losses[-1] if losses else None
@@ -378,12 +379,13 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         epochs=None if config.train_cfg.max_steps else config.train_cfg.max_epochs,
         learning_rate=config.optim_wrapper.optimizer.lr,
         num_trained=num_trained,
+        first_step=first_step,
     )
     # The file has a validation after the last checkpoint; the log has what a run in another directory logged before.
     verdict = judge([*trainer.state.log_history, *metrics.every_line(run)], trained)
     facts["verdict"] = verdict.to_json() if verdict else None
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
-    print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
+    print(_taken(first_step, step, max_steps, seconds), flush=True)
     if verdict:
         print(f"Verdict: {verdict}", flush=True)
     if facts.get("num_compiled_graphs") == 0:
@@ -399,10 +401,21 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     num_parameters = _num_parameters(trainer.model.parameters())
     prepared = built.prepared
     show_samples(config, prepared.encoder, run, prepared.guard, run_s=seconds, num_parameters=num_parameters)
+    facts["peak_bytes"] = max(peak_bytes(), metrics.peak_bytes(run))  # saving and samples may need the most
+    run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.facts.scores else "chat"
     print(f"Next: tuner {use} {shlex.quote(str(run.path))}", flush=True)
+
+
+def _taken(first_step: int, step: int, max_steps: int, seconds: float) -> str:
+    """Return which steps this start has taken, and how long it took."""
+    if not first_step:
+        return f"Trained {step} steps in {seconds:.0f} s."
+    if step == first_step:
+        return f"No step was left to train: the checkpoint is of step {step}, and the run ends at step {max_steps}."
+    return f"Trained {step - first_step} more steps, up to step {step}, in {seconds:.0f} s."
 
 
 def _num_parameters(parameters: Iterable[torch.nn.Parameter]) -> int:
