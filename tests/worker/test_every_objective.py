@@ -147,6 +147,20 @@ def test_a_stand_in_has_no_part_in_ktos_distance_to_the_reference_nor_in_its_met
     assert compat.metrics_of(trainer, "train")["kl"] == [pytest.approx(kl, rel=1e-6)]
 
 
+def test_the_reference_judges_ktos_mixed_pairs_in_batches_of_another_size_as_they_are_trained(
+    tmp_path: Path, cache: Path
+) -> None:
+    recipe = recipe_of("kto", tmp_path)
+    trainer = trainer_of(recipe, 3, tmp_path)
+    wanted = trainer.evaluate()["eval_loss"]
+    rows = training_of("kto").judged_before(recipe, trainer.eval_dataset, 3)
+    trainer.precompute_ref_logps, trainer._precompute_model_hash = True, "of this test"
+    trainer.eval_dataset = trainer._precompute_ref_logps(rows, "eval", 7)
+
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-5)
+    assert trainer.evaluate(trainer.eval_dataset)["eval_loss"] == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_rows_that_the_reference_judged_before_training_are_validated_with_that_judgement(
     objective: str, tmp_path: Path, cache: Path

@@ -103,11 +103,23 @@ def feedback(rows: Sequence[Row], *, pad_id: int, max_length: int | None) -> Bat
             section 4.1), cut to so many tokens; None for a loss that does not estimate it.
     """
     sides = [(row["answer_ids"], row["answer_labels"]) for row in rows]
+    others = [sides[-1], *sides[:-1]]
+    if "other_ids" in rows[0]:
+        others = [(row["other_ids"], row["other_labels"]) for row in rows]
     batch = _padded(sides, pad_id) | {"label": torch.tensor([row["is_good"] for row in rows])}
     if max_length is not None:
-        mixed = [_swapped(*both, max_length) for both in zip(sides, [sides[-1], *sides[:-1]], strict=True)]
+        mixed = [_swapped(*both, max_length) for both in zip(sides, others, strict=True)]
         batch |= {f"KL_{name}": tensor for name, tensor in _padded(mixed, pad_id).items()}
     return batch | _reference(rows, ("ref_logps", "ref_KL_logps"))
+
+
+def with_others(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the columns of a micro-batch with the answer that `feedback` takes to each prompt, as columns of its own.
+
+    Rows that are judged in batches of one size and trained or validated in batches of another keep the same pairs.
+    """
+    ids, labels = columns["answer_ids"], columns["answer_labels"]
+    return {**columns, "other_ids": [ids[-1], *ids[:-1]], "other_labels": [labels[-1], *labels[:-1]]}
 
 
 def _swapped(question: _Side, answer: _Side, max_length: int) -> _Side:

@@ -119,8 +119,10 @@ def trainer(
     zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
     stream = data[0] if isinstance(data[0], Stream) else None
     first = data[0].first if isinstance(data[0], Stream) else data[0]
-    train_rows = _of_launch(config, training_of(config.objective.type).ordered(config, first.dataset), launch)
-    eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
+    train_rows, eval_rows = training_of(config.objective.type).ordered(config, first.dataset), None
+    train_rows = _of_launch(config, _whole(config, train_rows, settings.train_batch_size), launch)
+    if data[1]:
+        eval_rows = _of_launch(config, _whole(config, data[1].dataset, settings.eval_batch_size), launch)
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
@@ -249,6 +251,13 @@ def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judge
         # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
             parameter.data = parameter.data.to(wanted)
+
+
+def _whole(config: RecipeConfig, rows: Any, micro_batch: int) -> Any:
+    """Return rows that hold what a micro-batch of them would add, if the reference judges them before training."""
+    if not getattr(config.objective, "precompute_ref_log_probs", False):
+        return rows
+    return training_of(config.objective.type).judged_before(config, rows, micro_batch)
 
 
 def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:

@@ -55,6 +55,10 @@ class Training:
         """Return the training rows in the order that the trainer needs."""
         return rows
 
+    def judged_before(self, config: RecipeConfig, rows: datasets.Dataset, micro_batch: int) -> datasets.Dataset:
+        """Return rows that hold all that a reference needs which judges them before training, in other batches."""
+        return rows
+
     def before(
         self, settings: transformers.TrainingArguments, config: RecipeConfig, model: transformers.PreTrainedModel
     ) -> None:

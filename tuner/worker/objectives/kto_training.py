@@ -52,6 +52,11 @@ class KtoTraining(Training):
         max_length = config.train_dataloader.dataset.max_length if compares else None
         return partial(batches.feedback, pad_id=pad_id, max_length=max_length)
 
+    def judged_before(self, config: RecipeConfig, rows: datasets.Dataset, micro_batch: int) -> datasets.Dataset:
+        if config.objective.least_batch_size == 1:
+            return rows
+        return rows.map(batches.with_others, batched=True, batch_size=micro_batch, keep_in_memory=True)
+
     def ordered(self, config: RecipeConfig, rows: datasets.Dataset) -> datasets.Dataset:
         """Shuffle the rows once: the trainer takes them in their order, so that batches stay the same in all epochs."""
         return rows.shuffle(seed=config.randomness.seed, keep_in_memory=True)
