@@ -310,6 +310,17 @@ def test_an_export_names_no_class_whose_code_it_does_not_hold(tuner: Tuner, tmp_
         assert "auto_map" not in json.loads((tmp_path / "out" / name).read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("name", ["acme/kernel", "kernels-community/flash-attn@main:f", "paged|acme/kernel"])
+def test_attention_that_is_code_of_the_hub_needs_the_flag(tuner: Tuner, name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"_base_ = {TINY!r}\nmodel = dict(attn_implementation={name!r})\n")
+
+    for command in (["train", "--dry-run"], ["check"], ["data"]):
+        result = tuner(command[0], "./mine.py", *command[1:])
+
+        assert result.code == 2
+        assert "mine.py:2" in result.out + result.err and "https://huggingface.co/" in result.out + result.err
+
+
 LOADERS = ("from_pretrained", "from_config")
 WITHOUT_CODE = ("GenerationConfig", "PeftConfig", "PeftModel", "LlavaConfig")
 """Classes of transformers and PEFT that load no class by name."""
@@ -332,6 +343,21 @@ def test_every_call_that_loads_a_model_says_whether_its_code_may_run() -> None:
                 silent.append(f"{file}:{node.lineno}")
 
     assert silent == []
+
+
+def test_transformers_asks_nobody_even_if_a_library_forgets_the_word(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    import tuner.models  # noqa: F401  what every command that loads a model imports
+
+    hostile = hostile_model(tmp_path / "model")
+    facts = json.loads((hostile / "config.json").read_text(encoding="utf-8"))
+    (hostile / "config.json").write_text(json.dumps({**facts, "model_type": "unknown"}))
+
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoConfig.from_pretrained(hostile)
+
+    assert not (tmp_path / "canary").exists()
 
 
 def test_a_request_allows_nothing_unless_it_says_so() -> None:

@@ -68,7 +68,7 @@ def refuse(recipe: Recipe, *, allow_code: bool = False, of_run: bool = False) ->
     """
     asked = [*_remote_code(recipe)]
     if not allow_code:
-        asked += [*_functions_of_others(recipe), *(_at_the_end(recipe) if of_run else ())]
+        asked += [*_functions_of_others(recipe), *_kernels_of_hub(recipe), *(_at_the_end(recipe) if of_run else ())]
     if asked:
         raise together(asked)
 
@@ -129,6 +129,16 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
             yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
     yield from ((_REWARDS, name) for name in config.objective.own_functions)
+
+
+def _kernels_of_hub(recipe: Recipe) -> Iterator[RecipeError]:
+    """Yield an error if attention is code of the hub: transformers takes `OWNER/NAME` for a repository of kernels."""
+    name, place = recipe.config.model.attn_implementation, recipe.origins["model.attn_implementation"].place
+    if name and "/" in name and place.kind is not Kind.FLAG:
+        repository = name.rpartition("|")[2].partition("@")[0].partition(":")[0].strip()
+        page = f"https://huggingface.co/{repository}"
+        message = f"model.attn_implementation = {name!r} runs the code of a repository on the hub"
+        yield RecipeError(message, where=place, fix=f"Read it at {page}, then add --allow-code.")
 
 
 def _at_the_end(recipe: Recipe) -> Iterator[RecipeError]:

@@ -193,6 +193,8 @@ def resume_advice(path: Path) -> str:
     types = [str(one.get("type") if isinstance(one, dict) else one) for one in blocks]
     named = [("log.notify", log.get("notify")), ("checkpoint.repository", checkpoint.get("repository"))]
     named += [("objective.rewards", one) for one in types if ":" in one]
+    if "/" in str(model.get("attn_implementation")):
+        named.append(("model.attn_implementation", model["attn_implementation"]))
     if shown := [f"{key} = {value!r}" for key, value in named if value]:
         allowed["--allow-code"] = shown
     if model.get("trust_remote_code") is True:

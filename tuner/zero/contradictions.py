@@ -37,6 +37,10 @@ class Rule(NamedTuple):
     source: str = ""
 
 
+_IMPORTED = ("torch.", "transformers.", "deepspeed.")
+"""Beginnings of the classes that a config may name: DeepSpeed imports the module of each."""
+
+
 def _no_path(config: Config, block: str) -> bool:
     return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
 
@@ -165,6 +169,17 @@ RULES: tuple[Rule, ...] = (
         ),
         "torch_autocast.lower_precision_safe_modules names a class without its module",
         'Write the whole path, such as "torch.nn.Linear".',
+        "runtime/torch_autocast.py, init_autocast_params",
+    ),
+    Rule(
+        ("torch_autocast", "lower_precision_safe_modules"),
+        lambda config: any(
+            "." in str(name) and not str(name).startswith(_IMPORTED)
+            for name in lookup(config, ("torch_autocast", "lower_precision_safe_modules")) or ()
+        ),
+        "torch_autocast.lower_precision_safe_modules names a class outside torch and transformers; "
+        "DeepSpeed would import its module, which runs the code of it",
+        'Name classes such as "torch.nn.Linear".',
         "runtime/torch_autocast.py, init_autocast_params",
     ),
     Rule(
