@@ -209,6 +209,16 @@ def test_own_parts_are_files_of_the_users_wherever_they_are(tmp_path: Path, monk
         assert loading.load(f"tiny_{name}_sample_e1").origins["adapter.r"].place.kind is Kind.FILE
 
 
+def test_a_part_that_stands_for_one_of_the_package_by_its_path_is_named() -> None:
+    path = "Qwen/Qwen3-8B"
+    assert loading.load(None, Overrides(model=path)).warnings == ()
+    part("models", "mine", f'model = dict(path="{path}")\narchitecture = "tiny"\n')
+
+    (warning,) = loading.load(None, Overrides(model=path)).warnings
+
+    assert "tuner_configs/models/mine.py shadows configs/models/qwen3_8b.py" in warning
+
+
 def test_a_part_does_not_bring_trust_in_the_models_code() -> None:
     asks = f'model = dict(path="acme/acme-1b", revision="{"a" * 40}", trust_remote_code=True)\narchitecture = "tiny"\n'
     part("models", "acme_1b", asks)

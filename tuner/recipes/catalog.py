@@ -354,9 +354,23 @@ def _text(file: PartFile) -> str:
 
 def part_named(hub_id: str) -> str | None:
     """Return the model part with this `model.path`, a user's before the package's, or None."""
+    return next(_with_path(hub_id), None)
+
+
+def _with_path(hub_id: str) -> Iterator[str]:
+    """Yield the model parts with this `model.path`, the user's before the package's."""
     needle = re.compile(rf"""path["']?\s*[=:]\s*["']{re.escape(hub_id)}["']""")
     mine_first = sorted(files("models").items(), key=lambda item: item[1].is_ours)
-    return next((name for name, _ in mine_first if needle.search(text_of("models", name))), None)
+    yield from (name for name, _ in mine_first if needle.search(text_of("models", name)))
+
+
+def shadowing_path(hub_id: str) -> str | None:
+    """Return a line about the package's model part with this `model.path` that a user's part stands for, or None."""
+    first, *others = [part_file("models", name) for name in _with_path(hub_id)]
+    ours = next((file for file in others if file.is_ours), None)
+    if first.is_ours or ours is None:
+        return None
+    return f"{first.shown} shadows {ours.shown} of {OURS}: both are for {hub_id}."
 
 
 def summary(kind: str, name: str) -> str:

@@ -315,7 +315,8 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
             source = read_part("models", part)
             of_part = dict(source.values.get("model", {}))
             rest = {key: value for key, value in source.values.items() if key != "model"}
-            yield layer_of(source._replace(values=rest))._replace(warning=catalog.shadowing("models", part))
+            warning = catalog.shadowing("models", part) or catalog.shadowing_path(start.path)
+            yield layer_of(source._replace(values=rest))._replace(warning=warning)
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}
         values["trust_remote_code"] = False  # only what is typed grants it, and these values count as typed
         values |= {"revision": start.revision} if start.revision else {}
