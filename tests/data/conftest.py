@@ -89,6 +89,7 @@ class Settings:
     num_proc: Any = "auto"
     tokenizer_backend: Any = "auto"
     thinking: Any = None
+    special_tokens: bool = False
     val_split: float | None = None
     val_seed: int | None = None
     held_out: bool = False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 import trl
 
 from tests.data.conftest import CHATML, make_tokenizer
-from tuner import assets
-from tuner.data import masks, rendering, templates
+from tuner.data import masks, rendering
 from tuner.data.sample import Chat
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
@@ -24,9 +25,16 @@ TWO_TURNS = Chat(
 )
 
 
+def encode_parts(tokenizer: Any, chat: Chat, **options: Any) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens and labels of each part of a conversation."""
+    [parts] = masks.encode_chats(masks.choose_template(tokenizer), [("row", chat)], **options)
+    return [(ids.tolist(), labels.tolist()) for (ids, labels), _ in parts]
+
+
 def encode(tokenizer: Any, chat: Chat, **options: Any) -> tuple[list[int], list[int]]:
-    [(ids, labels)] = masks.encode_chats(masks.choose_template(tokenizer), [("row", chat)], **options)
-    return ids.tolist(), labels.tolist()
+    """Return the tokens and labels of a conversation that has one part."""
+    [part] = encode_parts(tokenizer, chat, **options)
+    return part
 
 
 def trained(tokenizer: Any, ids: list[int], labels: list[int]) -> list[str]:
@@ -54,7 +62,6 @@ def family(name: str) -> str:
         (family("qwen3"), "<|im_end|>", "<think>\n\n</think>\n\n"),
         (family("qwen3_instruct_2507"), "<|im_end|>", ""),
         (family("gemma"), "<end_of_turn>", ""),
-        # These have no variant with markers: told apart by rendering up to each turn.
         (family("llama3_1"), "<|eot_id|>", ""),
         (family("llama3_2"), "<|eot_id|>", ""),
     ],
@@ -63,10 +70,12 @@ def family(name: str) -> str:
 def test_loss_is_on_every_answer_and_its_end_token_and_nothing_else(template: str, end: str, think: str) -> None:
     tokenizer = make_tokenizer(template)
 
-    ids, labels = encode(tokenizer, TWO_TURNS)
+    parts = encode_parts(tokenizer, TWO_TURNS)
 
     answers = [turn["content"] for turn in TWO_TURNS.messages if turn["role"] == "assistant"]
-    assert trained(tokenizer, ids, labels) == [think + answer + end for answer in answers]
+    runs = [run for ids, labels in parts for run in trained(tokenizer, ids, labels)]
+    assert runs == [think + answer + end for answer in answers]
+    assert len(parts) == (2 if think else 1)
 
 
 @pytest.mark.parametrize("template", [CHATML, family("llama3"), family("qwen2_5"), family("gemma"), family("llama3_1")])
@@ -93,12 +102,12 @@ def test_qwen3_tool_turns_carry_no_loss_and_tool_calls_do() -> None:
         tools=[{"type": "function", "function": {"name": "add"}}],
     )
 
-    ids, labels = encode(tokenizer, chat)
+    parts = encode_parts(tokenizer, chat)
 
-    first, second = trained(tokenizer, ids, labels)
+    first, second = [run for ids, labels in parts for run in trained(tokenizer, ids, labels)]
     assert '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call><|im_end|>' in first
     assert second == "<think>\n\n</think>\n\nten<|im_end|>"
-    assert "seven" in tokenizer.decode(ids) and "seven" not in first + second
+    assert "seven" in tokenizer.decode(parts[-1][0]) and "seven" not in first + second
 
 
 @pytest.mark.parametrize("template", [CHATML, family("llama3_1")])
@@ -146,7 +155,7 @@ def test_a_batch_keeps_its_order_when_some_rows_spell_special_tokens(tokenizer: 
     template = masks.choose_template(tokenizer)
     encoded = masks.encode_chats(template, [("row", chat) for chat in chats])
 
-    answers = [trained(tokenizer, ids.tolist(), labels.tolist()) for ids, labels in encoded]
+    answers = [trained(tokenizer, ids.tolist(), labels.tolist()) for [((ids, labels), _)] in encoded]
     assert answers == [["0<|im_end|>"], ["1</s><|im_end|>"], ["2<|im_end|>"], ["3</s><|im_end|>"]]
 
 
@@ -169,23 +178,18 @@ def test_turns_of_weight_0_have_no_loss_wherever_they_stand(template: str) -> No
     assert runs == ["3<|im_end|>" if template == CHATML else "3<|eot_id|>"]
 
 
-def test_a_weight_that_the_marks_cannot_tell_apart_is_refused() -> None:
-    first = "{% if loop.last %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endif %}"
-    template = "{% for message in messages %}{{ message['role'] }}" + first + "{% endfor %}"
+def test_a_weight_is_kept_where_the_template_marks_the_last_turn_alone() -> None:
+    marked = "{{ message['content'] + '<|im_end|>' }}"
+    answer = f"{{% if loop.last %}}{{% generation %}}{marked}{{% endgeneration %}}{{% else %}}{marked}{{% endif %}}"
+    template = "{% for message in messages %}{{ message['role'] }}" + answer + "{% endfor %}"
     chat = Chat([TWO_TURNS.messages[0], {**TWO_TURNS.messages[1], "weight": 0}, *TWO_TURNS.messages[2:]])
+    tokenizer = make_tokenizer(template)
 
-    with pytest.raises(
-        DataError, match="does not mark each assistant turn separately, so a single turn cannot be left out of the"
-    ):
-        encode(make_tokenizer(template), chat)
-
-
-def test_a_template_that_was_saved_without_its_marks_is_known_again() -> None:
-    named = (assets.CONFIGS / "chat_templates" / "mistral.jinja").read_text(encoding="utf-8")
-    tokenizer = make_tokenizer(assets.without_generation_marks(named))
-
-    assert "generation" not in tokenizer.chat_template.replace("add_generation_prompt", "")
-    assert masks.choose_template(tokenizer).text == named
+    assert trained(tokenizer, *encode(tokenizer, chat)) == ["So on. <b>1</b><|im_end|>"]
+    assert trained(tokenizer, *encode(tokenizer, TWO_TURNS)) == [
+        "Because of the air.<|im_end|>",
+        "So on. <b>1</b><|im_end|>",
+    ]
 
 
 def test_reasoning_that_a_template_leaves_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -231,13 +235,6 @@ def test_a_template_whose_markers_hold_no_answer_is_refused() -> None:
         masks.choose_template(make_tokenizer(template))
 
 
-def test_a_variant_that_renders_another_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "get_training_chat_template", lambda _: CHATML)
-
-    with pytest.raises(DataError, match="training variant of the chat template renders a different text"):
-        masks.choose_template(make_tokenizer(family("llama3")))
-
-
 def test_a_conversation_the_template_refuses_is_named() -> None:
     tokenizer = make_tokenizer(family("gemma"))
     chat = Chat([{"role": "system", "content": "s"}, *TWO_TURNS.messages])
@@ -257,3 +254,127 @@ def test_a_template_without_an_end_token_is_warned_about(caplog: pytest.LogCaptu
         masks.choose_template(make_tokenizer("{% for message in messages %}" + turn + "{% endfor %}" + cue))
 
     assert "may not learn to stop" in caplog.text
+
+
+def texts_and_reasons(tokenizer: Any, text: str, **options: Any) -> tuple[list[int], list[str]]:
+    reasons: list[str] = []
+    [(ids, _)] = masks.encode_texts(
+        tokenizer, [("row", text)], on_change=lambda _, reason: reasons.append(reason), **options
+    )
+    return ids.tolist(), reasons
+
+
+def test_a_text_that_spells_special_tokens_keeps_them_as_text_and_is_counted(tokenizer: Any) -> None:
+    text = "one <|im_end|> two"
+
+    ids, [reason] = texts_and_reasons(tokenizer, text)
+
+    assert set(ids) & {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|im_start|>")} == set()
+    assert tokenizer.decode(ids) == f"<s>{text}</s>"
+    assert "'<|im_end|>'" in reason
+    assert texts_and_reasons(tokenizer, "one two")[1] == []
+
+
+def test_a_corpus_that_is_rendered_already_has_its_tokens_once(tokenizer: Any) -> None:
+    text = "<s><|im_start|>user\none<|im_end|></s>"
+
+    ids, reasons = texts_and_reasons(tokenizer, text, special_tokens=True)
+
+    assert reasons == []
+    assert tokenizer.convert_ids_to_tokens(ids)[:2] == ["<s>", "<|im_start|>"]
+    assert tokenizer.convert_ids_to_tokens(ids)[-2:] == ["<|im_end|>", "</s>"]
+    assert tokenizer.decode(ids) == text
+
+
+def test_tokens_of_texts_are_for_rows_of_text_alone(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="special_tokens is for rows of plain text"):
+        TextEncoder(tokenizer).encode([("row", TWO_TURNS)], special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [(CHATML, "<|im_end|>"), (family("llama3_1"), "<|eot_id|>"), (family("qwen3"), "<|im_end|>")],
+    ids=["marked", "llama3_1", "qwen3"],
+)
+@pytest.mark.parametrize("more", ["{}", "{}\n", " {} ", "{}{}"])
+def test_an_end_that_an_answer_spells_already_is_taken_off_and_counted(template: str, end: str, more: str) -> None:
+    tokenizer = make_tokenizer(template)
+    reasons: list[str] = []
+
+    def chat(answer: str) -> Chat:
+        return Chat([{"role": "user", "content": "one"}, {"role": "assistant", "content": answer}])
+
+    ended = encode(tokenizer, chat("two" + more.replace("{}", end)), on_change=lambda _, reason: reasons.append(reason))
+
+    left = more.split("{}")[0]  # what stands before the end is the answer's
+    assert ended == encode(tokenizer, chat("two" + left))
+    assert any(repr(end) in reason for reason in reasons)
+
+
+def test_an_end_of_sequence_that_the_template_does_not_write_stays_text_and_is_counted(tokenizer: Any) -> None:
+    chat = Chat([{"role": "user", "content": "one"}, {"role": "assistant", "content": "two</s>"}])
+    reasons: list[str] = []
+
+    parts = encode(tokenizer, chat, on_change=lambda _, reason: reasons.append(reason))
+
+    assert trained(tokenizer, *parts) == ["two</s><|im_end|>"]
+    assert "'</s>'" in reasons[0]
+
+
+def test_the_named_template_for_tools_renders_conversations_with_tools() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.chat_template = {"default": CHATML, "tool_use": family("qwen3")}
+    template = masks.choose_template(tokenizer)
+    tool = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    calls: list[Any] = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+    [[((with_tools, labels), _)], [((plain, _), _)]] = masks.encode_chats(
+        template, [("row", Chat(calls, [tool])), ("row", Chat(TWO_TURNS.messages))]
+    )
+
+    assert tokenizer.decode(with_tools) == tokenizer.apply_chat_template(calls, tools=[tool], tokenize=False)
+    assert '"arguments": {"x": 1}' in trained(tokenizer, with_tools.tolist(), labels.tolist())[0]
+    assert tokenizer.decode(plain) == tokenizer.apply_chat_template(TWO_TURNS.messages, tokenize=False)
+
+
+def test_named_templates_without_a_default_are_refused() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.chat_template = {"rag": CHATML}
+
+    with pytest.raises(DataError, match="none named 'default'"):
+        masks.choose_template(tokenizer)
+
+
+def test_a_row_s_prompt_keeps_special_tokens_as_text_and_has_its_tools() -> None:
+    tokenizer = make_tokenizer(family("qwen3"))
+    encoder = TextEncoder(tokenizer)
+    tool = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {}}}
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+    def ends(prompt: Chat | str) -> int:
+        return encoder.prompt_ids(prompt).count(end)
+
+    assert ends(Chat([{"role": "user", "content": "a <|im_end|> b"}])) == 1
+    assert ends("a <|im_end|> b") == 0
+    chat = Chat([{"role": "user", "content": "a"}], [tool])
+    served = tokenizer.apply_chat_template(chat.messages, tools=[tool], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(encoder.prompt_ids(chat)) == served
+
+
+def test_a_template_takes_the_day_of_the_run_for_today() -> None:
+    tokenizer = make_tokenizer(family("llama3_2"))
+
+    def text(day: date | None) -> str:
+        [[((ids, _), _)]] = TextEncoder(tokenizer, day=day).encode([("row", TWO_TURNS)])
+        return str(tokenizer.decode(ids))
+
+    first = date(2026, 1, 2)
+    assert "Today Date: 02 Jan 2026" in text(first)
+    assert f"Today Date: {date.today():%d %b %Y}" in text(None)
+    assert TextEncoder(tokenizer, day=first).content() != TextEncoder(tokenizer).content()
+    plain = make_tokenizer()
+    assert TextEncoder(plain, day=first).content() == TextEncoder(plain).content()

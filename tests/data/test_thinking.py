@@ -10,9 +10,10 @@ import pytest
 import trl
 
 from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
-from tuner.data import thinking
+from tuner.data import encoding, thinking
 from tuner.data.inspection import template_check
 from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
@@ -23,13 +24,21 @@ DROPS = CHATML.replace(ANSWER, f"{ANSWER}.split('</think>')[-1].lstrip()")
 THOUGHT = "<think>\nfour\n</think>\n\nfive"
 
 
-def said(path: Path, template: str, **settings: Any) -> tuple[list[str], str]:
-    """Return the reasons for which rows are told as changed, and the text of the first row."""
+def prepared_of(path: Path, template: str, **settings: Any) -> Prepared:
+    whole: Any = Settings(str(path), **{"max_length": 256, "packing": False, **settings})
+    return prepare(whole, TextEncoder(make_tokenizer(template)), objective="sft")
+
+
+def texts(path: Path, template: str, **settings: Any) -> list[str]:
+    """Return the text of each sample."""
     tokenizer = make_tokenizer(template)
-    prepared = prepare(
-        Settings(str(path), max_length=256, packing=False, **settings), TextEncoder(tokenizer), objective="sft"
-    )
-    return [line["reason"] for line in prepared.changed()], tokenizer.decode(prepared.dataset[0]["input_ids"])
+    return [tokenizer.decode(row["input_ids"]) for row in prepared_of(path, template, **settings).dataset]
+
+
+def said(path: Path, template: str, **settings: Any) -> tuple[list[str], str]:
+    """Return the reasons for which rows are told as changed, and the text of the first sample."""
+    reasons = [line["reason"] for line in prepared_of(path, template, **settings).changed()]
+    return reasons, texts(path, template, **settings)[0]
 
 
 def test_a_conversation_that_the_template_leaves_as_it_is_is_not_told(jsonl: Write) -> None:
@@ -81,11 +90,14 @@ def test_a_template_without_marks_that_drops_the_thinking_of_the_history_is_trai
     )
     path = jsonl([conversation("one", THOUGHT.replace("four", "seven"), "two", THOUGHT)])
 
-    reasons, text = said(path, template)
+    first, last = texts(path, template)
 
-    assert reasons == [thinking.LEFT_OUT]
-    assert "four" in text and "seven" not in text
+    assert said(path, template)[0] == [encoding.SPLIT]
+    assert "seven" in first and "four" not in first
+    assert "four" in last and "seven" not in last
     assert said(path, template, thinking="last")[0] == []
+    with pytest.raises(DataError, match=r"dataset\.thinking = 'keep'"):
+        said(path, template, thinking="keep")
 
 
 def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl: Write) -> None:
@@ -97,15 +109,28 @@ def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl:
     assert caught.value.where == f"{path}:2"
 
 
-def test_the_training_text_of_qwen3_is_shown_to_differ_from_what_is_served(jsonl: Write) -> None:
-    settings: Any = Settings(str(jsonl([conversation("one", THOUGHT), conversation("one", "two", "three", THOUGHT)])))
+def test_qwen3_is_trained_as_it_is_served(jsonl: Write) -> None:
+    rows = [conversation("one", THOUGHT), conversation("one", THOUGHT, "three", THOUGHT), conversation(*"abcd")]
+    settings: Any = Settings(str(jsonl(rows)))
 
-    found = list(template_check(settings, TextEncoder(make_tokenizer(QWEN3)), "sft"))
+    assert list(template_check(settings, TextEncoder(make_tokenizer(QWEN3)), "sft")) == []
 
-    # The first question of a conversation is served without the thinking that training puts into its answer.
-    (one,) = found
-    assert (one.place.rsplit(":")[-1], one.turn, one.part) == ("2", 4, "prompt")
-    assert "<think>" in one.training and "<think>" not in one.serving
+
+def test_an_empty_thought_of_qwen3_is_in_the_last_answer_of_a_sample_and_never_in_its_history(jsonl: Write) -> None:
+    path = jsonl([conversation("one", "two", "three", "four")])
+    tokenizer = make_tokenizer(QWEN3)
+    turns = conversation("one", "two", "three", "four")["messages"]
+
+    assert texts(path, QWEN3) == [tokenizer.apply_chat_template(turns[:end], tokenize=False) for end in (2, 4)]
+    assert said(path, QWEN3)[0] == [thinking.ADDED, encoding.SPLIT]
+
+
+def test_thinking_that_qwen3_would_drop_from_the_history_is_not_kept(jsonl: Write) -> None:
+    path = jsonl([conversation("one", THOUGHT, "three", THOUGHT.replace("four", "seven"))])
+
+    with pytest.raises(DataError, match=r"dataset\.thinking = 'keep'"):
+        said(path, QWEN3, thinking="keep")
+    assert "four" in said(jsonl([conversation("one", THOUGHT)], "one.jsonl"), QWEN3, thinking="keep")[1]
 
 
 def test_a_template_that_reads_alike_has_no_difference(jsonl: Write) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tests.data.conftest import cache as cache
 from tests.data.conftest import jsonl as jsonl
-from tuner.data import masks
+from tuner import assets
+from tuner.data import limits, masks
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -64,3 +67,41 @@ def test_what_a_row_says_is_never_taken_for_a_template(jsonl: object) -> None:
     found = prepare(Settings(str(path), max_length=400, packing=False), TextEncoder(tokenizer), objective="sft")  # type: ignore[arg-type]
 
     assert tokenizer.decode(found.dataset[0]["input_ids"]).count(said) == 2
+
+
+_RUNS = re.compile(
+    r"\b(render_jinja_template|apply_chat_template|get_training_chat_template|_?compile_jinja\w*|from_string)\("
+)
+"""What renders or compiles a chat template in transformers, TRL and jinja2."""
+_MAY = {"data/rendering.py", "data/compat.py", "data/token_estimate.py", "rewards/reward_process.py"}
+"""The one function, what tells it the date, an estimate that loads no library, within the same limits, and a process of
+its own that a deadline ends."""
+
+
+def test_one_function_runs_chat_templates() -> None:
+    files = assets.PACKAGE.rglob("*.py")
+    found = {str(file.relative_to(assets.PACKAGE)) for file in files if _RUNS.search(file.read_text(encoding="utf-8"))}
+
+    assert found == _MAY
+
+
+def test_choosing_a_template_takes_no_longer_than_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.5)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    # Every probe but the first.
+    tokenizer = make_tokenizer("{% if messages | length > 2 or tools %}" + endless + "{% endif %}" + CHATML)
+
+    started = time.process_time()
+    masks.choose_template(tokenizer)
+
+    assert time.process_time() - started < 4 * 0.5
+
+
+def test_compiling_a_template_is_within_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.5)
+
+    started = time.process_time()
+    with pytest.raises(DataError, match=r"takes more than 0\.5 s"):
+        masks.choose_template(make_tokenizer("{% set n = 9 ** (9 ** 9) %}" + CHATML))
+
+    assert time.process_time() - started < 4 * 0.5

@@ -103,6 +103,9 @@ train_dataloader = dict(
         # The thinking of answers: 'strip' removes it, 'last' keeps it only in the last answer, 'keep' keeps all of it
         # and rejects rows if the chat template would drop it. None: as the template does; changes are counted.
         thinking=None,
+        # True: special tokens that a plain text spells ('<|im_end|>') become tokens, for a corpus that is rendered
+        # already. False: they stay text, and are counted. Rows that are conversations always keep them as text.
+        special_tokens=False,
         # True: prepare rows during training, in blocks of 16,384 rows (a number sets another size). Used blocks are
         # removed, so a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
         streaming=False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tuner.data.sample import Chat, Message, Sample, Thinking
 from tuner.data.tokens import Tokens
@@ -25,6 +25,13 @@ Labelled = tuple[Tokens, Tokens]
 """Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
 Row = dict[str, Any]
 """One row by its columns; see `layouts`."""
+
+
+class Part(NamedTuple):
+    """The tokens of the first `num_turns` turns of a conversation; of a text, 0 turns."""
+
+    labelled: Labelled
+    num_turns: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,38 +97,43 @@ class Encoder(Protocol):
         *,
         train_all: bool = False,
         thinking: Thinking | None = None,
+        special_tokens: bool = False,
         fast: FastTokens | None = None,
         on_change: Callable[[str, str], object] = lambda place, reason: None,
-    ) -> list[Labelled]:
+    ) -> list[list[Part]]:
         """Return the tokens and labels of conversations and texts, each given with its place.
+
+        A conversation has several parts if its chat template renders an answer otherwise once other turns follow.
 
         Args:
             placed: The place of each, for messages, and the conversation or text.
             train_all: Put loss on every token; by default a conversation has it on the assistant's turns alone.
             thinking: What happens to the thinking of answers (`dataset.thinking`).
+            special_tokens: The special tokens that a text spells become tokens (`dataset.special_tokens`).
             fast: Encodes instead of the tokenizer, which then checks samples of the result.
             on_change: Called with the place and the reason if the template renders an answer differently.
 
         Raises:
-            DataError: there is no chat template, it refuses a conversation, or a text is too long.
+            DataError: there is no chat template, it refuses a conversation, a text is too long, or `special_tokens` is
+                set for a conversation.
             Differs: `fast` gives other tokens than the tokenizer.
         """
 
     def fast_tokens(self) -> FastTokens | None:
         """Return a faster encoder of the same tokens for many rows, or None."""
 
-    def training_ids(self, chat: Chat) -> list[int]:
-        """Return the tokens of a conversation as training renders it.
-
-        Raises:
-            Unrendered: the template refuses it.
-        """
-
     def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
         """Return the tokens of a conversation as a server renders it; `prompt` adds the start of an answer.
 
         Raises:
             Unrendered: the template refuses it.
+        """
+
+    def prompt_ids(self, prompt: Chat | str) -> list[int]:
+        """Return the tokens of a row's prompt up to where the answer begins; what its texts spell stays text.
+
+        Raises:
+            DataError: the chat template rejects it, or it is too long.
         """
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:

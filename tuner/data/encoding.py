@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.data.encoder import Encoded, Encoder
+from tuner.data.encoder import Encoded, Encoder, Part
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
@@ -24,6 +24,10 @@ from tuner.recipes.schema.objectives import facts_of
 if TYPE_CHECKING:
     from tuner.data.fast_tokens import FastTokens
 
+SPLIT = "the chat template renders an answer otherwise once other turns follow, so each is trained in its own sample"
+LAST_ALONE = (
+    "the chat template renders a turn of an answer otherwise once other turns follow, so the last turn alone is judged"
+)
 BATCH_ROWS = 512
 """Samples that are tokenized at once."""
 
@@ -44,7 +48,18 @@ def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
     Raises:
         DataError: the chat template refuses it.
     """
-    return np.asarray(encoder.prompt(prompt.text or prompt.prompt, prompt.tools)[0], dtype=np.int32)
+    return np.asarray(encoder.prompt_ids(prompt.text or Chat(prompt.prompt, prompt.tools)), dtype=np.int32)
+
+
+def _encoded(place: str, sample: Sample, sides: Sequence[list[Part]]) -> list[Encoded]:
+    """Return what is trained of a sample: each part of a conversation; the end of an answer that is judged."""
+    if isinstance(sample, Chat):
+        [parts] = sides
+        return [
+            Encoded(place, replace(sample, messages=sample.messages[: part.num_turns]), [part.labelled])
+            for part in parts
+        ]
+    return [Encoded(place, sample, [parts[-1].labelled for parts in sides])]
 
 
 @dataclass
@@ -57,15 +72,19 @@ class SampleEncoder:
     encoder: Encoder
     train_all: bool = False
     thinking: Thinking | None = None
+    special_tokens: bool = False
     fast: FastTokens | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, pipeline: Pipeline, encoder: Encoder) -> SampleEncoder:
         """Return the sample encoder for a pipeline."""
-        return cls(encoder, facts_of(pipeline.objective).rows == "texts", pipeline.dataset.thinking)
+        dataset, rows = pipeline.dataset, facts_of(pipeline.objective).rows
+        return cls(encoder, rows == "texts", dataset.thinking, dataset.special_tokens)
 
     def encode(self, batch: Sequence[PlacedSample], tally: Tally, on_error: OnError) -> list[Encoded]:
         """Return samples with their tokens, without the rows that the chat template refuses.
+
+        A conversation becomes several samples if its chat template renders an answer otherwise once other turns follow.
 
         Raises:
             DataError: there is no chat template, or `on_error` raises the error of a row.
@@ -76,10 +95,11 @@ class SampleEncoder:
         changes: dict[tuple[str, str], None] = {}  # once: the two sides of a pair have the same prompt
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
         try:
-            labelled = self.encoder.encode(
+            encoded = self.encoder.encode(
                 placed,
                 train_all=self.train_all,
                 thinking=self.thinking,
+                special_tokens=self.special_tokens,
                 fast=self.fast,
                 on_change=lambda place, reason: changes.setdefault((place, reason)),
             )
@@ -91,10 +111,15 @@ class SampleEncoder:
                 return [one for row in rows for one in self.encode(row, tally, on_error)]
             on_error(error)
             return []
-        sides = iter(labelled)
+        sides, samples = iter(encoded), []
+        for place, sample in batch:
+            parts = list(itertools.islice(sides, len(chats_of(sample))))
+            if any(len(side) > 1 for side in parts):
+                changes.setdefault((place, SPLIT if isinstance(sample, Chat) else LAST_ALONE))
+            samples += _encoded(place, sample, parts)
         for place, reason in changes:
             tally.change(place, reason)
-        return [Encoded(place, sample, list(itertools.islice(sides, len(chats_of(sample))))) for place, sample in batch]
+        return samples
 
     def _prompt(self, place: str, sample: Sample, on_error: OnError) -> list[Encoded]:
         """Return a prompt with its tokens; empty if the chat template refuses it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import PIL.Image
 
 from tuner import assets
 from tuner.data import images, templates
-from tuner.data.encoder import Labelled
+from tuner.data.encoder import Part
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template
 from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of, text_of
@@ -50,10 +51,10 @@ class ImageEncoder(TextEncoder):
     _expanded: dict[Size, str] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(cls, processor: ProcessorMixin, dataset: Dataset | None) -> ImageEncoder:
+    def of(cls, processor: ProcessorMixin, dataset: Dataset | None, day: date | None = None) -> ImageEncoder:
         """Return the encoder of a processor, with the limits of pixels of a data set; None: without limits."""
         limits = (dataset.image_max_pixels, dataset.image_min_pixels) if dataset else ()
-        return cls(processor.tokenizer, processor, *limits)
+        return cls(processor.tokenizer, processor, *limits, day=day)
 
     @property
     def library_object(self) -> ProcessorMixin:
@@ -86,7 +87,7 @@ class ImageEncoder(TextEncoder):
     @cached_property
     def template(self) -> Template:
         """The chat template, which renders an image as its placeholder."""
-        return templates.with_images(templates.choose_template(self.tokenizer), self.image_token)
+        return templates.with_images(templates.choose_template(self.tokenizer, self.day), self.image_token)
 
     def encode(
         self,
@@ -94,14 +95,22 @@ class ImageEncoder(TextEncoder):
         *,
         train_all: bool = False,
         thinking: Thinking | None = None,
+        special_tokens: bool = False,
         fast: FastTokens | None = None,
         on_change: Callable[[str, str], object] = lambda place, reason: None,
-    ) -> list[Labelled]:
+    ) -> list[list[Part]]:
         """Return tokens and labels; the tokens of images carry no loss. Arguments and errors as `Encoder.encode`."""
-        labelled = super().encode(placed, train_all=train_all, thinking=thinking, fast=fast, on_change=on_change)
-        for ids, labels in labelled:
+        encoded = super().encode(
+            placed,
+            train_all=train_all,
+            thinking=thinking,
+            special_tokens=special_tokens,
+            fast=fast,
+            on_change=on_change,
+        )
+        for (ids, labels), _ in (part for parts in encoded for part in parts):
             labels[ids == self.image_id] = IGNORED
-        return labelled
+        return encoded
 
     def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
         """Return a rendered conversation with the tokens of its images, and where its answers are then.
@@ -187,6 +196,12 @@ class ImageEncoder(TextEncoder):
     def blank(self) -> dict[str, Any]:
         """Return the pixels of a small black image."""
         return self.pixels_of([PIL.Image.new("RGB", (_SIDE, _SIDE))])
+
+    def prompt_ids(self, prompt: Chat | str) -> list[int]:
+        """Return the tokens of a row's prompt. Errors as `Encoder.prompt_ids`."""
+        if isinstance(prompt, str):
+            return super().prompt_ids(prompt)
+        return self.serving_ids(prompt, prompt=True)
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""

@@ -17,14 +17,14 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tuner.data import layouts, thinking
-from tuner.data.encoder import Encoder, Labelled, Unrendered
+from tuner.data.encoder import Encoder, Labelled, Part, Unrendered
 from tuner.data.encoding import SampleEncoder, chats_of, prompt_ids
-from tuner.data.outcomes import num_trained
+from tuner.data.outcomes import Counts, Tally, num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
-from tuner.data.readers.text_files import OnError
+from tuner.data.readers.text_files import OnError, fail
 from tuner.data.rendering import num_alike
 from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample
 from tuner.errors import DataError
@@ -122,8 +122,10 @@ def view(dataset: Dataset, encoder: Encoder, objective: str, num_samples: int) -
     prepared = prepare(dataset, encoder, objective=objective)
     pipeline = Pipeline(dataset, objective)
     samples = SampleEncoder.of(pipeline, encoder)
-    shown = [_shown(samples, *one, dataset) for one in _first_samples(pipeline, num_samples)]
-    return View(prepared, _lengths(prepared), shown)
+    shown = itertools.chain.from_iterable(
+        _shown(samples, one, dataset) for one in _first_samples(pipeline, num_samples)
+    )
+    return View(prepared, _lengths(prepared), list(itertools.islice(shown, num_samples)))
 
 
 def _first_samples(pipeline: Pipeline, count: int) -> Iterator[PlacedSample]:
@@ -146,27 +148,30 @@ def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     return ranges[int(np.flatnonzero(bars)[0]) :]
 
 
-def _shown(samples: SampleEncoder, place: str, sample: Sample, dataset: Dataset) -> Shown:
-    whole = _sides(samples, place, sample)
-    cut = layouts.cut(whole, dataset.max_length)
-    num_tokens = sum(len(ids) for ids, _ in cut)
-    return Shown(
-        place,
-        num_tokens,
-        num_trained=num_trained(cut),
-        num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
-        parts=_parts(sample, [_pieces(samples.encoder, one) for one in cut]),
-        splits=dataset.packing and not isinstance(sample, Pair | Feedback | Prompt),
-        images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),
-    )
+def _shown(samples: SampleEncoder, placed: PlacedSample, dataset: Dataset) -> Iterator[Shown]:
+    """Yield what a sample is trained as: several samples if the chat template renders its history otherwise."""
+    for place, sample, whole in _encoded(samples, placed):
+        cut = layouts.cut(whole, dataset.max_length)
+        num_tokens = sum(len(ids) for ids, _ in cut)
+        yield Shown(
+            place,
+            num_tokens,
+            num_trained=num_trained(cut),
+            num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
+            parts=_parts(sample, [_pieces(samples.encoder, one) for one in cut]),
+            splits=dataset.packing and not isinstance(sample, Pair | Feedback | Prompt),
+            images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),
+        )
 
 
-def _sides(samples: SampleEncoder, place: str, sample: Sample) -> list[Labelled]:
+def _encoded(samples: SampleEncoder, placed: PlacedSample) -> Iterator[tuple[str, Sample, list[Labelled]]]:
+    place, sample = placed
     if isinstance(sample, Prompt):  # its completions carry the loss
         ids = prompt_ids(samples.encoder, sample)
-        return [(ids, np.full_like(ids, IGNORED))]
-    placed = [(place, chat) for chat in chats_of(sample)]
-    return samples.encoder.encode(placed, train_all=samples.train_all, thinking=samples.thinking)
+        yield place, sample, [(ids, np.full_like(ids, IGNORED))]
+        return
+    for one in samples.encode([placed], Tally(Counts(0, packing=False)), fail):
+        yield one.place, one.sample, one.sides
 
 
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
@@ -215,32 +220,35 @@ def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterat
         DataError: the data set, a row, or the chat template is wrong.
         MachineError: the hub cannot be reached.
     """
-    for place, sample in _first_samples(Pipeline(dataset, objective), CHECKED_SAMPLES):
-        for chat in () if isinstance(sample, Prompt) else chats_of(sample):
-            if isinstance(chat, Chat):
-                yield from _compare(encoder, thinking.applied(chat, dataset.thinking), place)
+    pipeline = Pipeline(dataset, objective)
+    samples = SampleEncoder.of(pipeline, encoder)
+    for place, sample in _first_samples(pipeline, CHECKED_SAMPLES):
+        chats = () if isinstance(sample, Prompt) else [chat for chat in chats_of(sample) if isinstance(chat, Chat)]
+        for chat in chats:
+            parts = samples.encoder.encode([(place, chat)], train_all=samples.train_all, thinking=samples.thinking)[0]
+            yield from _compare(encoder, thinking.applied(chat, dataset.thinking), parts, place)
 
 
-def _compare(encoder: Encoder, chat: Chat, place: str) -> Iterator[Difference]:
-    """Yield for each assistant turn where training reads otherwise than serving.
+def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) -> Iterator[Difference]:
+    """Yield for each assistant turn with loss where training reads otherwise than serving.
 
-    A server renders the turns before an answer with the start of one, and then the conversation up to the answer;
-    training renders all turns once. The tokens of training must begin with each of the server's.
+    A server renders the turns before an answer with the start of one, and then the conversation up to the answer. The
+    tokens of the part with the answer must begin with each of the server's.
     """
-    trained = encoder.training_ids(chat)
     for number, turn in enumerate(chat.messages):
-        if turn["role"] != "assistant":
+        if turn["role"] != "assistant" or turn.get("weight") == 0:
             continue
-        for part, end, prompt in (("prompt", number, True), ("answer", number + 1, False)):
+        trained = next(part.labelled[0].tolist() for part in parts if part.num_turns > number)
+        for name, end, prompt in (("prompt", number, True), ("answer", number + 1, False)):
             try:
                 served = encoder.serving_ids(Chat(chat.messages[:end], chat.tools), prompt=prompt)
             except Unrendered as error:
-                yield Difference(place, number + 1, part, 0, f"(not rendered: {error})", "")
+                yield Difference(place, number + 1, name, 0, f"(not rendered: {error})", "")
                 break
             at = num_alike(served, trained)
             if at < len(served):
                 around = (encoder.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
-                yield Difference(place, number + 1, part, at, *around)
+                yield Difference(place, number + 1, name, at, *around)
                 break
 
 

@@ -37,6 +37,8 @@ _GROWTH_OF_UNICODE = 18
 """Source: Unicode Standard Annex 15, section 'Expansion': of NFKC, U+FDFA."""
 _PIECE = 16 * 1024
 _DATA = 5  # the field of statm; source: proc(5)
+_is_limited = False
+"""Whether `memory` limits this process."""
 
 
 def size(value: Any) -> int:
@@ -113,14 +115,23 @@ def _replacing(rules: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def memory() -> Iterator[None]:
-    """Let the code inside take `MAX_BYTES_AT_ONCE` more than is taken; Python and Arrow raise MemoryError beyond."""
+    """Let the code inside take `MAX_BYTES_AT_ONCE` more than is taken; Python and Arrow raise MemoryError beyond.
+
+    Nested, the outer counts.
+    """
+    global _is_limited
+    if _is_limited:
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[_DATA]) * resource.getpagesize()
     limits = [taken + MAX_BYTES_AT_ONCE, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    _is_limited = True
     try:
         yield
     finally:
+        _is_limited = False
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tuner.data import limits
+from tuner.data import limits, templates
 from tuner.data import thinking as thinking_of_answers
-from tuner.data.encoder import Labelled
+from tuner.data.encoder import Labelled, Part
 from tuner.data.fast_tokens import FastTokens
-from tuner.data.rendering import Span, Template, render
-from tuner.data.sample import IGNORED, Chat, Thinking
+from tuner.data.rendering import Rendered, Span, Template, render
+from tuner.data.sample import IGNORED, Chat, Message, Thinking
 from tuner.data.templates import choose_template
 from tuner.data.tokens import Tokens
 from tuner.errors import DataError
@@ -29,12 +30,21 @@ _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
+_ENDS_ALREADY = "{} ends with {!r} already, which is taken off: the token itself follows"
 
 
-def encode_texts(tokenizer: Any, rows: Sequence[tuple[str, str]], fast: FastTokens | None = None) -> list[Labelled]:
+def encode_texts(
+    tokenizer: Any,
+    rows: Sequence[tuple[str, str]],
+    fast: FastTokens | None = None,
+    *,
+    special_tokens: bool = False,
+    on_change: Callable[[str, str], object] = lambda place, reason: None,
+) -> list[Labelled]:
     """Return the tokens of texts, each with its place; all carry loss, an end-of-sequence token at the end too.
 
-    `fast` encodes them, where there is one.
+    `fast` encodes them, where there is one. The special tokens that a text spells become tokens with `special_tokens`;
+    else they stay text, and `on_change` is called with the place and the reason.
 
     Raises:
         DataError: a text is too long to be tokenized.
@@ -42,7 +52,32 @@ def encode_texts(tokenizer: Any, rows: Sequence[tuple[str, str]], fast: FastToke
     """
     texts = [text for _, text in rows]
     _check_texts(tokenizer, rows, texts)
-    return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some, fast)]
+    if not special_tokens:
+        texts = [_without_end(tokenizer, text, partial(on_change, place)) for place, text in rows]
+    spelled = None if special_tokens else templates.special_tokens(tokenizer)
+    for (place, _), text in zip(rows, texts, strict=True):
+        if spelled and (token := spelled.search(text)):
+            on_change(place, f"the text spells special tokens such as {token[0]!r}, which stay text")
+    encoded = (ids for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some, fast, spelled))
+    return [_all_trained(ids) for ids in encoded]
+
+
+def _without_end(tokenizer: Any, text: str, on_change: Callable[[str], object]) -> str:
+    """Return a text without the end-of-sequence token that it spells at its end: a real one follows."""
+    end = tokenizer.eos_token
+    if not end or not text.rstrip().endswith(end):
+        return text
+    on_change(_ENDS_ALREADY.format("the text", end))
+    return without_ends(text, (end,))
+
+
+def without_ends(text: str, ends: Sequence[str]) -> str:
+    """Return a text without what it ends with of `ends`, and without the white space behind them."""
+    shorter = text.rstrip()
+    while end := next((end for end in ends if end and shorter.endswith(end)), ""):
+        text = shorter.removesuffix(end)
+        shorter = text.rstrip()
+    return text
 
 
 def encode_chats(
@@ -54,12 +89,13 @@ def encode_chats(
     fast: FastTokens | None = None,
     on_change: Callable[[str, str], object] = lambda place, reason: None,
     expand: Callable[[Chat, str, list[Span], str], tuple[str, list[Span]]] | None = None,
-) -> list[Labelled]:
+) -> list[list[Part]]:
     """Return the tokens of conversations, each with its place, with loss on the assistant's turns alone.
 
-    `train_all` puts it on everything. `fast` encodes, where there is one. `on_change` is called with the place of a
-    conversation and what the template makes otherwise than its answers are. `expand` gives the tokens of its images to
-    a rendered conversation.
+    A conversation has several parts if the template renders an answer otherwise once other turns follow: each answer is
+    trained after what a server renders before it. `train_all` puts loss on everything. `fast` encodes, where there is
+    one. `on_change` is called with the place of a conversation and what is trained otherwise than its answers are.
+    `expand` gives the tokens of its images to a rendered conversation.
 
     Raises:
         DataError: the template refuses a conversation or leaves out thinking that is to be kept, or what is to be
@@ -68,24 +104,69 @@ def encode_chats(
     """
     tokenizer = template.tokenizer
     with limits.memory():
-        chats = [(place, _quoted(template, thinking_of_answers.applied(chat, thinking))) for place, chat in rows]
-        rendered = [render(template, chat, place) for place, chat in chats]
-    for (place, chat), (text, _) in zip(chats, rendered, strict=True):
-        for reason in thinking_of_answers.differences(chat, text):
-            if reason == thinking_of_answers.LEFT_OUT and thinking == "keep":
-                fix = "Set dataset.thinking to 'last' or 'strip', or choose another model.chat_template."
-                raise DataError(f"{reason}, and dataset.thinking = 'keep'", where=place, of_row=True, fix=fix)
-            on_change(place, reason)
-    if expand:
-        rendered = [
-            expand(chat, text, spans, place) for (place, chat), (text, spans) in zip(chats, rendered, strict=True)
+        chats = [
+            (
+                place,
+                _quoted(
+                    template.special, _ended(template, thinking_of_answers.applied(chat, thinking), place, on_change)
+                ),
+            )
+            for place, chat in rows
         ]
-    texts = [text for text, _ in rendered]
-    _check_texts(tokenizer, rows, texts)
-    encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some, fast)]
-    if train_all:
-        return [_all_trained(ids) for ids, _ in encoded]
-    return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
+        rendered = [render(template, chat, place, is_whole=train_all) for place, chat in chats]
+    for (place, chat), texts in zip(chats, rendered, strict=True):
+        for reason in _differences(chat, texts, thinking, place):
+            on_change(place, reason)
+    # One after the other: a batch of tokenization takes the parts of all conversations.
+    parts = [(place, chat, text) for (place, chat), texts in zip(chats, rendered, strict=True) for text in texts]
+    strings, spans = [text.text for _, _, text in parts], [text.spans for _, _, text in parts]
+    if expand:
+        for at, (place, chat, text) in enumerate(parts):
+            first = replace(chat, messages=chat.messages[: text.num_turns])
+            strings[at], spans[at] = expand(first, text.text, text.spans, place)
+    _check_texts(tokenizer, [(place, text) for place, _, text in parts], strings)
+    encoded = [one for some in limits.batches(strings) for one in _encode_rendered(tokenizer, some, fast)]
+    labelled = iter(
+        _all_trained(ids) if train_all else _labelled(ids, offsets, some)
+        for (ids, offsets), some in zip(encoded, spans, strict=True)
+    )
+    return [[Part(next(labelled), text.num_turns) for text in texts] for texts in rendered]
+
+
+def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
+    """Return a conversation whose answers do not end with what the template writes behind them: it does so once."""
+    end, eos = template.of(chat).end, str(template.tokenizer.eos_token or "")
+    ends = tuple(one for one in (end, end.strip()) if template.special.search(one))
+    if eos and eos not in end and any(_ends(turn, (eos,)) for turn in chat.messages):
+        on_change(place, f"an answer ends with {eos!r}, which the chat template does not write: it stays text")
+    if not any(_ends(turn, ends) for turn in chat.messages):
+        return chat
+    on_change(place, _ENDS_ALREADY.format("an answer", end.strip()))
+    messages = [
+        {**turn, "content": without_ends(turn["content"], ends)} if _ends(turn, ends) else turn
+        for turn in chat.messages
+    ]
+    return replace(chat, messages=messages)
+
+
+def _ends(turn: Message, ends: tuple[str, ...]) -> bool:
+    content = turn["content"]
+    return bool(turn["role"] == "assistant" and isinstance(content, str) and content.rstrip().endswith(ends))
+
+
+def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | None, place: str) -> Iterator[str]:
+    """Yield what is trained otherwise than the answers are.
+
+    Raises:
+        DataError: thinking that is to be kept is left out.
+    """
+    for text in texts:
+        turns = chat.messages[: text.num_turns]
+        if thinking == "keep" and not thinking_of_answers.is_kept(turns, text.text):
+            fix = "Set dataset.thinking to 'last' or 'strip', or choose another model.chat_template."
+            problem = f"{thinking_of_answers.LEFT_OUT}, and dataset.thinking = 'keep'"
+            raise DataError(problem, where=place, of_row=True, fix=fix)
+        yield from thinking_of_answers.differences(turns, text.answers, text.text)
 
 
 def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequence[str]) -> None:
@@ -93,10 +174,20 @@ def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequ
         limits.check_text(tokenizer, text, place)
 
 
-def _quoted(template: Template, chat: Chat) -> Chat:
-    """Put marks around special tokens that a row's text spells out, so that they can be encoded as mere text."""
+def quoted(tokenizer: Any, chat: Chat) -> Chat:
+    """Put marks around special tokens that a row's text spells out, so that `encode_rendered` keeps them as text."""
+    return _quoted(templates.special_tokens(tokenizer), chat)
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a rendered conversation."""
+    [(ids, _)] = _encode_rendered(tokenizer, [text], None)
+    return list(ids)
+
+
+def _quoted(special: re.Pattern[str], chat: Chat) -> Chat:
     texts = [chat.messages, chat.tools]
-    return chat if not _spells(texts, template.special) else Chat(*_quote_special(texts, template.special))
+    return chat if not _spells(texts, special) else Chat(*_quote_special(texts, special))
 
 
 def _spells(value: Any, special: re.Pattern[str]) -> bool:
@@ -147,14 +238,34 @@ def _encode_quoted(tokenizer: Any, text: str) -> tuple[list[int], list[Span]]:
     return ids, offsets
 
 
-def _encode_texts(tokenizer: Any, texts: list[str], fast: FastTokens | None) -> list[list[int]]:
+def _encode_texts(
+    tokenizer: Any, texts: list[str], fast: FastTokens | None, spelled: re.Pattern[str] | None
+) -> list[list[int]]:
+    """Return the tokens of texts; what `spelled` matches stays text."""
+
     def exact(some: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(some, return_attention_mask=False, verbose=False)["input_ids"]
+        as_text = spelled is not None
+        ids: list[list[int]] = tokenizer(
+            some, return_attention_mask=False, split_special_tokens=as_text, verbose=False
+        )["input_ids"]
         return ids
 
-    ids = fast.ids(texts, exact) if fast else exact(texts)
+    is_plain = [not (spelled and spelled.search(text)) for text in texts]
+    plain = iter(_fast_or_exact([text for text, fits in zip(texts, is_plain, strict=True) if fits], fast, exact))
+    ids = [next(plain) if fits else exact([text])[0] for text, fits in zip(texts, is_plain, strict=True)]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    # A corpus that is rendered already spells the first token too, which the tokenizer adds.
+    ids = [row[1:] if spelled is None and start and row[:2] == start * 2 else row for row in ids]
     return [row if row[-1:] == end else row + end for row in ids]
+
+
+def _fast_or_exact(
+    texts: list[str], fast: FastTokens | None, exact: Callable[[list[str]], list[list[int]]]
+) -> list[list[int]]:
+    if not texts:
+        return []
+    return fast.ids(texts, exact) if fast else exact(texts)
 
 
 def _all_trained(ids: Sequence[int] | Tokens) -> Labelled:

@@ -193,6 +193,7 @@ def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
             dataset.pack_tokens,
             dataset.bad_rows,
             dataset.thinking,
+            dataset.special_tokens,
             pipeline.objective,
         ],
         [is_fast, version_of("fastokens")],

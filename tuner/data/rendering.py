@@ -1,104 +1,242 @@
-"""Conversations into text by a chat template, and which characters of it are the assistant's.
+"""Conversations into text by a chat template, as a server renders them, and which characters each answer is.
 
-It does not choose the template, and it does not tokenize.
+It does not choose the template, and it does not tokenize. `text_of` is the one place that runs a chat template.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tuner.data import limits, thinking
+from tuner import assets
+from tuner.data import compat, limits, thinking
 from tuner.data.encoder import Unrendered
 from tuner.data.formats.cells import SURROGATE
-from tuner.data.sample import Chat
+from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
 
 Span = tuple[int, int]
 
 _LOG = logging.getLogger(__name__)
+_OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
+_CLOSED_THOUGHT = "\n</think>\n\n"
+"""How DeepSeek R1, QwQ and Qwen 3.5 close a thought that their prompt has opened."""
+_THINKS = {"enable_thinking": True, "thinking": True}
+"""What chat templates call the switch."""
+_MAX_COMPARED = 16
+"""Answers of a long conversation that are compared with what a server renders, where the template marks them all:
+rendering the beginning of a conversation before each of 5,000 answers takes hours."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template that tells the assistant's turns apart.
+    """A model's own chat template, and what it is known to do.
 
-    `has_markers`: by `{% generation %}`; else by rendering the conversation up to each turn. `in_parts`: it reads
-    contents as lists of parts alone. `image`: what a part that is an image becomes in a template that reads texts
-    alone; empty: the template renders it itself. `cues`: what a marked turn may repeat of the generation prompt, which
-    is not the assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's
-    text must never become. `leaves_out`: what it renders as nothing.
+    `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's text must never become.
+    `day`: what `strftime_now` says; None: today. `in_parts`: it reads contents as lists of parts alone.
+    `has_text_arguments`: it reads the arguments of a call as JSON text alone (DeepSeek V3). `image`: what a
+    part that is an image becomes in a template that reads texts alone; empty: the template renders it itself. `end`:
+    what it writes behind an answer. `after_end`: what it writes there only behind the last turn. `next_turns`: if it
+    writes nothing, the tokens that begin the next turn after an answer and after tool calls, which a model generates to
+    stop (GLM). `leaves_out`: what it renders as nothing. `with_tools`: the tokenizer's named template for conversations
+    with tools; None: this one.
     """
 
     tokenizer: Any
     text: str
-    has_markers: bool
     controls: tuple[str, ...]
     special: re.Pattern[str]
+    day: date | None = None
     in_parts: bool = False
+    has_text_arguments: bool = False
     image: str = ""
-    cues: tuple[str, ...] = ()
+    end: str = ""
+    after_end: str = ""
+    next_turns: tuple[str, str] = ("", "")
     leaves_out: tuple[str, ...] = ()
+    with_tools: Template | None = None
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether it marks what the assistant says by `{% generation %}`."""
+        return has_marks(self.text)
+
+    def of(self, chat: Chat) -> Template:
+        """Return the template that renders a conversation."""
+        return self.with_tools if chat.tools and self.with_tools else self
 
 
-def render(template: Template, chat: Chat, place: str) -> tuple[str, list[Span]]:
-    """Return the conversation's text and the characters, start and end, of each assistant turn that carries loss.
+class TooSlow(Unrendered):
+    """Rendering takes more than `limits.MAX_TEMPLATE_S` of processor time."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it takes more than {limits.MAX_TEMPLATE_S} s of processor time")
+
+
+class Rendered(NamedTuple):
+    """The first `num_turns` turns of a conversation as text, and what of it carries loss.
+
+    `answers` are the numbers of the turns with loss, `spans` the characters of them.
+    """
+
+    text: str
+    spans: list[Span]
+    answers: tuple[int, ...]
+    num_turns: int
+
+
+@cache
+def has_marks(text: str) -> bool:
+    """Return whether a chat template marks what the assistant says by `{% generation %}`."""
+    return assets.without_generation_marks(text) != text
+
+
+def render(template: Template, chat: Chat, place: str, *, is_whole: bool = False) -> list[Rendered]:
+    """Return texts in which each answer with loss follows what a server renders before it, and ends as it does there.
+
+    It is one text, unless the template renders an answer otherwise once other turns follow: then the next answer is in
+    a text of its own. Nothing behind the last answer of a text carries loss.
+
+    Args:
+        template: The chat template.
+        chat: The conversation.
+        place: Of its row, for messages.
+        is_whole: Return one text of all turns, as the template renders them, and no answers.
 
     Raises:
-        DataError: the template refuses the conversation or leaves a part of it out, or a turn depends on later ones.
+        DataError: the template refuses the conversation or leaves a part of it out, or its answers cannot be told.
     """
     try:
-        with limits.processor_time(_slow()):
-            _refuse_losses(template, chat)
-            text, spans = rendered(template, chat)
-            spans = (
-                _of_turns(template, chat, text, spans)
-                if template.has_markers
-                else _spans_by_prefix(template, chat, text)
-            )
-            trimmed = [_trim(template, text, span) for span in _with_loss(chat, spans)]
+        return texts_of(template, chat, is_whole=is_whole)
     except Unrendered as error:
         fix = "Correct the row, or choose another model.chat_template."
         tools = " and its tools" if chat.tools or _has(chat, "tool_calls") else ""
         problem = f"the chat template cannot render the conversation{tools}: {error}"
         raise DataError(problem, where=place, of_row=True, fix=fix) from error
-    return text, [span for span in trimmed if span[0] < span[1]]
 
 
-def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
-    """Return the text, with `prompt` followed by the start of an answer, and the characters that the template marks.
+def texts_of(template: Template, chat: Chat, *, is_whole: bool = False) -> list[Rendered]:
+    """Return what `render` returns.
+
+    Raises:
+        Unrendered: as `render` says.
+    """
+    template = template.of(chat)
+    with limits.processor_time(TooSlow()):
+        _refuse_losses(template, chat)
+        return [_whole(template, chat)] if is_whole else _with_answers(template, chat)
+
+
+def rendered(template: Template, chat: Chat, *, prompt: bool = False, thinks: bool = False) -> str:
+    """Return the text of a conversation, with `prompt` followed by the start of an answer.
+
+    With `thinks` it is what a server renders that is asked to let the model think.
 
     Raises:
         Unrendered: the template refuses the conversation.
     """
-    messages = [{**turn, "content": _content(template, turn["content"])} for turn in chat.messages]
+    return _rendered(template, chat, prompt=prompt, thinks=thinks)[0]
+
+
+def with_marks(template: Template, chat: Chat) -> tuple[str, list[Span]]:
+    """Return the text of a conversation and the characters that the template marks.
+
+    Raises:
+        Unrendered: the template refuses the conversation.
+    """
+    return _rendered(template, chat, marks=template.has_marks)
+
+
+def _rendered(
+    template: Template, chat: Chat, *, prompt: bool = False, thinks: bool = False, marks: bool = False
+) -> tuple[str, list[Span]]:
+    """Return the text of a conversation, and with `marks` the characters that the template marks."""
+    template = template.of(chat)
+    text, spans = text_of(
+        template.text,
+        [_message(template, turn) for turn in chat.messages],
+        tools=chat.tools,
+        prompt=prompt,
+        marks=marks,
+        day=template.day,
+        names=template.tokenizer.special_tokens_map | (_THINKS if thinks else {}),
+    )
+    added = limits.size(text) - limits.MAX_ADDED_BYTES
+    if added > 0 and added > limits.MAX_TIMES * limits.size(chat):
+        raise Unrendered(f"it turns a conversation of {limits.size(chat):,} bytes into {len(text):,} characters")
+    if SURROGATE.search(text):  # of tools and tool calls, which no format looks into
+        raise Unrendered("it holds half of a surrogate pair, which no tokenizer accepts")
+    return text, spans
+
+
+def text_of(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    names: Mapping[str, Any],
+    tools: Sequence[Any] | None = None,
+    prompt: bool = False,
+    marks: bool = False,
+    day: date | None = None,
+) -> tuple[str, list[Span]]:
+    """Run a chat template within the limits of time and memory; return the text and the characters that it marks.
+
+    Args:
+        template: The text of the template.
+        messages: The turns, in the form that the template reads.
+        names: Further names that it knows, such as the tokenizer's `bos_token`.
+        tools: JSON schemas.
+        prompt: Add the start of an answer.
+        marks: The template has marks.
+        day: What `strftime_now` says; None: today.
+
+    Raises:
+        Unrendered: the template refuses the conversation, or takes too long or too much memory.
+    """
     try:
-        with limits.processor_time(_slow()):
+        with limits.memory(), limits.processor_time(TooSlow()):
+            if "strftime_now" in template:
+                compat.set_day(template, day)
             texts, spans = render_jinja_template(
-                conversations=[messages],
-                tools=chat.tools,
-                chat_template=template.text,
-                return_assistant_tokens_mask=template.has_markers,
+                conversations=[list(messages)],
+                tools=None if tools is None else list(tools),
+                chat_template=template,
+                return_assistant_tokens_mask=marks,
                 add_generation_prompt=prompt,
-                **template.tokenizer.special_tokens_map,
+                **names,
             )
+    except Unrendered:
+        raise
     except MemoryError as error:
         raise Unrendered(f"it takes more than {limits.MAX_BYTES_AT_ONCE // 1024**3} GiB of memory") from error
     except Exception as error:  # a template is someone else's program: it can raise whatever it likes
         raise Unrendered(str(error).rstrip(".") or type(error).__name__) from error
-    added = limits.size(texts[0]) - limits.MAX_ADDED_BYTES
-    if added > 0 and added > limits.MAX_TIMES * limits.size(chat):
-        raise Unrendered(f"it turns a conversation of {limits.size(chat):,} bytes into {len(texts[0]):,} characters")
-    if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
-        raise Unrendered("it holds half of a surrogate pair, which no tokenizer accepts")
-    return texts[0], spans[0] if template.has_markers else []
+    return texts[0], spans[0] if marks else []
+
+
+def _message(template: Template, turn: Message) -> Message:
+    """Return a turn in the form that the template reads."""
+    message = {**turn, "content": _content(template, turn["content"])}
+    if template.has_text_arguments and turn.get("tool_calls"):
+        message["tool_calls"] = [_with_text_arguments(call) for call in turn["tool_calls"]]
+    return message
+
+
+def _with_text_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
 
 
 def _content(template: Template, content: Any) -> Any:
@@ -109,10 +247,6 @@ def _content(template: Template, content: Any) -> Any:
         # The template sees no bytes and no paths.
         return [part if part["type"] == "text" else {"type": part["type"]} for part in content]
     return "".join(part["text"] if part["type"] == "text" else template.image for part in content)
-
-
-def _slow() -> Unrendered:
-    return Unrendered(f"it takes more than {limits.MAX_TEMPLATE_S} s of processor time")
 
 
 def _has(chat: Chat, key: str) -> bool:
@@ -146,70 +280,113 @@ def warn_once(message: str) -> None:
     _LOG.warning(message)
 
 
-def _of_turns(template: Template, chat: Chat, text: str, spans: list[Span]) -> list[Span]:
-    """Return one span for each assistant turn, as far as the marks tell the turns apart."""
-    count = sum(turn["role"] == "assistant" for turn in chat.messages)
-    if len(spans) > count:
-        # Phi 3's variant marks the end-of-sequence token behind the last turn too, Gemma's the parts of a turn.
-        spans = _joined([span for span in spans if text[slice(*span)] not in ("", *template.controls)], count)
-    if len(spans) != count and any(turn.get("weight") == 0 for turn in chat.messages):
-        raise Unrendered(
-            "it does not mark each assistant turn separately, so a single turn cannot be left out of the loss"
-        )
-    return spans
+def _with_answers(template: Template, chat: Chat) -> list[Rendered]:
+    """Return the texts in which the answers with loss stand; see `render`."""
+    answers = [at for at, turn in enumerate(chat.messages) if _is_trained(turn)]
+    if not answers:
+        return [_whole(template, chat)]
+    if template.has_marks and len(answers) > _MAX_COMPARED and (whole := _marked_at_once(template, chat, answers)):
+        return [whole]
+    texts: list[Rendered] = []
+    for number in answers:
+        one = _up_to(template, chat, number)
+        if texts and one.text.startswith(texts[-1].text[: _end(texts[-1].spans)]):
+            texts[-1] = one._replace(spans=[*texts[-1].spans, *one.spans], answers=(*texts[-1].answers, *one.answers))
+        else:
+            texts.append(one)
+    return [one._replace(spans=[span for span in one.spans if span[0] < span[1]]) for one in texts]
 
 
-def _joined(spans: list[Span], count: int) -> list[Span]:
-    """Join spans that adjoin, unless there is one for each of `count` turns already."""
-    if len(spans) == count:
-        return spans
-    joined = spans[:1]
-    for start, end in spans[1:]:
-        adjoins = joined[-1][1] == start
-        joined[-1:] = [(joined[-1][0], end)] if adjoins else [joined[-1], (start, end)]
-    return joined
+def _whole(template: Template, chat: Chat) -> Rendered:
+    answers = tuple(at for at, turn in enumerate(chat.messages) if _is_trained(turn))
+    return Rendered(rendered(template, chat), [], answers, len(chat.messages))
 
 
-def _with_loss(chat: Chat, spans: list[Span]) -> list[Span]:
-    weights = [turn.get("weight") for turn in chat.messages if turn["role"] == "assistant"]
-    if 0 not in weights:
-        return spans
-    return [span for span, weight in zip(spans, weights, strict=True) if weight != 0]
+def _is_trained(turn: Message) -> bool:
+    return bool(turn["role"] == "assistant" and turn.get("weight") != 0)
 
 
-def _spans_by_prefix(template: Template, chat: Chat, text: str) -> list[Span]:
-    try:
-        return _spans_up_to_each(template, chat, text)
-    except Unrendered:
-        # Gemma 4, Qwen 3 and DeepSeek R1 show the thinking of the turns after the last question alone.
-        last = max((at for at, turn in enumerate(chat.messages) if turn["role"] == "user"), default=0)
-        shorn = [
-            thinking.shorn(turn) if at < last and turn["role"] == "assistant" else turn
-            for at, turn in enumerate(chat.messages)
-        ]
-        if shorn == chat.messages or rendered(template, Chat(shorn, chat.tools))[0] != text:
-            raise
-        return _spans_up_to_each(template, Chat(shorn, chat.tools), text)
+def _end(spans: Sequence[Span]) -> int:
+    return spans[-1][1]
 
 
-def _spans_up_to_each(template: Template, chat: Chat, text: str) -> list[Span]:
-    spans = []
-    for number, message in enumerate(chat.messages):
-        if message["role"] == "assistant":
-            before = rendered(template, Chat(chat.messages[:number], chat.tools), prompt=True)[0]
-            after = rendered(template, Chat(chat.messages[: number + 1], chat.tools))[0]
-            if not (text.startswith(after) and after.startswith(before)):
-                raise Unrendered(
-                    f"the text of turn {number + 1} changes when other turns follow, so it cannot be masked"
-                )
-            spans.append((len(before), len(after)))
-    return spans
+def _up_to(template: Template, chat: Chat, number: int) -> Rendered:
+    """Return the conversation up to an answer, as a server renders it, and the characters that the model generates."""
+    turn = chat.messages[number]
+    history = Chat(chat.messages[:number], chat.tools)
+    prompt = rendered(template, history, prompt=True)
+    text, marked = with_marks(template, Chat(chat.messages[: number + 1], chat.tools))
+    if not text.startswith(prompt):
+        prompt, text = _behind_prompt(template, history, turn, prompt, text)
+        marked = []
+    text = text.removesuffix(template.after_end)
+    start = len(prompt)
+    spans = [(max(first, start), min(end, len(text))) for first, end in marked if start < end and first < len(text)]
+    spans = [_trim(template, text, span) for span in spans or [(start, len(text))]]
+    next_turn = template.next_turns[bool(turn.get("tool_calls"))]
+    if next_turn and not text[slice(*spans[-1])].endswith(next_turn):
+        text = text[: _end(spans)] + next_turn
+        spans[-1] = (spans[-1][0], len(text))
+    return Rendered(text, spans, (number,), number + 1)
+
+
+def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str, text: str) -> tuple[str, str]:
+    """Return what a server renders before an answer, and that with the answer, where the template renders them apart.
+
+    Raises:
+        Unrendered: the answer cannot be told from what stands before it.
+    """
+    if thought := thinking.thought_of(turn):
+        thinks = rendered(template, history, prompt=True, thinks=True)
+        if text.startswith(thinks):  # Qwen 3.5's small models think only where a server asks for it
+            return thinks, text
+    # As `num_alike`, without looking at each letter.
+    alike = bisect_left(range(len(prompt)), True, key=lambda end: not text.startswith(prompt[: end + 1]))
+    if not prompt[alike:].strip():  # Nemotron renders no line break in an empty thought
+        return prompt, prompt + text[alike:]
+    opened = _OPEN_THOUGHT.search(prompt)
+    if opened and text.startswith(prompt[: opened.start()]):
+        answer = text[opened.start() :]
+        if answer.lstrip().startswith("</think>"):
+            return prompt, prompt + answer
+        # DeepSeek R1 and QwQ render the answer alone, also where it is the last one.
+        return prompt, prompt + thought.strip("\n") + _CLOSED_THOUGHT + answer.lstrip("\n")
+    # gpt-oss drops the thoughts before a tool's result once there is an answer.
+    shorn = [thinking.shorn(one) if one["role"] == "assistant" else one for one in history.messages]
+    before = rendered(template, Chat(shorn, history.tools), prompt=True)
+    after = rendered(template, Chat([*shorn, turn], history.tools))
+    if after.startswith(before):
+        return prompt, prompt + after[len(before) :]
+    number = len(history.messages) + 1
+    raise Unrendered(f"the text of turn {number} changes when other turns follow, so it cannot be masked")
+
+
+def _marked_at_once(template: Template, chat: Chat, answers: Sequence[int]) -> Rendered | None:
+    """Return the conversation rendered once, if its marks tell the answers apart and history does not change.
+
+    `_MAX_COMPARED` answers are compared with what a server renders.
+    """
+    text, spans = with_marks(template, chat)
+    turns = [at for at, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
+    if len(spans) != len(turns) or template.next_turns != ("", ""):
+        return None
+    span_of = dict(zip(turns, spans, strict=True))
+    cues = set()
+    for number in answers[:: -(-len(answers) // _MAX_COMPARED)]:
+        prompt = rendered(template, Chat(chat.messages[:number], chat.tools), prompt=True)
+        up_to = rendered(template, Chat(chat.messages[: number + 1], chat.tools)).removesuffix(template.after_end)
+        if not (text.startswith(prompt) and text.startswith(up_to.rstrip())):
+            return None
+        cues.add(text[span_of[number][0] : len(prompt)])
+    if len(cues) > 1:
+        return None
+    cue = len(cues.pop())
+    trimmed = [_trim(template, text, (span_of[at][0] + cue, span_of[at][1])) for at in answers]
+    return Rendered(text, trimmed, tuple(answers), len(chat.messages))
 
 
 def _trim(template: Template, text: str, span: Span) -> Span:
-    """Leave out the generation prompt's end and the white space after the end token: neither is generated."""
+    """Leave out the white space after the end token: it is not generated."""
     start, end = span
-    cue = next((cue for cue in template.cues if text.startswith(cue, start)), "")
-    start += len(cue)
     shorter = text[start:end].rstrip()
-    return (start, start + len(shorter)) if shorter.endswith(template.controls) else (start, end)
+    return (start, start + len(shorter)) if shorter.endswith(template.controls) else span

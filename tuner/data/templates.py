@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
-from trl.chat_template_utils import get_training_chat_template, has_generation_markers
-
-from tuner import assets
-from tuner.assets import without_generation_marks
 from tuner.data import limits
 from tuner.data.encoder import Unrendered
-from tuner.data.rendering import Template, num_alike, render, rendered, warn_once
+from tuner.data.rendering import Template, TooSlow, rendered, texts_of, warn_once, with_marks
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
 
@@ -54,14 +51,18 @@ def answers_end(tokenizer: Any) -> int | None:
         template = choose_template(tokenizer)
     except DataError:
         return None
-    text, spans = render(template, Chat(_PROBE), "the chat template")
-    answer = text[slice(*spans[-1])]
+    [text] = texts_of(template, Chat(_PROBE))
+    answer = text.text[slice(*text.spans[-1])]
     end = max((token for token in template.controls if answer.endswith(token)), key=len, default=None)
     return None if end is None else int(tokenizer.convert_tokens_to_ids(end))
 
 
-def choose_template(tokenizer: Any) -> Template:
-    """Return the tokenizer's chat template, or a variant of it with markers that renders the same text.
+def choose_template(tokenizer: Any, day: date | None = None) -> Template:
+    """Return the tokenizer's chat template; it must show which turns are the assistant's.
+
+    Args:
+        tokenizer: With a chat template, or several named ones: then 'tool_use' renders conversations with tools.
+        day: What `strftime_now` says in it; None: today.
 
     Raises:
         DataError: the tokenizer has no template, or the template does not show which turns are the assistant's.
@@ -71,16 +72,33 @@ def choose_template(tokenizer: Any) -> Template:
         raise DataError(problem, where="the tokenizer", fix="Use a model folder with a tokenizer.json.")
     if not tokenizer.chat_template:
         raise DataError("the tokenizer has no chat template", where="model.chat_template", fix=_FIX)
-    own = tokenizer.get_chat_template()
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+    if named and "default" not in named:
+        problem = f"the tokenizer has chat templates named {', '.join(sorted(named))}, and none named 'default'"
+        raise DataError(problem, where="model.chat_template", fix=_FIX)
     added = tokenizer.added_tokens_decoder.values()
     controls = tuple(token.content for token in added if token.content.strip())
-    # '<think>' and its like are added tokens too, but no special ones: answers in a data set do hold them on purpose.
+    template = Template(tokenizer, tokenizer.get_chat_template(), controls, special_tokens(tokenizer), day)
+    try:
+        with limits.memory():
+            chosen = _probed(template)
+            for_tools = named.get("tool_use", template.text)
+            if for_tools == template.text:
+                return chosen
+            return replace(chosen, with_tools=_probed(replace(template, text=for_tools)))
+    except Unrendered as error:
+        problem = f"the chat template cannot render a conversation: {error}"
+        raise DataError(problem, where="model.chat_template", fix=_FIX) from error
+
+
+def special_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """Return a pattern of the tokens that no text of a row becomes.
+
+    '<think>' and its like are added tokens too, but no special ones: answers in a data set do hold them on purpose.
+    """
+    added = tokenizer.added_tokens_decoder.values()
     special = sorted((token.content for token in added if token.special), key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, special)) or "(?!)")
-    text = _training_variant(tokenizer, own)
-    with limits.memory():
-        template = _checked(Template(tokenizer, text, has_generation_markers(text), controls, pattern), own)
-        return replace(template, cues=_cues(template), leaves_out=_left_out(template))
+    return re.compile("|".join(map(re.escape, special)) or "(?!)")
 
 
 def with_images(template: Template, token: str) -> Template:
@@ -94,43 +112,64 @@ def with_images(template: Template, token: str) -> Template:
     question = [{"type": "image"}, {"type": "text", "text": "Why?"}]
     chat = Chat([{"role": "user", "content": question}, _PROBE[-1]])
     for variant in (template, replace(template, in_parts=True), replace(template, image=f"{token}\n")):
-        try:
-            text, _ = rendered(variant, chat)
-        except Unrendered:
+        text = _text(variant, chat)
+        if text is None:
             continue
         if text.count(token) == 1 and text.find(token) < text.find("Why?"):
             return variant
     raise DataError("the chat template does not render images", where="model.chat_template", fix=_FIX)
 
 
-def _training_variant(tokenizer: Any, own: str) -> str:
-    if has_generation_markers(own):
-        return own
-    for file in assets.template_files().values():
-        named = file.read_text(encoding="utf-8")
-        # A model that tuner saved has our template without its marks.
-        if without_generation_marks(named) == own:
-            return named
+def _probed(template: Template) -> Template:
+    """Return the template with what it does with some conversations.
+
+    Raises:
+        DataError: the assistant's turns cannot be told apart in it.
+        Unrendered: it refuses a conversation.
+    """
+    template = _checked(template)
     try:
-        return get_training_chat_template(tokenizer) or own
-    except ValueError:
-        return own
+        with limits.processor_time(TooSlow()):  # all together
+            return _learned(template)
+    except TooSlow:  # with conversations of some kind: it is told with the row that is one
+        return template
 
 
-def _checked(template: Template, own: str) -> Template:
+def _learned(template: Template) -> Template:
+    of_texts = replace(template, has_text_arguments=True)
+    if _text(template, Chat(_TOOLS_PROBE)) is None and _text(of_texts, Chat(_TOOLS_PROBE)) is not None:
+        template = of_texts
+    end, after_end = _end_of_answers(template)
+    template = replace(template, end=end, after_end=after_end)
+    if not end.strip():
+        template = replace(template, next_turns=_next_turns(template))
+        template = replace(template, end=_end_of_answers(template)[0])
+    if not template.end.rstrip().endswith(template.controls):
+        warn_once(
+            "The chat template does not end the assistant's turn with a special token; the model may not learn to stop."
+        )
+    return replace(template, leaves_out=_left_out(template))
+
+
+def _checked(template: Template) -> Template:
     """Return the template, with `in_parts` set if it needs that.
 
     Raises:
-        DataError: the assistant's turns cannot be told apart in it, or it is no variant of `own`.
+        DataError: the assistant's turns cannot be told apart in it.
+        Unrendered: it refuses a conversation.
     """
     try:
-        _check(template, own)
-    except DataError:
+        _check(template)
+    except TooSlow:
+        raise
+    except (DataError, Unrendered):
         # Templates of models that see pictures loop over the parts of a content; over a text they find nothing.
         in_parts = replace(template, in_parts=True)
         try:
-            _check(in_parts, own)
-        except DataError:
+            _check(in_parts)
+        except TooSlow:
+            raise
+        except (DataError, Unrendered):
             pass
         else:
             return in_parts
@@ -138,41 +177,53 @@ def _checked(template: Template, own: str) -> Template:
     return template
 
 
-def _check(template: Template, own: str) -> None:
-    text, spans = render(template, Chat(_PROBE), "the chat template")
-    # GLM's variant appends the end token that its template leaves to the next turn.
-    if not text.startswith(rendered(replace(template, text=own, has_markers=False), Chat(_PROBE))[0]):
-        problem = "the training variant of the chat template renders a different text than the template itself"
-        raise DataError(problem, where="model.chat_template", fix=_FIX)
-    answers = "".join(text[slice(*span)] for span in spans)
-    if "Because." not in answers or "Why?" in answers:
+def _check(template: Template) -> None:
+    [text] = texts_of(template, Chat(_PROBE))
+    answers = "".join(text.text[slice(*span)] for span in text.spans)
+    whole, marks = with_marks(template, Chat(_PROBE))
+    marked = "".join(whole[slice(*span)] for span in marks)
+    if "Because." not in answers or "Why?" in answers + marked:
         problem = "the tokenizer's chat template does not show where the assistant's turns begin and end"
         raise DataError(problem, where="model.chat_template", fix=_FIX)
-    if not answers.endswith(template.controls):
-        warn_once(
-            "The chat template does not end the assistant's turn with a special token; the model may not learn to stop."
-        )
 
 
-def _cues(template: Template) -> tuple[str, ...]:
-    """Return the ends of the generation prompts that stand inside marked turns (Qwen 2.5: a newline), longest first.
+def _end_of_answers(template: Template) -> tuple[str, str]:
+    """Return what the template writes behind an answer, and what it writes behind that if no turn follows.
 
-    DeepSeek's prompt after a tool's result is another than after a question.
+    Phi 3's writes the end-of-sequence token behind the end of the last answer.
     """
-    if not template.has_markers:
-        return ()
-    cues = {_cue(template, _PROBE), _cue(template, _TOOLS_PROBE)} - {""}
-    return tuple(sorted(cues, key=len, reverse=True))
+    [text] = texts_of(template, Chat(_PROBE))
+    end = text.text[: text.spans[-1][1]].rpartition("Because.")[2]
+    history = (_text(template, Chat([*_PROBE, _QUESTION])) or "").rpartition("Because.")[2]
+    if history.startswith(end):
+        return end, ""
+    ends = [end[: match.end()] for token in template.controls for match in re.finditer(re.escape(token), end)]
+    lasting = max((one for one in ends if history.startswith(one)), key=len, default="")
+    return (lasting, text.text.rpartition(lasting)[2]) if lasting else (end, "")
 
 
-def _cue(template: Template, messages: list[Message]) -> str:
-    try:
-        prompt = rendered(template, Chat(messages[:-1]), prompt=True)[0]
-        text, spans = rendered(template, Chat(messages))
-    except Unrendered:
+def _next_turns(template: Template) -> tuple[str, str]:
+    """Return the tokens that begin the next turn after an answer and after calls."""
+    schema = {"type": "function", "function": _SCHEMA}
+    return _next_turn(template, Chat([*_PROBE, _QUESTION])), _next_turn(template, Chat(_TOOLS_PROBE[:3], [schema]))
+
+
+def _next_turn(template: Template, chat: Chat) -> str:
+    text, so_far = _text(template, chat), _text(template, Chat(chat.messages[:-1], chat.tools))
+    if text is None or so_far is None or not text.startswith(so_far.rstrip()):
         return ""
-    start = max((start for start, end in spans if "Because." in text[start:end]), default=len(text))
-    return text[start : num_alike(prompt, text)]
+    behind = text[len(so_far.rstrip()) :].lstrip()
+    return max((token for token in template.controls if behind.startswith(token)), key=len, default="")
+
+
+def _text(template: Template, chat: Chat) -> str | None:
+    """Return a conversation as text; None if the template refuses it."""
+    try:
+        return rendered(template, chat)
+    except TooSlow:
+        raise
+    except Unrendered:
+        return None
 
 
 def _left_out(template: Template) -> tuple[str, ...]:
@@ -192,6 +243,8 @@ def _left_out(template: Template) -> tuple[str, ...]:
 
 def _shows(template: Template, chat: Chat, mark: str) -> bool:
     try:
-        return mark in rendered(template, chat)[0]
+        return mark in texts_of(template, chat)[-1].text
+    except TooSlow:
+        raise
     except Unrendered:
         return True

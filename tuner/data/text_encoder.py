@@ -5,8 +5,9 @@ It does not load the tokenizer (`models.load` does), and it does not cut or pack
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tuner import vocabulary
 from tuner.assets import without_generation_marks
 from tuner.data import images, limits, masks, templates
-from tuner.data.encoder import Labelled
+from tuner.data.encoder import Part
 from tuner.data.fast_tokens import FastTokens
-from tuner.data.rendering import Span, Template, rendered
+from tuner.data.rendering import Span, Template, rendered, text_of
 from tuner.data.sample import Chat, Message, Thinking, images_of
 from tuner.errors import DataError
 from tuner.vocabulary import Vocabulary
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TextEncoder:
-    """The `Encoder` of a tokenizer."""
+    """The `Encoder` of a tokenizer; `day` is what a chat template takes for today, None: today."""
 
     tokenizer: PreTrainedTokenizerBase
+    day: date | None = field(default=None, kw_only=True)
 
     @property
     def library_object(self) -> PreTrainedTokenizerBase:
@@ -69,7 +71,7 @@ class TextEncoder:
     @cached_property
     def template(self) -> Template:
         """The chat template. Texts need none: a tokenizer without one is no error before the first conversation."""
-        return templates.choose_template(self.tokenizer)
+        return templates.choose_template(self.tokenizer, self.day)
 
     def encode(
         self,
@@ -77,29 +79,39 @@ class TextEncoder:
         *,
         train_all: bool = False,
         thinking: Thinking | None = None,
+        special_tokens: bool = False,
         fast: FastTokens | None = None,
         on_change: Callable[[str, str], object] = lambda place, reason: None,
-    ) -> list[Labelled]:
+    ) -> list[list[Part]]:
         """Return tokens and labels; arguments and errors as `Encoder.encode`."""
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
         for place, chat in chats:
             if self.image_id is None and images_of(chat.messages):
                 raise images.for_text_alone("the conversation", place)
-        of_texts = iter(masks.encode_texts(self.tokenizer, texts, fast) if texts else ())
-        of_chats = iter(
-            masks.encode_chats(
-                self.template,
-                chats,
-                train_all=train_all,
-                thinking=thinking,
-                fast=fast,
-                on_change=on_change,
-                expand=self.expand,
+            if special_tokens:
+                problem = "special_tokens is for rows of plain text, and the row is a conversation"
+                fix = "Set dataset.special_tokens to False: the chat template writes the tokens of a conversation."
+                raise DataError(problem, where=place, fix=fix)
+        of_texts: Iterator[list[Part]] = iter(())
+        of_chats: Iterator[list[Part]] = iter(())
+        if texts:
+            labelled = masks.encode_texts(
+                self.tokenizer, texts, fast, special_tokens=special_tokens, on_change=on_change
             )
-            if chats
-            else ()
-        )
+            of_texts = ([Part(one)] for one in labelled)
+        if chats:
+            of_chats = iter(
+                masks.encode_chats(
+                    self.template,
+                    chats,
+                    train_all=train_all,
+                    thinking=thinking,
+                    fast=fast,
+                    on_change=on_change,
+                    expand=self.expand,
+                )
+            )
         return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]
 
     def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
@@ -110,19 +122,22 @@ class TextEncoder:
         """Return the tokenizer's rules in fastokens, if it has them all."""
         return FastTokens.of(self.tokenizer)
 
-    def training_ids(self, chat: Chat) -> list[int]:
-        """Return the tokens of a conversation as training renders it. Errors as `Encoder.training_ids`."""
-        return self._ids(chat, self.template)
-
     def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
         """Return the tokens of a conversation by the tokenizer's own template. Errors as `Encoder.serving_ids`."""
-        own = replace(self.template, text=self.tokenizer.get_chat_template(), has_markers=False)
-        return self._ids(chat, own, prompt=prompt)
-
-    def _ids(self, chat: Chat, template: Template, *, prompt: bool = False) -> list[int]:
-        text, _ = self.expand(chat, rendered(template, chat, prompt=prompt)[0], [], "the conversation")
+        text, _ = self.expand(chat, rendered(self.template, chat, prompt=prompt), [], "the conversation")
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+    def prompt_ids(self, prompt: Chat | str) -> list[int]:
+        """Return the tokens of a row's prompt. Errors as `Encoder.prompt_ids`."""
+        if isinstance(prompt, str):
+            limits.check_text(self.tokenizer, prompt, "the prompt")
+            ids: list[int] = self.tokenizer(prompt, split_special_tokens=True, verbose=False)["input_ids"]
+            return ids
+        chat = masks.quoted(self.tokenizer, prompt)
+        text = prompt_text(self.tokenizer, chat.messages, chat.tools, day=self.day)
+        limits.check_text(self.tokenizer, text, "the conversation")
+        return masks.encode_rendered(self.tokenizer, text)
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
@@ -130,7 +145,7 @@ class TextEncoder:
             limits.check_text(self.tokenizer, messages, "the prompt")
             of_text: torch.Tensor = self.tokenizer(messages, return_tensors="pt")["input_ids"]
             return of_text
-        text = prompt_text(self.tokenizer, messages, tools)
+        text = prompt_text(self.tokenizer, messages, tools, day=self.day)
         limits.check_text(self.tokenizer, text, "the conversation")
         # The template has already written the special tokens.
         ids: torch.Tensor = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
@@ -156,7 +171,10 @@ class TextEncoder:
 
     def content(self) -> list[object]:
         """Return everything that its tokens depend on."""
-        return [self.rules() or repr(self.tokenizer), self.tokenizer.chat_template, self.tokenizer.special_tokens_map]
+        tokenizer = self.tokenizer
+        has_day = "strftime_now" in str(tokenizer.chat_template)
+        day = str(self.day or date.today()) if has_day else None
+        return [self.rules() or repr(tokenizer), tokenizer.chat_template, tokenizer.special_tokens_map, day]
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer with its chat template, without marks that only training reads."""
@@ -171,23 +189,17 @@ def prompt_text(
     tools: Sequence[Any] | None = None,
     *,
     asks: bool = True,
+    day: date | None = None,
 ) -> str:
     """Return a conversation and its tools as text; with `asks` it ends with the prompt for the next answer.
 
     Raises:
         DataError: the chat template rejects it.
     """
-    slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
     try:
-        with limits.memory(), limits.processor_time(slow):
-            described = list(tools) if tools else None
-            return str(
-                tokenizer.apply_chat_template(
-                    list(messages), tools=described, add_generation_prompt=asks, tokenize=False
-                )
-            )
-    except DataError:
-        raise
-    except Exception as error:  # a template is a foreign program: it can raise any error
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"the chat template rejects the conversation: {reason}") from error
+        described = list(tools) if tools else None
+        template = tokenizer.get_chat_template(tools=described)
+        names = tokenizer.special_tokens_map
+        return text_of(template, messages, names=names, tools=described, prompt=asks, day=day)[0]
+    except ValueError as error:  # of a tokenizer without a template too
+        raise DataError(f"the chat template rejects the conversation: {str(error).rstrip('.')}") from error

@@ -6,7 +6,7 @@ It renders nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.data.sample import Chat, Message, Thinking, text_of
@@ -36,24 +36,39 @@ def shorn(turn: Message) -> Message:
     return {**rest, "content": _BLOCK.sub("", turn["content"])}
 
 
-def differences(chat: Chat, text: str) -> list[str]:
-    """Return what the text of a conversation has otherwise than its answers, each thing once."""
-    return list(dict.fromkeys(_differences(chat, text)))
+def thought_of(turn: Message) -> str:
+    """Return the thinking of an answer, whether it stands in a key of its own or before what is said; empty if none."""
+    block = _BLOCK.match(text_of(turn["content"]))
+    return str(turn.get("reasoning_content") or (block[1] if block else ""))
 
 
-def _differences(chat: Chat, text: str) -> Iterator[str]:
-    answers = [turn for turn in chat.messages if turn["role"] == "assistant"]
-    for turn in answers:
-        block = _BLOCK.match(turn["content"])
-        thought = turn.get("reasoning_content") or (block[1] if block else "")
+def is_kept(turns: Sequence[Message], text: str) -> bool:
+    """Return whether a text holds the thinking of every answer of these turns."""
+    return all(thought_of(turn).strip() in text for turn in turns if turn["role"] == "assistant")
+
+
+def differences(turns: Sequence[Message], trained: Collection[int], text: str) -> list[str]:
+    """Return what a text of some turns has otherwise than they have, each thing once; `trained` are the answers in it.
+
+    An answer that is history in a text, and trained in another, is judged there.
+    """
+    return list(dict.fromkeys(_differences(turns, trained, text)))
+
+
+def _differences(turns: Sequence[Message], trained: Collection[int], text: str) -> Iterator[str]:
+    for number, turn in enumerate(turns):
+        if turn["role"] != "assistant" or not (number in trained or turn.get("weight") == 0):
+            continue
+        content = text_of(turn["content"])
+        block = _BLOCK.match(content)
         if block and not block[1].strip():
             yield EMPTY
-        if thought.strip() not in text:
+        if thought_of(turn).strip() not in text:
             yield LEFT_OUT
-        answer = turn["content"][block.end() :] if block else turn["content"]
+        answer = content[block.end() :] if block else content
         if answer.strip() not in text:
             yield CHANGED
         elif answer not in text:
             yield STRIPPED
-    if len(_EMPTY.findall(text)) > sum(len(_EMPTY.findall(text_of(turn["content"]))) for turn in chat.messages):
+    if len(_EMPTY.findall(text)) > sum(len(_EMPTY.findall(text_of(turn["content"]))) for turn in turns):
         yield ADDED

@@ -144,7 +144,7 @@ def _rendered(chat: Chat, chat_template: str) -> str:
     parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in texts]
     for messages in (texts, parts):
         try:
-            with limits.processor_time(TimeoutError()):
+            with limits.memory(), limits.processor_time(TimeoutError()):
                 text = str(_compiled(chat_template).render(messages=messages, tools=chat.tools, bos_token=""))
         except Exception:  # noqa: S112  # a template is someone else's program; training reports what it cannot render
             continue

@@ -245,6 +245,7 @@ class Dataset(Rows):
     num_proc: PositiveInt | Literal["auto"] = "auto"
     tokenizer_backend: Literal["auto", "tokenizers"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
+    special_tokens: bool = False
     streaming: bool | PositiveInt = False
     image_max_pixels: PositiveInt | None = None
     image_min_pixels: PositiveInt | None = None
