@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tuner.errors import DataError, together
@@ -19,6 +21,7 @@ from tuner.progress import told
 from tuner.recipes import path_checks, trust
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import Dataset
+from tuner.runs.directory import RunDirectory, is_run
 
 if TYPE_CHECKING:
     from tuner.data.encoder import Encoder
@@ -63,8 +66,14 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
         whole = every and not loader.dataset.streaming
         limit = rows if whole else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
-    encoder = encoder_of(recipe.config, source(recipe.config.model, weights=False))
+    encoder = encoder_of(recipe.config, source(recipe.config.model, weights=False), _day_of_run(recipe))
     return Opened(encoder, recipe.config.objective.type, splits)
+
+
+def _day_of_run(recipe: Recipe) -> date | None:
+    """Return the date that belongs to the run whose recipe this is; None if it is no run's."""
+    file = Path((recipe.arguments and recipe.arguments.name) or "")
+    return RunDirectory(file.parent).day if file.name == "recipe.py" and is_run(file.parent) else None
 
 
 @dataclass(frozen=True, repr=False)

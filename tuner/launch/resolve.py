@@ -79,7 +79,7 @@ def resolve_run(
         on_ranks, batch_notes = resuming.keep_global_batch(recipe, checkpoint, ranks)
         level = resuming.level(on_ranks, request.deepspeed, checkpoint)
     resolved = resolve_recipe(on_ranks, level, topology, hardware, ignore_fit=request.ignore_fit)
-    state = _state(resolved, recipe)
+    state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
     if checkpoint:
         point, final, state_notes = resuming.load_into(
             resolved.final, checkpoint, state, weights=request.resume_weights
@@ -147,11 +147,22 @@ def _new_start(fresh: Path, topology: Topology, *, is_named: bool) -> Start:
     return Start(fresh)
 
 
-def _state(resolved: ResolvedRecipe, recipe: Recipe) -> dict[str, object]:
+def _day(start: Start, now: datetime, *, goes_on: bool) -> str:
+    """Return the date of a run's first start: chat templates render it, and a resumed run has the same samples."""
+    today = now.astimezone().date()  # of this place, as `strftime_now` has it
+    if start.checkpoint:
+        owner = RunDirectory(start.checkpoint.path.parent.parent)
+        return str(start.checkpoint.facts.get("date") or owner.day or today)
+    return str((goes_on and RunDirectory(start.run_path).day) or today)
+
+
+def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> dict[str, object]:
     """Return what decides which runs can load this run's checkpoints; their manifests hold it.
 
     Args:
+        resolved: The recipe on its ranks.
         recipe: The recipe before its batch was made to fit a checkpoint.
+        day: The date of the run's first start.
     """
     zero = resolved.final.config.get("zero_optimization", {})
     states, weights = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
@@ -166,6 +177,7 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe) -> dict[str, object]:
         "nvme_weights_alone": weights == "nvme" != states,
         "dtype": resolved.precision.dtype,
         "optimizer": resolved.recipe.config.optim_wrapper.optimizer.type,
+        "date": day,
     }
 
 

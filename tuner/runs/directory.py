@@ -35,6 +35,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -121,6 +122,18 @@ class RunDirectory:
         recipe = read_json_object(self.resolved_recipe).get("recipe")
         block = recipe.get(name) if isinstance(recipe, dict) else None
         return block if isinstance(block, dict) else {}
+
+    @property
+    def day(self) -> date | None:
+        """The date of the run's first start, which its chat template takes for today; None if run.json has none."""
+        facts = read_json_object(self.run)
+        state = facts.get("state")
+        day = state.get("date") if isinstance(state, dict) else None
+        text = str(day or facts.get("started") or "")[:10]  # a run of an earlier version has `started` alone
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            return None
 
     def ending(self, exit_code: int) -> JsonObject:
         """Return how the run ended: the last line of `train --json`, and the input of the command in log.notify."""

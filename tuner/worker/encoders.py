@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import processor_of, tokenizer_of
 from tuner.recipes.schema import RecipeConfig
 
 
-def encoder_of(config: RecipeConfig, path: str) -> TextEncoder:
+def encoder_of(config: RecipeConfig, path: str, day: date | None = None) -> TextEncoder:
     """Load the tokenizer or the processor to train with.
 
     Args:
         config: The recipe.
         path: The result of `models.load.source` for the model.
+        day: What a chat template takes for today. None: today.
 
     Raises:
         ModelError: the model has no tokenizer or processor, or it needs remote code.
         MachineError: the hub cannot be reached.
     """
     if not config.reads_images:
-        return TextEncoder(tokenizer_of(config, path))
-    return ImageEncoder.of(processor_of(config, path), config.train_dataloader.dataset)
+        return TextEncoder(tokenizer_of(config, path), day=day)
+    return ImageEncoder.of(processor_of(config, path), config.train_dataloader.dataset, day)

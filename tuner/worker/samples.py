@@ -135,7 +135,7 @@ def _show(
     questions = [messages[:-1] for messages in conversations]
     result = pinned(written(config.model, run.final))
     if not config.reads_images:
-        encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final, **result))
+        encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final, **result), day=run.day)
     model = _auto(config).from_pretrained(run.final, device_map={"": device}, **result)  # and an adapter's base
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:

@@ -155,7 +155,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     device = _join(rank, config)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments(config, zero, run, device)
-    encoder = encoder_of(config, path)
+    encoder = encoder_of(config, path, run.day)
     streams = config.train_dataloader.dataset.streaming
     stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
     open_stream = partial(stream.open, encoder, point) if stream else None
