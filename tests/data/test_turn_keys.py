@@ -148,6 +148,32 @@ def test_the_words_of_every_tool_reach_the_labels(jsonl: Write, tokenizer: Any) 
     assert set(trained(prepared(jsonl, tokenizer, rows), tokenizer)) == {"four<|im_end|>"}
 
 
+def test_a_reward_model_refuses_a_turn_that_is_not_to_be_trained(jsonl: Write, tokenizer: Any) -> None:
+    pair = {"prompt": [USER], "chosen": [FIRST, MORE, LAST], "rejected": [LAST]}
+    untrained = {**pair, "chosen": [{**FIRST, "train": False}, MORE, LAST]}
+
+    assert prepared(jsonl, tokenizer, [pair, untrained], "reward", bad_rows=1).counts.bad == 1
+    assert prepared(jsonl, tokenizer, [pair, untrained], "dpo", bad_rows=1).counts.bad == 0
+
+
+def test_a_turn_of_calls_that_joins_another_is_trained_as_that_one_is() -> None:
+    call = {"from": "function_call", "value": '{"name": "f"}'}
+    before = [{"from": "human", "value": "one"}, {"from": "gpt", "value": "two", "loss": False}]
+
+    with pytest.raises(DataError, match="turn 3"):
+        formats.read("sharegpt", {"conversations": [*before, call]}, "x")
+    joined = formats.read("sharegpt", {"conversations": [*before, {**call, "loss": False}]}, "x")
+    assert isinstance(joined, Chat)
+    assert joined.messages[1]["weight"] == 0
+
+
+def test_a_part_of_a_turn_cannot_be_left_out_alone() -> None:
+    parts = [{"type": "text", "text": "two", "train": False}, {"type": "text", "text": "three"}]
+
+    with pytest.raises(DataError, match="turn 2"):
+        formats.read("messages", {"messages": [USER, {**FIRST, "content": parts}]}, "x")
+
+
 def test_pretraining_refuses_a_turn_that_is_not_to_be_trained(jsonl: Write, tokenizer: Any) -> None:
     result = prepared(jsonl, tokenizer, [messages({}), messages({"train": False})], "pretrain", bad_rows=1)
 

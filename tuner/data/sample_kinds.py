@@ -5,11 +5,11 @@ It reads no rows, and makes no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.data.sample import Chat, Feedback, Pair, Prompt, Sample, lacks, text_of
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, lacks, text_of
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 
@@ -57,14 +57,17 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     Raises:
         WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
             a function of the user's are not.
-        DataError: a turn is not to be trained, and the objective trains every token.
+        DataError: a turn is not to be trained, and the objective trains or scores every token.
     """
     if not isinstance(sample, kinds_of(objective)):
         wanted = " or ".join(_WHAT[kind] for kind in kinds_of(objective))
         problem = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
         raise WrongKind(problem, where=place, of_row=":" in name, fix=_way_out(sample, objective))
     if facts_of(objective).rows == "texts" and isinstance(sample, Chat):
-        _refuse_untrained(sample, objective, place)
+        _refuse_untrained(sample.messages, f"objective {objective} trains every token of a conversation", place)
+    if facts_of(objective).scores and isinstance(sample, Pair):
+        turns = [*sample.chosen, *sample.rejected]
+        _refuse_untrained(turns, f"objective {objective} scores an answer as a whole", place)
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
@@ -75,10 +78,9 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     return (sample,)
 
 
-def _refuse_untrained(chat: Chat, objective: str, place: str) -> None:
-    number = next((number for number, turn in enumerate(chat.messages, 1) if turn.get("weight") == 0), None)
-    if number is not None:
-        problem = f"turn {number} is not to be trained, and objective {objective} trains every token of a conversation"
+def _refuse_untrained(turns: Sequence[Message], reason: str, place: str) -> None:
+    if any(turn.get("weight") == 0 for turn in turns):
+        problem = f"a turn is not to be trained, and {reason}"
         raise DataError(problem, where=place, of_row=True, fix="Use objective sft, or remove the key from the turn.")
 
 

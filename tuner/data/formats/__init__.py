@@ -13,7 +13,7 @@ from tuner.data.formats.cells import Misfit, Row, TrackedRow, names
 from tuner.data.formats.columns import Columns, check_names, refuse_media, renamed
 from tuner.data.formats.image_places import ImagePaths, with_images
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
-from tuner.data.formats.turns import LOSS_KEYS
+from tuner.data.formats.turns import LOSS_COLUMNS
 from tuner.data.sample import Chat, Owner, Sample
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import DataError, did_you_mean, nearest
@@ -153,7 +153,7 @@ def read(
 
 def _report_unread(row: Row, on_unread: Callable[[tuple[Owner, str]], object]) -> None:
     for owner, key in dict.fromkeys(row.unread() if isinstance(row, TrackedRow) else ()):
-        on_unread(("loss column" if owner == "column" and key in LOSS_KEYS else owner, key))
+        on_unread(("loss column" if owner == "column" and key in LOSS_COLUMNS else owner, key))
 
 
 def _fitting_in(sample: Sample, place: str) -> Sample:

@@ -54,6 +54,8 @@ LOSS_KEYS = (
 """The keys of a turn that say whether it is trained, with the tools whose words they are."""
 _MASK_KEYS = ("masked", "mask")
 """Those that say that it is not; `masked` is torchtune's."""
+LOSS_COLUMNS = (*LOSS_KEYS, *_MASK_KEYS, "sample_weight", "margin")
+"""The columns that other tools weigh a row by; `margin` is TRL's for reward models."""
 _DETAILS = ("train_detail", "training_detail")
 """Axolotl's keys for single characters."""
 _KEPT = ("name", "tool_call_id")
@@ -78,12 +80,14 @@ def messages_of(turns: Sequence[Row]) -> list[Message]:
         message = _message(turn, number)
         # The template writes one turn of the assistant, with its text and all its calls.
         if messages and messages[-1]["role"] == "assistant" and _speaker(turn, number) in _CALLERS:
-            message = _joined(messages.pop(), message)
+            message = _joined(messages.pop(), message, number)
         messages.append(message)
     return messages
 
 
-def _joined(before: Message, call: Message) -> Message:
+def _joined(before: Message, call: Message, number: int) -> Message:
+    if before.get("weight") != call.get("weight"):
+        raise Misfit(f"turn {number} is one turn of the assistant with the turn before it, and only one is trained")
     calls = [*before.get("tool_calls", ()), *call["tool_calls"]]
     return {**before, "content": before["content"] + call["content"], "tool_calls": calls}
 
@@ -156,6 +160,9 @@ def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]
     value = cells.value(turn, (key,), number)
     if isinstance(value, list):
         value = [cells.part_of(turn, one, "part") if isinstance(one, Mapping) else one for one in value]
+        for key in (*LOSS_KEYS, *_MASK_KEYS):
+            if any(isinstance(one, Mapping) and one.get(key) is not None for one in value):
+                raise Misfit(f"a part of turn {number} has {key}, and a turn is trained whole or not at all")
     return read(value, f"{key} of turn {number}")
 
 
