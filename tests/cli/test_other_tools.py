@@ -107,7 +107,6 @@ def test_the_objectives_words_are_known_too() -> None:
 
 @each(
     [
-        ("warmup_steps=10", "param_scheduler.warmup_ratio"),
         ("output_dir=out", "--work-dir"),
         ("resume_from_checkpoint=x", "--resume"),
         ("template=qwen", "model.chat_template"),
@@ -197,7 +196,7 @@ TYPED: list[tuple[str, str]] = [
     ("export work_dirs/x mine.gguf", "tuner export SOURCE mine --as gguf"),
     ("version", "tuner --version"),
     (f"train {LORA} --num_gpus 8", "--nproc-per-node N"),
-    (f"train {LORA} --warmup_steps 8", "warmup_ratio"),
+    (f"train {LORA} --warmup_steps 8", "--set warmup_steps=VALUE"),
     ("chat x --prompt-template internlm2_chat", "chat template"),
     ("chat x --system-template coder", "--system TEXT"),
     ("chat x --repetition-penalty 1.1", "--top-p"),

@@ -51,6 +51,28 @@ def test_a_weight_is_how_often_each_row_is_taken(tmp_path: Path, weight: float, 
     assert texts(block({"path": write(tmp_path, "a", 4), "weight": weight})) == expected
 
 
+def test_a_limit_counts_the_rows_of_its_own_data_set(tmp_path: Path) -> None:
+    shares = [{"path": write(tmp_path, "a", 40), "max_rows": 5}, {"path": write(tmp_path, "b", 90), "max_rows": 60}]
+
+    assert Counter(text[0] for text in texts(block(*shares))) == {"a": 5, "b": 60}
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"), [(2.0, ["a1", "a2", "a3"] * 2), (0.5, ["a1", "a3"]), (1.0, ["a1", "a2", "a3"])]
+)
+def test_a_weight_counts_the_rows_within_the_limit(tmp_path: Path, weight: float, expected: list[str]) -> None:
+    assert texts(block({"path": write(tmp_path, "a", 9), "weight": weight, "max_rows": 3})) == expected
+
+
+def test_a_limit_changes_the_fingerprint_and_its_absence_does_not(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", 9)
+    plain, unlimited, limited = (
+        mixing.open(block({"path": path, **more})).fingerprint() for more in ({}, {"max_rows": None}, {"max_rows": 3})
+    )
+
+    assert plain == unlimited != limited
+
+
 @given(number=st.integers(1, 100), hundredths=st.integers(1, 350))
 @example(number=100, hundredths=7)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

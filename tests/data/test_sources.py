@@ -49,6 +49,31 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> 
     assert len(read(tmp_path / "a[1].jsonl")) == 1
 
 
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train[:10%]", [0, 1]),
+        ("train[15:]", [15, 16, 17, 18, 19]),
+        ("train[50%:60%]", [10, 11]),
+        ("train[:99]", [*range(20)]),
+    ],
+)
+def test_a_part_of_a_split_is_read_of_files_too(tmp_path: Path, split: str, expected: list[int]) -> None:
+    """The whole file was read, whatever part was named."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)), encoding="utf-8")
+
+    assert [row["n"] for _, row in read(tmp_path / "a.jsonl", split)] == expected
+    assert [row["n"] for _, row in read(tmp_path, split)] == expected
+
+
+@pytest.mark.parametrize("split", ["train[", "train[:x]", "train[:3][:2]"])
+def test_a_malformed_part_of_a_split_is_refused(tmp_path: Path, split: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}', encoding="utf-8")
+
+    with pytest.raises(DataError):
+        read(tmp_path / "a.jsonl", split)
+
+
 def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path: Path) -> None:
     for name in ("train-2.jsonl", "train-1.jsonl", "validation.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")

@@ -173,7 +173,6 @@ BAD = [
     (ONE.replace("type=LLaVAModel,", "type=LLaVAModel, projector_depth=3,"), "two linear layers"),
     (ONE.replace("visual_encoder=dict(", "visual_encodr=dict("), "has no visual_encoder"),
     (ONE.replace("data_path=", "offline_processed_text_folder="), "XTuner has tokenized"),
-    (ONE.replace("image_folder=", "image_foldr="), "no key 'image_foldr'"),
 ]
 
 

@@ -21,7 +21,7 @@ from tuner.errors import DataError
 from tuner.launch import data_rows
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Rows
+from tuner.recipes.schema import Dataset, Rows, Share
 
 FILES = {
     "lines.jsonl": '{"a": 1}\n\n  \n{"a": 2}\r\n{"a": 3}',
@@ -70,6 +70,25 @@ def test_any_text_has_as_many_rows_as_the_readers_find_or_is_not_counted(tmp_pat
         number = None
 
     assert counted(file)[0] == number
+
+
+@pytest.mark.parametrize("val_split", [None, 0.2])
+def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_split: float | None) -> None:
+    for name, rows in (("a", 40), ("b", 90)):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "x"}\n' * rows)
+    shares = (Share(path=str(tmp_path / "a.jsonl"), max_rows=5), Share(path=str(tmp_path / "b.jsonl"), max_rows=60))
+    dataset = Dataset(path=None, mixture=shares, max_length=16, packing=False, val_split=val_split)
+
+    assert data_rows.num_rows(dataset) == 65
+    train = dataset.model_copy(update={"held_out": False})
+    taken = [data_rows._less_held_out(one, at, train).taken for at, one in enumerate(data_rows._weighted(train))]
+    assert sum(filter(None, taken)) == len(list(mixing.open(train).read()))
+
+
+def test_a_part_of_a_split_is_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 9)
+
+    assert data_rows._counted(rows_of(tmp_path / "a.jsonl", split="train[:3]")).rows is None
 
 
 def test_a_pattern_means_all_its_files(tmp_path: Path) -> None:

@@ -146,10 +146,8 @@ def test_delete_reaches_the_blocks_inside() -> None:
     )
     whole = f"optimizer=dict(type='SGD', {rates})"
     rest = "clip_grad=dict(max_norm=2.0), accumulative_counts=1, dtype='auto'"
-    path = write("my.py", f"_base_ = 'tiny_full_sample_e1'\noptim_wrapper = dict(_delete_=True, {whole}, {rest})\n")
-    part = write(
-        "part.py", "_base_ = 'tiny_full_sample_e1'\noptim_wrapper = dict(_delete_=True, optimizer=dict(lr=1.0))"
-    )
+    path = write("my.py", f"_base_ = 'tiny_full_sample'\noptim_wrapper = dict(_delete_=True, {whole}, {rest})\n")
+    part = write("part.py", "_base_ = 'tiny_full_sample'\noptim_wrapper = dict(_delete_=True, optimizer=dict(lr=1.0))")
 
     assert loading.load(path).config.optim_wrapper.optimizer.type == "SGD"
     with pytest.raises(RecipeError, match=r"optim_wrapper\.optimizer\.type is missing"):
@@ -221,7 +219,7 @@ def test_a_helper_is_a_name_that_is_used() -> None:
 )
 def test_a_top_level_name_that_nothing_uses_is_refused(key: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        loading.load(write("my.py", f"_base_ = 'tiny_full_sample_e1'\n{key} = 1e-4\n"))
+        loading.load(write("my.py", f"_base_ = 'tiny_full_sample'\n{key} = 1e-4\n"))
 
     assert caught.value.what == f"no key {key!r}"
     assert caught.value.where == "./my.py:2"
@@ -460,7 +458,7 @@ def test_code_with_a_name_that_is_nearly_a_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["import os\nx = (", "import os\n_base_ = 'tiny_full_sample_e1'", "_base_ = './no.py'\nx = f()"]
+    "code", ["import os\nx = (", "import os\n_base_ = 'tiny_full_sample'", "_base_ = './no.py'\nx = f()"]
 )
 def test_code_that_mmengine_cannot_read_is_one_message(code: str) -> None:
     with pytest.raises(RecipeError):
@@ -516,7 +514,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_line(
     text: str, key: str, value: str, line: int
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        loading.load(write("my.py", f"_base_ = 'tiny_full_sample_e1'\n{text}\n"))
+        loading.load(write("my.py", f"_base_ = 'tiny_full_sample'\n{text}\n"))
 
     said = str(caught.value)
     assert f"{key} = {value}: " in said
@@ -525,7 +523,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_line(
 
 def test_a_key_that_is_missing_is_named_with_its_block() -> None:
     with pytest.raises(RecipeError) as caught:
-        loading.load(write("my.py", "_base_ = 'tiny_full_sample_e1'\nadapter = dict(r=8)\n"))
+        loading.load(write("my.py", "_base_ = 'tiny_full_sample'\nadapter = dict(r=8)\n"))
 
     text = "bad-recipe: ./my.py:2: adapter.lora_alpha is missing. Set adapter.lora_alpha."
     assert str(caught.value) == text
@@ -558,3 +556,43 @@ def test_shipped_recipes_are_small_deltas() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 25
         assert "_base_" in read_file(path).values
         loading.load(name)
+
+
+WARM_UPS = [
+    ((), (0.05, None)),
+    (("warmup_steps=100",), (0.0, 100)),
+    (("warmup_steps=100", "warmup_ratio=0.1"), (0.1, None)),
+    (("warmup_ratio=0.1", "warmup_steps=100"), (0.0, 100)),
+    (("warmup_steps=0",), (0.0, 0)),
+]
+
+
+@pytest.mark.parametrize(("changes", "warm_up"), WARM_UPS)
+def test_the_later_of_two_warm_ups_counts(changes: tuple[str, ...], warm_up: tuple[float, int | None]) -> None:
+    schedule = loading.load(
+        "tiny_full_sample", Overrides(pairs=[("--set", one) for one in changes])
+    ).config.param_scheduler
+
+    assert (schedule.warmup_ratio, schedule.warmup_steps) == warm_up
+    assert schedule.warmup == (warm_up[0] if warm_up[1] is None else warm_up[1])
+
+
+def test_two_warm_ups_in_one_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("_base_ = 'tiny_full_sample'\nparam_scheduler = dict(warmup_ratio=0.1, warmup_steps=10)\n")
+
+    with pytest.raises(RecipeError, match="use one of them"):
+        loading.load(str(path))
+
+
+@pytest.mark.parametrize("interval", ["0.5", "3"])
+def test_an_interval_is_a_number_of_steps_or_a_share_of_all(interval: str) -> None:
+    config = loading.load("tiny_full_sample", Overrides(pairs=[("--set", f"checkpoint.interval={interval}")])).config
+
+    assert config.checkpoint.interval == float(interval)
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "1.5"])
+def test_an_interval_that_is_neither_is_refused(interval: str) -> None:
+    with pytest.raises(RecipeError):
+        loading.load("tiny_full_sample", Overrides(pairs=[("--set", f"checkpoint.interval={interval}")]))

@@ -238,11 +238,11 @@ SCHEDULES = {
     "WarmupLR": ({"warmup_max_lr": 0.125}, {"type": "constant", "lr": 0.125}),
     "WarmupDecayLR": (
         {"warmup_max_lr": 0.125, "warmup_num_steps": 30, "total_num_steps": 400},
-        {"type": "linear", "warmup_ratio": 0.075, "lr": 0.125},
+        {"type": "linear", "warmup_steps": 30, "lr": 0.125},
     ),
     "WarmupCosineLR": (
         {"warmup_num_steps": 100, "total_num_steps": 1000},
-        {"type": "cosine", "warmup_ratio": 0.1, "lr": 0.25},
+        {"type": "cosine", "warmup_steps": 100, "lr": 0.25},
     ),
 }
 
@@ -265,13 +265,12 @@ def test_the_flags_of_the_scheduler_warning_take_the_jsons_values(kind: str) -> 
     assert not [text for text in _merge(theirs, *start, *sets).warnings if text.startswith("scheduler")]
 
 
-def test_a_warm_up_in_steps_without_their_total_is_told_and_not_guessed() -> None:
+def test_a_warm_up_in_steps_keeps_its_steps() -> None:
     text = '{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1000}}}'
 
     warning = _warning(_merge(text), "scheduler")
 
-    assert "1000 / all steps" in warning
-    assert not [text for text in _sets(warning) if "warmup_ratio" in text]
+    assert [text for text in _sets(warning) if "warmup_steps=1000" in text]
 
 
 @pytest.mark.parametrize(

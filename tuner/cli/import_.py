@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from tuner.files import JsonObject
     from tuner.importers.imported_recipe import Imported
 
-_STYLES: dict[str, Style] = {"changed in meaning": {"fg": "yellow"}, "no counterpart": {"dim": True}}
+_STYLES: dict[str, Style] = {
+    "not a key of the tool": {"fg": "yellow"},
+    "changed in meaning": {"fg": "yellow"},
+    "no counterpart": {"dim": True},
+}
 _LEAST_COLUMNS = 20
 
 
@@ -109,7 +113,7 @@ def _print(imported: Imported) -> None:
     left = widest + max((len(one.setting.key) for one in imported.entries), default=0) + 4
     terminal = columns()
     room = None if terminal is None else max(terminal - left, _LEAST_COLUMNS)
-    for outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
+    for outcome in (Outcome.UNKNOWN, Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
         rows = [(place, one) for place, one in zip(places, imported.entries, strict=True) if one.outcome is outcome]
         if rows:
             say(f"{outcome}:", bold=True)

@@ -74,7 +74,7 @@ train_dataloader = dict(
         # The folder that the paths of images begin in; none may leave it. None: the folder of the rows' file.
         image_folder=None,
         # Several data sets instead of path: [dict(part='alpaca'), dict(path='my.jsonl', weight=2)]. weight 0.5 takes
-        # half of a data set's rows, 2 takes each row twice.
+        # half of a data set's rows, 2 takes each row twice; max_rows takes only its first rows.
         mixture=None,
         # Use only this many rows, from the first. None: all.
         max_rows=None,
@@ -154,6 +154,8 @@ param_scheduler = dict(
     type="cosine",
     # Share of all steps over which the rate rises. The first of w such steps has 1/w of the rate, not 0.
     warmup_ratio=0.03,
+    # The same as a number of steps; of warmup_ratio and warmup_steps the later one counts. None: warmup_ratio applies.
+    warmup_steps=None,
 )
 
 train_cfg = dict(
@@ -161,7 +163,7 @@ train_cfg = dict(
     max_epochs=3,
     # Optimizer steps. A number here overrides max_epochs. None: max_epochs applies.
     max_steps=None,
-    # Optimizer steps between validations. None: at the end of each epoch.
+    # Optimizer steps between validations; below 1: a share of all steps. None: at the end of each epoch.
     val_interval=None,
     # Stop after this many validations without a lower loss. None: no early stopping.
     early_stopping_patience=None,
@@ -196,7 +198,7 @@ train_cfg = dict(
 )
 
 checkpoint = dict(
-    # Optimizer steps between checkpoints.
+    # Optimizer steps between checkpoints; below 1: a share of all steps.
     interval=500,
     # Checkpoints to keep; older ones are removed.
     max_keep_ckpts=2,

@@ -27,7 +27,8 @@ from tuner.recipes.schema import Dataset, Rows, Share
 class WeightedSource:
     """One data set of a mixture; `number` is its place in it, from 0. `format` None: to be detected from `head`.
 
-    `first` is the place of the first one with the same rows: they are held out together.
+    `first` is the place of the first one with the same rows: they are held out together. Of its rows only the first
+    `max_rows` count; None: all.
     """
 
     number: int
@@ -38,6 +39,7 @@ class WeightedSource:
     images: ImagePaths
     weight: float
     first: int
+    max_rows: int | None = None
 
     @property
     def place(self) -> str:
@@ -48,6 +50,11 @@ class WeightedSource:
     def image_facts(self) -> list[str]:
         """The folder of its images if the block names one; rows of text alone keep their fingerprint."""
         return [str(self.images.folder)] if self.images.folder else []
+
+    @property
+    def limit_facts(self) -> list[dict[str, int]]:
+        """The limit of its rows if it has one; a data set without one keeps its fingerprint."""
+        return [] if self.max_rows is None else [{"max_rows": self.max_rows}]
 
     def head(self, count: int) -> list[Row]:
         """Return the first `count` rows, or all where there are fewer; at least one."""
@@ -65,11 +72,14 @@ class WeightedSource:
         # The decimal that was written: in floats 100 x 0.07 is more than 7.
         weight = Fraction(str(self.weight))
         for _ in range(int(weight)):
-            yield from enumerate(self.source.read(on_error))
+            yield from enumerate(self._first_rows(on_error))
         if rest := weight % 1:
-            for number, placed in enumerate(self.source.read(on_error)):
+            for number, placed in enumerate(self._first_rows(on_error)):
                 if is_drawn(number, rest):
                     yield number, placed
+
+    def _first_rows(self, on_error: OnError) -> Iterator[PlacedRow]:
+        return itertools.islice(self.source.read(on_error), self.max_rows)
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,15 @@ class Mixture:
             DataError: one of them cannot be read.
         """
         facts = [
-            [one.source.fingerprint(), one.format, one.columns, one.system, one.weight, *one.image_facts]
+            [
+                one.source.fingerprint(),
+                one.format,
+                one.columns,
+                one.system,
+                one.weight,
+                *one.image_facts,
+                *one.limit_facts,
+            ]
             for one in self.sets
         ]
         return hashlib.sha256(
@@ -137,10 +155,10 @@ def open(dataset: Dataset) -> Mixture:
 def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     assert share.path is not None, "checked before a run starts"
     source = sources.find(share.path, share.name, share.split)
-    weight = share.weight if isinstance(share, Share) else 1.0
+    weight, max_rows = (share.weight, share.max_rows) if isinstance(share, Share) else (1.0, None)
     folder = paths.expanded(share.image_folder) if share.image_folder else None
     images = ImagePaths(folder, source.files)
-    return WeightedSource(number, source, share.format, share.columns, share.system, images, weight, first)
+    return WeightedSource(number, source, share.format, share.columns, share.system, images, weight, first, max_rows)
 
 
 def _timed(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
     Args:
         path: Also files of a hub data set: hf://datasets/OWNER/NAME/FOLDER/*.parquet.
         name: A configuration of a hub data set.
-        split: Of a folder or a hub data set; a file is one split.
+        split: Of a folder or a hub data set; a file is one split. A part of it is written as `datasets` does:
+            train[:1000], train[10%:20%].
 
     Raises:
         DataError: nothing is there, or what is there is no data set, or it lacks `split`.
@@ -76,10 +78,11 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
     if path.startswith(paths.URL):
         return _files_of_url(path)
     local = paths.expanded(assets.asset(path))
-    if os.path.isdir(local):  # noqa: PTH112 (no error for a name too long)
-        return _local(local, _files_of_split(local, split))
-    if files := paths.matching(local):
-        return _local(local, files)
+    whole, bracket, _ = split.partition("[")
+    files = _files_of_split(local, whole) if os.path.isdir(local) else paths.matching(local)  # noqa: PTH112 (no error for a name too long)
+    if files:
+        found = _local(local, files)
+        return _part(found, whole, split) if bracket else found
     if paths.local(path) is None:
         return _loaded(path, path, name, split=split)
     siblings = [item.name for item in local.parent.iterdir()] if local.parent.is_dir() else []
@@ -111,6 +114,35 @@ def _local(place: Path, files: list[Path]) -> Source:
         if readers.kind(file) is None:
             raise DataError(f"{file.name!r} has an unsupported file type", where=file, fix=readers.KNOWN_KINDS)
     return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files), tuple(files))
+
+
+def _part(source: Source, split: str, wanted: str) -> Source:
+    """Return the source of a part of a split, `wanted` = 'train[:10%]'.
+
+    Raises:
+        DataError: the part is malformed.
+    """
+    from datasets import ReadInstruction  # 1 s; of no use to whole splits
+
+    try:
+        part = ReadInstruction.from_spec(wanted)
+    except (AssertionError, ValueError) as error:
+        fix = "Write it as `datasets` does: train[:1000], train[10%:20%]."
+        raise DataError(f"split = {wanted!r} is not a part of a split", where=source.place, fix=fix) from error
+
+    def rows(on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
+        if at is not None:
+            fix = "Write the rows into a file of their own, or stream the whole file."
+            raise DataError(f"{wanted!r} is a part of a split, which is not streamed", where=source.place, fix=fix)
+        num_rows = sum(1 for _ in source.read(lambda _: None))
+        try:
+            spans = [(one.from_, one.to) for one in part.to_absolute({split: num_rows})]
+        except ValueError as error:
+            raise DataError(f"{wanted!r}: {error}", where=source.place, fix=f"It has {num_rows} rows.") from error
+        for start, end in spans:
+            yield from islice(source.read(on_error), start, end)
+
+    return Source(source.place, lambda: sha256(f"{source.fingerprint()}{wanted}".encode()), rows, source.files)
 
 
 def _digest_of_all(files: list[Path]) -> str:

@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner import paths
-from tuner.importers import deepspeed, image_keys, key_tables, shared_rules, training_arguments
+from tuner.importers import deepspeed, image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.document import Block, Document, Keys, Value
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
-from tuner.recipes.aliases import by_word
+from tuner.recipes.aliases import Alias, by_word
+from tuner.recipes.schema.objectives import OBJECTIVES
 
-_RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto"}
+_RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto", "grpo": "grpo"}
+_NEAR = {"simpo": "dpo", "gdpo": "grpo", "ebft": "sft"}
+"""Methods that tuner does not have -> the nearest objective."""
+_TEMPLATES = {
+    **{name: name for name in ("alpaca", "chatml", "gemma", "llama3")},
+    **{"phi_3": "phi3", "mistral_v1": "mistral", "deepseek_v2": "deepseek"},
+}
+"""Axolotl's chat_template -> tuner's."""
 _FLAGGED = {
     "flash_attention": "flash_attention_2",
     "sdp_attention": "sdpa",
@@ -36,9 +44,13 @@ def _prepare(t: Translation) -> None:
     elif t.method == "lora" and truth(values.get("peft_use_dora")):
         t.method = "dora"
     rl = str(values.get("rl") or "")
-    t.objective = _RL.get(rl, "reward" if truth(values.get("reward_model")) else "sft")
+    t.objective = _RL.get(rl, _NEAR.get(rl, "reward" if truth(values.get("reward_model")) else "sft"))
     if rl and rl not in _RL:
-        t.obstacle = f"tuner does not support {rl}: it trains on rows"
+        t.obstacle = f"tuner has no {rl}; the nearest is {t.objective}"
+    if truth(values.get("process_reward_model")):
+        t.obstacle = "tuner trains reward models of whole answers, not of steps"
+    rewards = t.settings.get("trl.reward_funcs")
+    reward_keys.settle_rewards(t, rewards.words(None) if rewards and rewards.value else [])
     if values.get("pretraining_dataset"):
         t.objective = "pretrain"
 
@@ -141,6 +153,28 @@ def image_size(t: Translation, setting: Setting) -> None:
     t.has_images = True
 
 
+def chat_template(t: Translation, setting: Setting) -> None:
+    """Set the chat template, or keep the model's own."""
+    word = str(setting.value)
+    if word.startswith("tokenizer_default"):
+        why = "the model's own chat template"
+        t.note(setting, Outcome.TAKEN, why=why)
+    elif word == "jinja":
+        t.note(setting, Outcome.TAKEN, why="with chat_template_jinja")
+    else:
+        shared_rules.named_template(t, setting, _TEMPLATES)
+
+
+def jinja(t: Translation, setting: Setting) -> None:
+    """Set the chat template if it is a file; the text of one has no place in a recipe."""
+    text = str(setting.value)
+    if text.endswith(".jinja"):
+        t.set(setting, "model.chat_template", text)
+    else:
+        why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+
+
 _FORMATS = {
     **dict.fromkeys(("alpaca", "alpaca_chat", "gpteacher", "oasst", "reflection"), "alpaca"),
     "sharegpt": "sharegpt",
@@ -162,17 +196,9 @@ _QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field
 _JUDGED = ("prompt", "chosen", "rejected", "completion", "label")
 _OF_ENTRY = {
     *("path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"),
-    *("message_property_mappings", *_QUESTIONS),
+    *("message_property_mappings", "chat_template", "chat_template_jinja", "shards", "conversation", *_QUESTIONS),
+    *("field_prompt", "field_chosen", "field_rejected", "field_system", "message_field_content"),
 }
-_LEFT_OF_ENTRY = (
-    "conversation chat_template chat_template_jinja roles roles_to_train train_on_eos train_on_eot shards shards_idx "
-    "preprocess_shards input_transform input_format field_human field_model field_thinking ds_type "
-    "template_thinking_key message_field_training message_field_training_detail split_thinking drop_system_message "
-    "trust_remote_code revision logprobs_field temperature field_tools skip step_separator max_completion_length "
-    "train_on_last_step_only field_prompt field_chosen field_rejected field_system message_field_role "
-    "message_field_content eot_tokens"
-)
-"""Keys of an entry that tuner's row formats and the chat template decide."""
 
 
 def datasets(t: Translation, setting: Setting) -> None:
@@ -185,13 +211,21 @@ def datasets(t: Translation, setting: Setting) -> None:
             continue
         if not entry.get("path"):
             raise t.document.wrong("the data set has no path", keys, "Set path to a file or a hub id.")
-        t.check_block("a data set", entry, keys, _OF_ENTRY, _LEFT_OF_ENTRY)
+        t.check_block("a data set", entry, keys, _OF_ENTRY, _WORDS.blocks["dataset"])
+        for key, rule in (("chat_template", chat_template), ("chat_template_jinja", jinja)):
+            if entry.get(key):
+                rule(t, t.inner((*keys, key), entry[key]))
         dataset = {
             "path": _path(entry),
             "name": entry.get("name"),
             "split": str(entry.get("split") or entry.get("train_on_split") or "train"),
             **_shape(t, setting, keys, entry),
         }
+        if entry.get("shards"):
+            shards = t.inner((*keys, "shards"), entry["shards"])
+            dataset["weight"] = 1 / shards.whole()
+            why = "Axolotl takes such a part of the rows at random; these are evenly spread"
+            t.note(shards, Outcome.CHANGED, f"weight = {dataset['weight']:g}", why)
         (t.validation if setting.key == "test_datasets" else t.datasets).append(dataset)
     t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
 
@@ -220,7 +254,12 @@ def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: Block, typ
         why = f"Axolotl renders prompts as {written}, tuner with the model's chat template"
         _note_type(t, keys, type_, _FORMATS.get(word), why)
     if t.objective != "sft" and t.objective != "pretrain":
-        columns = {key: str(entry[f"field_{key}"]) for key in ("chosen", "rejected") if entry.get(f"field_{key}")}
+        if OBJECTIVES[t.objective].facts.generates and word:
+            _note_type(
+                t, keys, type_, None, "a function of the config's makes the prompts; tuner reads the column prompt"
+            )
+        names = ("prompt", "chosen", "rejected")
+        columns = {key: str(entry[f"field_{key}"]) for key in names if entry.get(f"field_{key}")}
         return {"format": None, "columns": renamed(columns)}
     if word in ("completion", "pretrain") or setting.key == "pretraining_dataset":
         field = str(entry.get("field") or entry.get("text_column") or "text")
@@ -236,17 +275,17 @@ def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: Block, typ
 
 def _note_type(t: Translation, keys: Keys, type_: str, format_: str | None, why: str) -> None:
     shown = replace(t.inner((*keys, "type"), type_), key=f"{keys[0]}[{keys[-1]}].type")
-    t.note(shown, Outcome.CHANGED, f"format {format_}", why)
+    t.note(shown, Outcome.CHANGED, f"format {format_}", why, is_learned=True)
 
 
 def _chat(entry: Block) -> Block:
     mappings = entry.get("message_property_mappings") or {}
     content = mappings.get("content") or entry.get("message_field_content")
     format_ = "sharegpt" if content == "value" or entry.get("type") == "sharegpt" else "messages" if content else None
-    field = entry.get("field_messages")
-    if field in (None, "messages", "conversations", "conversation"):
-        return {"format": format_}
-    return {"format": format_ or "messages", "columns": {"messages": str(field)}}
+    field, system = entry.get("field_messages"), entry.get("field_system")
+    columns = {} if field in (None, "messages", "conversations", "conversation") else {"messages": str(field)}
+    columns |= {"system": str(system)} if system not in (None, "system") else {}
+    return {"format": format_ or ("messages" if columns else None), "columns": columns or None}
 
 
 def _defaults(document: Document) -> Mapping[str, Value]:
@@ -306,10 +345,29 @@ TABLE: Mapping[str, Rule] = {
             " ".join((*_FLAGGED, "xformers_attention", "sage_attention")): flagged_attention,
             "wandb_project": wandb_project,
             "use_wandb use_tensorboard use_mlflow use_comet use_trackio": tracker,
+            "chat_template": chat_template,
+            "chat_template_jinja": jinja,
+            "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval", "num_epochs"),
+            "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval", "num_epochs"),
+            "rpo_alpha": shared_rules.sft_term,
+            "loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
             "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": liger,
         }
     ),
+}
+
+_OF_TRL = (
+    *("num_generations", "num_iterations", "generation_batch_size", "max_completion_length", "temperature", "top_p"),
+    *("min_p", "repetition_penalty", "epsilon", "epsilon_high", "importance_sampling_level", "beta"),
+    "mask_truncated_completions",
+)
+"""Keys of the block `trl` that a recipe's objective has under the same name."""
+TABLE = {
+    **TABLE,
+    **{f"trl.{key}": rule for key, rule in reward_keys.RULES.items()},
+    **{f"trl.{key}": Alias(f"objective.{key}") for key in _OF_TRL},
+    "trl.loss_type": reward_keys.loss_type,
 }
 
 TOOL = Tool("Axolotl", TABLE, _defaults, prepare=_prepare, others=_WORDS.others)

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuner import paths
-from tuner.errors import RecipeError
+from tuner.errors import RecipeError, brief_repr
 from tuner.files import make_folder, sha256, write_text
 from tuner.hooks import Converted
 from tuner.importers import recipe_text, tools
 from tuner.importers.imported_recipe import Imported
-from tuner.importers.translation import Outcome
+from tuner.importers.translation import Entry, Outcome
 
 _WORD = re.compile(r"[^\w.-]+")
+_MAX_SHOWN = 6
+"""Differences that one message names."""
 
 
 def recipe_of(name: str, environ: Mapping[str, str]) -> Converted | None:
@@ -28,15 +30,16 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted | None:
         environ: Says where the cache is.
 
     Raises:
-        RecipeError: a value of the config is wrong, or its recipe would train something else.
+        RecipeError: a value of the config is wrong, or its recipe would learn something else.
         DiskError: the recipe cannot be kept.
     """
     if not tools.is_config(Path(name)):
         return None
     imported = tools.read([name])
-    if imported.obstacle:
-        fix = f"Check it first: tuner import {name}"
-        raise RecipeError(f"{name!r} of {imported.tool} cannot be trained directly: {imported.obstacle}", fix=fix)
+    if reasons := [*([imported.obstacle] if imported.obstacle else []), *map(_difference, imported.differences)]:
+        more = f"; and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""
+        message = f"{name!r} of {imported.tool} cannot be trained directly: {'; '.join(reasons[:_MAX_SHOWN])}{more}"
+        raise RecipeError(message, fix=f"See every key, and get the recipe to train: tuner import {name}")
     text = recipe_text.text(imported)
     folder = paths.cache(environ) / "imported" / sha256(text.encode())[:12]
     path = folder / f"{_WORD.sub('_', Path(name).stem)}.py"
@@ -44,6 +47,12 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted | None:
         make_folder(folder)
         write_text(path, text)
     return Converted(path, _summary(name, imported))
+
+
+def _difference(entry: Entry) -> str:
+    """Return what a key changes, with its place."""
+    setting = entry.setting
+    return f"{setting.key} = {brief_repr(setting.value)} ({setting.where}): {(entry.why or '').rstrip('.')}"
 
 
 def _summary(name: str, imported: Imported) -> str:

@@ -13,7 +13,7 @@ from tuner.importers import image_keys
 from tuner.importers.document import Block, Keys, Value
 from tuner.importers.translation import Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
-from tuner.recipes.loading import validate, with_xtuner
+from tuner.recipes.loading import settle_warmup, validate, with_xtuner
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.recipe import layer_of, read_base
 from tuner.recipes.recipe_file import read_part
@@ -46,6 +46,15 @@ class Imported:
     notes: tuple[str, ...] = ()
     obstacle: str | None = None
 
+    @property
+    def differences(self) -> tuple[Entry, ...]:
+        """The written keys that change what is learned, or may do so because the tool has no such key."""
+        return tuple(
+            one
+            for one in self.entries
+            if not one.setting.is_default and (one.is_learned or one.outcome is Outcome.UNKNOWN)
+        )
+
 
 def finished(t: Translation) -> Imported:
     """Return the recipe for a translation.
@@ -54,7 +63,7 @@ def finished(t: Translation) -> Imported:
         RecipeError: no model is named, or a value is not valid; the error names its place in the source.
     """
     _settle_method(t)
-    _settle_warmup(t)
+    _settle_sft_term(t)
     _settle_kto(t)
     part, architecture = _settle_model(t)
     image_keys.settle(t, part)
@@ -106,6 +115,7 @@ def _check(merged: Merged) -> None:
     whole = deepcopy(merged)
     data_sets.settle_mixtures(whole)
     data_sets.settle_validation(whole)
+    settle_warmup(whole)
     validate(whole)
 
 
@@ -121,16 +131,15 @@ def _settle_method(t: Translation) -> None:
             t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
 
 
-def _settle_warmup(t: Translation) -> None:
-    """Convert warm-up steps to a share of all steps, if their number is known."""
-    setting, steps, key = t.warmup_steps, t.values.get(("train_cfg", "max_steps")), "param_scheduler.warmup_ratio"
+def _settle_sft_term(t: Translation) -> None:
+    """Add the loss on the chosen answers (rpo_alpha, pref_ftx) to the losses of DPO."""
+    setting, losses, weights = t.sft_term, ("objective", "loss_type"), ("objective", "loss_weights")
     if setting is None:
         return
-    if steps:
-        t.set(setting, key, min(1.0, setting.number() / steps), f"{setting.value} of {steps} steps")
-    else:
-        why = f"the share of all steps is only known after the data is read; tuner uses 0.03 for {setting.value} steps"
-        t.set(setting, key, 0.03, why, changed=True)
+    kinds = [*(t.values.get(losses) or ["sigmoid"])]
+    given = [*(t.values.get(weights) or [1.0] * len(kinds))]
+    t.set(setting, ".".join(losses), [*kinds, "sft"])
+    t.set(setting, ".".join(weights), [*given, setting.number()])
 
 
 def _settle_kto(t: Translation) -> None:
@@ -205,14 +214,8 @@ def _settle_datasets(t: Translation) -> str | None:
             t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = one["max_rows"], setting
         return part
     if t.datasets:
-        rows = [one.get("max_rows") for one in t.datasets]
         shares = [{key: value for key, value in one.items() if value is not None} for one in t.datasets]
-        t.values[(*where, "mixture")] = [
-            {key: value for key, value in one.items() if key != "max_rows"} for one in shares
-        ]
-        t.places[(*where, "mixture")] = setting
-        if all(rows):
-            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = sum(rows), setting
+        t.values[(*where, "mixture")], t.places[(*where, "mixture")] = shares, setting
     return None
 
 

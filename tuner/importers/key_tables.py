@@ -2,6 +2,9 @@
 
 [same]: key of a recipe -> keys of the tool with the same values.
 [left]: reason why there is no counterpart -> keys of the tool; a `*` matches keys that [others] lists.
+[changes]: reason -> keys that change what is learned, and that a recipe cannot have; `key=value|value` lists the values
+    that mean what tuner does, otherwise those are false, 0 and empty ones.
+[block.NAME.left], [block.NAME.changes]: the same for the keys of a block inside a list.
 [others]: every key that a `*` may match, so that a misspelt key is an error; `block.*` is a block with any keys.
 [groups]: name in angle brackets -> the words that it stands for.
 """
@@ -19,11 +22,34 @@ from tuner.recipes.aliases import Alias
 _FOLDER = Path(__file__).parent / "keys"
 
 
-class Words(NamedTuple):
-    """A tool's keys with a rule (a key of a recipe, or why there is no such key), and the keys that a `*` may match."""
+class Changes(NamedTuple):
+    """Why a key that changes what is learned has no counterpart, and the values (lower case) that change nothing."""
 
-    rules: Mapping[str, Alias | str]
+    why: str
+    harmless: frozenset[str] | None = None
+
+    def is_harmless(self, value: object) -> bool:
+        """Return whether a value, or each one of a list, means what tuner does anyway."""
+        if self.harmless is None:
+            return value in (None, "", [], {}, ()) or str(value).lower() in _OFF
+        values = value if isinstance(value, list) else [value]
+        return all(str(one).lower() in self.harmless for one in values)
+
+
+_OFF = ("false", "no", "0", "0.0")
+Reason = str | Changes
+"""Why a key has no counterpart."""
+
+
+class Words(NamedTuple):
+    """A tool's keys with a rule (a key of a recipe, or why there is none), and the keys that a `*` may match.
+
+    `blocks`: name of a block inside a list -> the same for its keys.
+    """
+
+    rules: Mapping[str, Alias | Reason]
     others: frozenset[str]
+    blocks: Mapping[str, Mapping[str, Reason]]
 
 
 @cache
@@ -32,8 +58,19 @@ def of(tool: str) -> Words:
     tables = tomllib.loads((_FOLDER / f"{tool}.toml").read_text(encoding="utf-8"))
     groups = tables.get("groups", {})
     same = {word: Alias(ours) for ours, words in tables.get("same", {}).items() for word in _each(words, groups)}
+    blocks = {name: _reasons(block, groups) for name, block in tables.get("block", {}).items()}
+    others = frozenset(_each(tables.get("others", {}).get("words", ""), groups))
+    return Words({**same, **_reasons(tables, groups)}, others, blocks)
+
+
+def _reasons(tables: Mapping[str, Mapping[str, str]], groups: Mapping[str, str]) -> dict[str, Reason]:
+    changes: dict[str, Reason] = {}
+    for why, words in tables.get("changes", {}).items():
+        for word in _each(words, groups):
+            key, equals, values = word.partition("=")
+            changes[key] = Changes(why, frozenset(values.lower().split("|")) if equals else None)
     left = {word: why for why, words in tables.get("left", {}).items() for word in _each(words, groups)}
-    return Words({**same, **left}, frozenset(_each(tables.get("others", {}).get("words", ""), groups)))
+    return {**changes, **left}
 
 
 def _each(words: str, groups: Mapping[str, str]) -> Iterator[str]:

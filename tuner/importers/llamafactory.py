@@ -6,6 +6,7 @@ Defaults that differ from those of tuner are written into the recipe.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tuner import paths
@@ -14,12 +15,43 @@ from tuner.importers import image_keys, key_tables, llamafactory_v1, shared_rule
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.shared_rules import renamed, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
-from tuner.recipes import aliases, catalog
+from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
 
-_OBJECTIVES = {"sft": "sft", "pt": "pretrain", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "sft"}
+_OBJECTIVES = {"sft": "sft", "pt": "pretrain", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "grpo"}
 _LOSSES = {"kto_pair": "bco_pair", "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo"}
 _FINETUNING = ("lora", "oft", "freeze", "full")
+_SYSTEM = {
+    "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "qwen2_vl": "You are a helpful assistant.",
+    "smollm2": "You are a helpful AI assistant named SmolLM, trained by Hugging Face.",
+    "zephyr": "You are Zephyr, a helpful assistant.",
+    "granite4": "You are Granite, developed by IBM. You are a helpful AI assistant.",
+    "gpt_oss": "You are ChatGPT, a large language model trained by OpenAI.",
+    "lfm2": "You are a helpful AI assistant.",
+    "opencoder": "You are OpenCoder, created by OpenCoder Team.",
+    "mimo": "You are a helpful assistant.",
+    "minicpm_v": "You are a helpful assistant.",
+    "kimi_vl": "You are a helpful assistant",
+    "moonlight": "You are a helpful assistant provided by Moonshot-AI.",
+    "chatml_de": "Du bist ein freundlicher und hilfsbereiter KI-Assistent.",
+    **dict.fromkeys(
+        ("vicuna", "llava", "llava_next"),
+        "A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions.",
+    ),
+}
+"""Template -> its own system prompt (src/llamafactory/data/template.py at 0.9.5), which rows without one get."""
+_OTHER_SYSTEM = """
+dbrx deepseekcoder ernie gemma4 gemma4n granite3_vision intern2 intern_vl lfm2_vl llama2_zh llava_next_qwen
+llava_next_video mimo_v2 mimo_vl minicpm_v_4_6 minicpm_o minimax1 minimax2 qwen2_audio qwen2_omni sailor seed_coder
+telechat2 video_llava xuanyuan yi_vl youtu_vl aeva
+"""
+"""Further templates with a system prompt of their own."""
+_CUTS = (
+    "of a sample that is too long LLaMA-Factory cuts prompt and answer, each at its end and in proportion; "
+    "tuner cuts the end of the sample"
+)
 _TEMPLATES = {
     **{name: name for name in ("alpaca", "vicuna", "zephyr", "llama2", "llama3", "phi3", "mistral", "gemma")},
     **{"qwen": "chatml", "chatml": "chatml", "intern2": "internlm2", "deepseek": "deepseek"},
@@ -41,7 +73,7 @@ def _prepare(t: Translation) -> None:
     if kind in ("lora", "oft"):
         t.method = "qlora" if values.get("quantization_bit") else "dora" if truth(values.get("use_dora")) else "lora"
     if stage == "ppo":
-        t.obstacle = "tuner trains on rows, not on a reward model's scores: the source's stage is ppo"
+        t.obstacle = "tuner has no ppo; the nearest is grpo, which needs a reward (docs/grpo.md)"
 
 
 def loss(t: Translation, setting: Setting) -> None:
@@ -50,7 +82,8 @@ def loss(t: Translation, setting: Setting) -> None:
     if t.objective == "dpo" and word in _LOSSES:
         t.set(setting, "objective.loss_type", [_LOSSES[word]])
     elif t.objective == "dpo":
-        t.set(setting, "objective.loss_type", ["sigmoid"], f"tuner has no loss {word!r}", changed=True)
+        why = f"tuner has no loss {word!r}"
+        t.set(setting, "objective.loss_type", ["sigmoid"], why, changed=True, is_learned=True)
     elif t.objective == "orpo":
         shared_rules.learned(t, setting)
     else:
@@ -81,12 +114,33 @@ def packing(t: Translation, setting: Setting) -> None:
 
 
 def template(t: Translation, setting: Setting) -> None:
-    """Set the chat template only for a model that is not in the catalog."""
+    """Set the chat template if it is of another family than the model, and the template's own system prompt."""
+    shared_rules.named_template(t, setting, _TEMPLATES)
     word = str(setting.value)
-    if word not in _TEMPLATES or catalog.part_named(str(t.value("model_name_or_path"))):
-        shared_rules.own_template(t, setting)
-    else:
-        t.set(setting, "model.chat_template", _TEMPLATES[word])
+    if word in _SYSTEM and t.value("default_system") is None and t.objective != "pretrain":
+        t.system = _SYSTEM[word]
+        t.note(setting, Outcome.TRANSLATED, f"train_dataloader.dataset.system = {t.system!r}", "of the template")
+    elif word in _OTHER_SYSTEM.split() and t.value("default_system") is None:
+        why = "LLaMA-Factory's template has a system prompt of its own: --set train_dataloader.dataset.system=TEXT"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+
+
+def cutoff(t: Translation, setting: Setting) -> None:
+    """Set the length of the longest sample, and say how longer ones are cut."""
+    why = None if t.objective == "pretrain" else _CUTS
+    t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=why is not None)
+
+
+def switched_optimizer(name: str) -> Rule:
+    """Return the rule for a flag that chooses an optimizer."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        if setting.truth():
+            t.set(setting, "optim_wrapper.optimizer.type", name)
+        else:
+            t.leave(setting, "optim names the optimizer")
+
+    return rule
 
 
 def freeze_layers(t: Translation, setting: Setting) -> None:
@@ -136,19 +190,22 @@ def datasets(t: Translation, setting: Setting) -> None:
 
 
 def max_samples(t: Translation, setting: Setting) -> None:
-    """Record the limit of rows of each data set; a mixture has one limit for all."""
-    named = t.settings.get("dataset")
-    if named and len(named.words()) > 1:
-        t.note(setting, Outcome.CHANGED, "max_rows", "in the source for each data set, in tuner for all rows together")
-    else:
-        t.note(setting, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")
+    """Record the limit of rows of each data set, which `settle` sets."""
+    t.note(setting, Outcome.TRANSLATED, f"max_rows = {setting.whole()} of each data set")
 
 
 def settle(t: Translation) -> None:
-    """Set the limit of rows from `max_samples` for every data set."""
+    """Set the limit of rows from `max_samples` for every data set, and record what no key of the config says."""
     if most := t.whole("max_samples", 0):
         for one in (*t.datasets, *t.validation):
             one["max_rows"] = min(most, one.get("max_rows") or most)
+    if t.objective == "pretrain":
+        why = "LLaMA-Factory joins all texts and cuts them at cutoff_len; tuner packs whole texts, best fit first"
+        shown = Setting("blocks of text", None, "LLaMA-Factory's way", is_default=True)
+    else:
+        why = "LLaMA-Factory trains what the template writes behind an answer, as ChatML's newline; tuner the end token"
+        shown = Setting("the end of an answer", None, "LLaMA-Factory's way", is_default=True)
+    t.note(shown, Outcome.CHANGED, why=why)
 
 
 def _registry(t: Translation) -> Document | None:
@@ -179,6 +236,9 @@ def _one(t: Translation, setting: Setting, name: str, registry: Document | None)
     if images := (info.get("columns") or {}).get("images"):
         t.has_images = True
         return _with_images(t, _registered(name, info, registry), images, registry)
+    _note_unread(t, name, info)
+    if info.get("num_samples"):
+        shared_rules.draws_rows(t, replace(setting, key=f"{_INFO}: {name}.num_samples", value=info["num_samples"]))
     return _registered(name, info, registry)
 
 
@@ -232,6 +292,16 @@ def _shape(name: str, info: Block, registry: Document) -> Block:
     known = _COLUMNS["openai" if is_chat else formatting]
     theirs = {known[key]: value for key, value in columns.items() if key in known and value}
     return {"format": ours, "columns": renamed(theirs)}
+
+
+def _note_unread(t: Translation, name: str, info: Block) -> None:
+    """Record columns that LLaMA-Factory reads only if they are registered, and tuner always."""
+    columns, formatting = info.get("columns") or {}, str(info.get("formatting") or "alpaca")
+    unread = [key for key in ("system", *(["history"] if formatting == "alpaca" else [])) if not columns.get(key)]
+    if unread:
+        why = f"LLaMA-Factory reads {' and '.join(unread)} only if {_INFO} names them; tuner reads such columns"
+        shown = Setting(f"{name}.columns", None, "LLaMA-Factory's way", is_default=True)
+        t.note(shown, Outcome.CHANGED, why=why)
 
 
 def _preference(columns: Block, formatting: str) -> Block:
@@ -309,6 +379,9 @@ TABLE: Mapping[str, Rule] = {
             "freeze_trainable_layers": freeze_layers,
             "pref_loss": loss,
             "template": template,
+            "cutoff_len": cutoff,
+            "pref_ftx": shared_rules.sft_term,
+            "use_muon": switched_optimizer("Muon"),
             "dataset eval_dataset": datasets,
             "max_samples": max_samples,
             "train_dataset": llamafactory_v1.datasets,

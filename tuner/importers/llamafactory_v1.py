@@ -96,13 +96,6 @@ def datasets(t: Translation, setting: Setting) -> None:
             raise listed.wrong(f"the data set {name!r} is not a mapping", (name,))
         t.datasets.append(_one(t, name, info, listed))
     t.note(setting, Outcome.TRANSLATED, f"data {', '.join(str(one['path']) for one in t.datasets)}")
-    if 0 < sum("max_rows" in one for one in t.datasets) < len(t.datasets):
-        t.note(
-            setting,
-            Outcome.CHANGED,
-            "max_rows",
-            "a mixture takes the rows of all its data sets: num_samples is left out",
-        )
 
 
 def _one(t: Translation, name: str, info: Block, listed: Document) -> Block:

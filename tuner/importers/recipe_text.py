@@ -38,7 +38,7 @@ def _differences(imported: Imported) -> Iterator[str]:
     """Yield comments on what differs from the source; keys with the same reason share a line."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for one in imported.entries:
-        if one.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT):
+        if one.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.UNKNOWN):
             shown = f"{one.setting.key[:40]} ({_place(imported, one.setting)})"
             by_reason.setdefault((str(one.outcome), one.why or ""), []).append(shown)
     lines = [f"{outcome}: {_some(keys)}: {why}" for (outcome, why), keys in by_reason.items()]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import RecipeError
-from tuner.importers import deepspeed, key_tables, roll_pipeline, shared_rules
+from tuner.importers import deepspeed, image_keys, key_tables, roll_pipeline, shared_rules
 from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
@@ -200,6 +200,9 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
         "training_args.lr_scheduler_type": shared_rules.schedule,
         "data_args.file_name": files,
         "data_args.template": shared_rules.own_template,
+        "data_args.image_folder": image_keys.folder,
+        "data_args.image_max_pixels": image_keys.of_images("train_dataloader.dataset.image_max_pixels"),
+        "data_args.image_min_pixels": image_keys.of_images("train_dataloader.dataset.image_min_pixels"),
     }
 ) | {
     "model_args.dtype": aliases.table()["torch_dtype"],

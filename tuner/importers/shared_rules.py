@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import get_args
 
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
@@ -14,7 +15,7 @@ from tuner.recipes import aliases
 from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
 
 _OPTIMIZER = "optim_wrapper.optimizer"
-_RATIO = "param_scheduler.warmup_ratio"
+_RATIO, _STEPS = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
 _SCHEDULES = get_args(ParamScheduler.model_fields["type"].annotation)
 _METHODS = ("full", "freeze", "lora", "qlora", "dora", "lora_llm", "true", "false")
 _OF_FILES = ("json", "csv", "parquet", "text", "arrow")
@@ -34,7 +35,7 @@ def model(t: Translation, setting: Setting) -> None:
 def learned(t: Translation, setting: Setting) -> None:
     """Record the objective, which the tool's `prepare` has found."""
     if t.obstacle:
-        t.note(setting, Outcome.CHANGED, "objective.type = 'sft'", t.obstacle)
+        t.note(setting, Outcome.CHANGED, f"objective.type = {t.objective!r}", t.obstacle)
     else:
         outcome = Outcome.TAKEN if setting.value == t.objective else Outcome.TRANSLATED
         t.note(setting, outcome, f"objective {t.objective}, method {t.method}")
@@ -100,6 +101,29 @@ def renamed(columns: dict[str, str]) -> dict[str, str] | None:
     return {ours: theirs for ours, theirs in columns.items() if ours != theirs} or None
 
 
+def draws_rows(t: Translation, setting: Setting) -> None:
+    """Record that the tool draws a number of rows at random, and repeats them if there are fewer."""
+    why = (
+        f"{t.tool.name} draws {setting.value} rows at random, and repeats rows if there are fewer; these are the first"
+    )
+    t.note(setting, Outcome.CHANGED, f"max_rows = {setting.value}", why)
+
+
+def left_learned(why: str) -> Rule:
+    """Return the rule for a key without a counterpart that changes what is learned."""
+    return lambda t, setting: t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+
+
+def sft_term(t: Translation, setting: Setting) -> None:
+    """Set the weight of a loss on the chosen answers beside DPO's."""
+    if t.objective == "dpo" and setting.number() > 0:
+        t.sft_term = setting
+    elif setting.number() <= 0:
+        t.leave(setting, "0 adds no loss")
+    else:
+        t.note(setting, Outcome.CHANGED, why=f"{t.objective} has no loss beside its own", is_learned=True)
+
+
 def held_out(t: Translation, setting: Setting) -> None:
     """Set the share of the rows to validate on. A number of rows has no counterpart."""
     part = setting.number()
@@ -116,15 +140,29 @@ def own_template(t: Translation, setting: Setting) -> None:
 
     Templates are named after the model's family: another name (`alpaca`, `default`) renders other prompts.
     """
+    named_template(t, setting, {})
+
+
+def named_template(t: Translation, setting: Setting, ours: Mapping[str, str]) -> None:
+    """Set the chat template that the source names, unless it is that of the model's family.
+
+    Args:
+        t: The translation.
+        setting: The template's name.
+        ours: The tool's name of a template -> tuner's name.
+    """
+    word = str(setting.value)
     named = t.model or next((one for one in t.settings.values() if t.tool.table.get(one.key) is model), None)
-    family = re.match("[a-z]+", str(setting.value).lower())
+    family = re.match("[a-z]+", word.lower())
     if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
         t.leave(setting, "tuner uses the model's own chat template, or the catalog's for it: --set model.chat_template")
+    elif word in ours:
+        t.set(setting, "model.chat_template", ours[word])
     else:
         why = (
             "tuner renders prompts with the model's own chat template; for another one: --set model.chat_template=NAME"
         )
-        t.note(setting, Outcome.CHANGED, why=why)
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
 def epochs(t: Translation, setting: Setting) -> None:
@@ -162,7 +200,7 @@ def warmup_steps(t: Translation, setting: Setting) -> None:
     elif 0 < steps < 1:
         t.set(setting, _RATIO, steps)
     elif steps >= 1:
-        t.warmup_steps = setting
+        t.set(setting, _STEPS, math.ceil(steps))
 
 
 def schedule(t: Translation, setting: Setting) -> None:
@@ -210,25 +248,50 @@ def trackers(t: Translation, setting: Setting) -> None:
 
 
 def interval(ours: str) -> Rule:
-    """Return the rule for an interval in steps. A share of all steps has no counterpart."""
+    """Return the rule for an interval in steps, or for a share of all steps."""
 
     def rule(t: Translation, setting: Setting) -> None:
-        if setting.number() >= 1:
-            t.set(setting, ours, setting.value)
+        number = setting.number()
+        if number >= 1:
+            t.set(setting, ours, setting.whole())
+        elif number > 0 and ours != "log.interval":
+            t.set(setting, ours, number)
         else:
-            t.leave(setting, "intervals are in steps, and a share of all steps is only known after the data is read")
+            t.leave(setting, "never" if number == 0 else f"{ours} is a number of steps")
 
     return rule
 
 
-def no_epochs(event: str, ours: str) -> Rule:
-    """Return the rule for a key `*_strategy`: tuner counts intervals in steps only."""
+def per_epoch(ours: str, epochs_key: str) -> Rule:
+    """Return the rule for how often something happens in an epoch: a share of all steps."""
 
     def rule(t: Translation, setting: Setting) -> None:
-        if str(setting.value).lower() in ("steps", "interval"):
-            t.leave(setting, f"intervals are in steps: {ours}")
+        times = setting.number() * t.number(epochs_key, 1)
+        if setting.number() <= 0:
+            t.leave(setting, "at the end of each epoch alone")
+        elif times <= 1 or setting.number() == 1:
+            t.note(setting, Outcome.TRANSLATED, why=f"at the end of each epoch, as without {ours}")
         else:
-            t.leave(setting, f"{event} only by steps ({ours}), and at the end")
+            t.set(
+                setting, ours, 1 / times, f"a share of all steps: {setting.value} x {times / setting.number():g} epochs"
+            )
+
+    return rule
+
+
+def by_strategy(event: str, ours: str) -> Rule:
+    """Return the rule for a key `*_strategy`: when something happens."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        word = str(setting.value).lower()
+        if word in ("steps", "interval"):
+            t.note(setting, Outcome.TAKEN, why=f"with {ours}")
+        elif word == "epoch" and ours != "log.interval":
+            t.note(setting, Outcome.TAKEN, why=f"{event} at the end of each epoch")
+        elif word in ("no", "false") and ours == "train_cfg.val_interval":
+            t.note(setting, Outcome.TAKEN, why="without validation rows there is no validation")
+        else:
+            t.leave(setting, f"{event} by steps ({ours}), and at the end")
 
     return rule
 

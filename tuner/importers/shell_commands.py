@@ -76,8 +76,9 @@ def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[list[tup
     for line, whole in _logical_lines(text):
         assignment = _SET.fullmatch(whole.strip())
         try:
-            if assignment and len(shlex.split(assignment[2], comments=True)) <= 1:
-                value = "".join(shlex.split(assignment[2], comments=True))
+            words = shlex.split(_inner_marks(assignment[2]), comments=True) if assignment else []
+            if assignment and len(words) <= 1:
+                value = "".join(words).replace("\x01", "#")
                 variables[assignment[1]] = _substituted(value, variables)
                 continue
             yield [*_words(whole, line)]
@@ -104,15 +105,20 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, "\n".join(parts)
 
 
+def _inner_marks(text: str) -> str:
+    """Return a line with a mark for each # inside a word, as in data.jsonl#500, which begins no comment."""
+    return re.sub(r"(?<=\S)#", "\x01", text)
+
+
 def _words(text: str, line: int) -> Iterator[tuple[str, int]]:
     # $(expr 16 / $n) is one word to a shell.
-    text = _SUM.sub(lambda match: match[0].replace(" ", "\x00"), text)
+    text = _SUM.sub(lambda match: match[0].replace(" ", "\x00"), _inner_marks(text))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, "#"
     while (word := lexer.get_token()) is not None:
         if word in ("&", "&&", "||", "|", ";"):
             return
-        yield word.replace("\x00", " "), line + lexer.lineno - 1
+        yield word.replace("\x00", " ").replace("\x01", "#"), line + lexer.lineno - 1
 
 
 def _substituted(word: str, variables: Mapping[str, str]) -> str:

@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner import paths
-from tuner.importers import image_keys, key_tables, shared_rules, training_arguments
-from tuner.importers.document import Document, Value
+from tuner.errors import RecipeError
+from tuner.files import read_named_text
+from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
+from tuner.importers.document import Block, Document, Value
 from tuner.importers.shared_rules import truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.aliases import by_word
 
-_RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
+_RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward", "grpo": "grpo", "gkd": "distill"}
+_NEAR = {"ppo": "grpo"}
+"""Methods that tuner does not have -> the nearest objective; for all others dpo."""
+_BETAS = {"grpo": 0.04, "gkd": 0.5}
+_MAX_PROMPT = 100_000
 _DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d{1,15}))?", re.DOTALL)
 
 
@@ -29,11 +35,15 @@ def _prepare(t: Translation) -> None:
     )
     command = t.document.command[1] if t.document.command[:1] == ("swift",) else "sft"
     rlhf = str(values.get("rlhf_type") or ("dpo" if command == "rlhf" else ""))
-    t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, "sft")
+    t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, _NEAR.get(rlhf, "dpo")) if rlhf else "sft"
     if rlhf and rlhf not in _RLHF:
-        t.obstacle = f"tuner does not support {rlhf}: it trains on rows"
-    if str(values.get("task_type") or "causal_lm") not in ("causal_lm", "seq_cls"):
-        t.obstacle = f"tuner does not train {values['task_type']}"
+        t.obstacle = f"tuner has no {rlhf}; the nearest is {t.objective}"
+    task = str(values.get("task_type") or "causal_lm")
+    if task != "causal_lm" and not (task == "seq_cls" and t.objective == "reward"):
+        t.obstacle = f"tuner does not train {task}"
+    if t.value("reward_model") is None:
+        words = t.settings["reward_funcs"].words(None) if t.value("reward_funcs") is not None else []
+        reward_keys.settle_rewards(t, words)
 
 
 def datasets(t: Translation, setting: Setting) -> None:
@@ -49,12 +59,27 @@ def datasets(t: Translation, setting: Setting) -> None:
             raise setting.wrong("no rows are requested", "Use #N with N above 0.")
         dataset = {"path": match["path"], "name": match["name"], "split": "train", "max_rows": rows}
         (t.validation if setting.key == "val_dataset" else t.datasets).append(dataset)
+        if rows:
+            shared_rules.draws_rows(t, replace(setting, value=rows))
     on_hub = [word for word in words if paths.local(word.partition("#")[0].partition(":")[0]) is None]
     if on_hub and not truth(t.value("use_hf")):
         why = "ids are ModelScope's in ms-swift and the Hugging Face hub's in tuner"
         t.note(setting, Outcome.CHANGED, f"data {' '.join(words)}", why)
     else:
         t.note(setting, Outcome.TRANSLATED, f"data {' '.join(words)}")
+
+
+def system(t: Translation, setting: Setting) -> None:
+    """Set the system prompt: a text, or a file with it."""
+    path = paths.local(str(setting.value))
+    if path is None or path.suffix != ".txt":
+        shared_rules.system(t, setting)
+    elif paths.is_file(path):
+        text = read_named_text(path, RecipeError, max_bytes=_MAX_PROMPT, fix="Give the text itself.", name=str(path))
+        shared_rules.system(t, replace(setting, value=text))
+    else:
+        why = f"{path} is missing: --set train_dataloader.dataset.system=TEXT"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
 def max_length(t: Translation, setting: Setting) -> None:
@@ -67,6 +92,27 @@ def accumulation(t: Translation, setting: Setting) -> None:
     """Set the accumulation; ms-swift's default is 16 samples per step divided by the ranks, unknown at import."""
     why = "on N ranks ms-swift divides it: --set accumulative_counts=..." if setting.is_default else None
     t.set(setting, "optim_wrapper.accumulative_counts", setting.value, why, changed=setting.is_default)
+
+
+def columns(t: Translation, setting: Setting) -> None:
+    """Set the columns: in ms-swift the data set's name -> the format's name, the other way round than in tuner."""
+    if not isinstance(setting.value, dict):
+        t.note(setting, Outcome.CHANGED, why="name them: --set train_dataloader.dataset.columns", is_learned=True)
+        return
+    ours = {"query": "prompt", "response": "completion", "rejected_response": "rejected"}
+    names = {ours.get(str(theirs), str(theirs)): str(column) for column, theirs in setting.value.items()}
+    t.set(setting, "train_dataloader.dataset.columns", names)
+
+
+def target_regex(t: Translation, setting: Setting) -> None:
+    """Set the layers that get an adapter by a regular expression."""
+    t.set(setting, "adapter.target_modules", str(setting.value))
+
+
+def init_weights(t: Translation, setting: Setting) -> None:
+    """Set how an adapter begins, in PEFT's words."""
+    word = str(setting.value)
+    t.set(setting, "adapter.init_lora_weights", setting.truth() if word.lower() in ("true", "false") else word)
 
 
 def _begin(document: Document) -> Document:
@@ -98,13 +144,21 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         "packing": False,
         "freeze_vit": True,
         "freeze_aligner": True,
+        **_of_rlhf(str(values.get("rlhf_type") or "")),
     }
+
+
+def _of_rlhf(kind: str) -> Block:
+    """Return the defaults of ms-swift's methods that differ from those of TRL (swift/arguments/rlhf_args.py)."""
+    online = {"temperature": 0.9, "loss_type": "grpo"} if kind == "grpo" else {}
+    return {**online, **({"beta": _BETAS[kind]} if kind in _BETAS else {})}
 
 
 _WORDS = key_tables.of("swift")
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
     **_WORDS.rules,
+    **reward_keys.RULES,
     **by_word(
         {
             "model model_id_or_path": shared_rules.model,
@@ -116,7 +170,15 @@ TABLE: Mapping[str, Rule] = {
             "adapters": shared_rules.adapter_path,
             "dataset val_dataset": datasets,
             "split_dataset_ratio": shared_rules.held_out,
-            "system": shared_rules.system,
+            "task_type": recorded_with("the objective"),
+            "system": system,
+            "columns": columns,
+            "rpo_alpha": shared_rules.sft_term,
+            "loss_type": reward_keys.loss_type,
+            "reward_model": reward_keys.reward_model,
+            "teacher_model": reward_keys.teacher,
+            "target_regex": target_regex,
+            "init_weights": init_weights,
             "template": shared_rules.own_template,
             "max_length": max_length,
             "gradient_accumulation_steps": accumulation,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.importers import key_tables, shared_rules
+from tuner.importers import key_tables, reward_keys, shared_rules
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.aliases import by_word
@@ -37,27 +37,27 @@ _ALPACA_PROMPT = (
 _OWN = {"chat_dataset", "instruct_dataset", "preference_dataset", "text_completion_dataset", "multimodal_chat_dataset"}
 _OF_DATASET = {
     *("_component_", "split", "data_files", "source", "conversation_style", "packed", "train_on_input", "column_map"),
-    *("conversation_column", "column"),
+    *("conversation_column", "column", "name", "subset", "new_system_prompt", "image_dir", "weight"),
 }
-_LEFT_OF_DATASET = (
-    "name subset filter_fn new_system_prompt max_seq_len add_eos split_across_pack image_dir image_tag images_col "
-    "texts_col model_transform transform message_transform tokenizer partition include_filter_fn masking_strategy "
-    "packing_strategy seed weight"
-)
 _OTHERS = {
     "tasks": "evaluates a model: tuner eval",
     "eleuther": "evaluates a model: tuner eval",
     "prompt": "generates answers: tuner chat",
     "max_new_tokens": "generates answers: tuner chat",
-    "grpo_size": "learns from rewards (GRPO), and tuner trains on rows",
-    "grpo_samples": "learns from rewards (GRPO), and tuner trains on rows",
-    "postprocessing": "learns from rewards (GRPO), and tuner trains on rows",
-    "ppo_epochs": "learns from rewards (PPO), and tuner trains on rows",
-    "policy_model": "learns from rewards (PPO), and tuner trains on rows",
+    **dict.fromkeys(
+        ("policy_model", "ppo_epochs", "ppo_batch_size"), "trains with PPO; tuner has grpo and rloo (docs/grpo.md)"
+    ),
     "datasets": "trains on images with data sets of its own recipe, which are not translated (docs/vision.md)",
 }
 """Key at the top -> what a config with this key does that a recipe cannot do."""
 _MODULES = {"output_proj": "o_proj"}
+_GROUP = ("grpo_samples", "grpo_size")
+"""Keys with the completions of a prompt, which configs of GRPO alone have."""
+_ONLINE = ("ppo_epochs", "postprocessing")
+"""Keys that GRPO and PPO share."""
+_KD = ("teacher_model", "teacher_checkpointer")
+_GSM8K = {"path": "openai/gsm8k", "name": "main", "split": "train", "format": "alpaca"}
+_GSM8K_REWARD = "torchtune rewards the form of the answer and its number; tuner the number alone"
 _RATE = 2e-5
 
 
@@ -66,10 +66,11 @@ def _component(t: Translation, key: str) -> str:
 
 
 def _refuse_others(document: Document) -> None:
-    """Refuse configs of torchtune recipes that do not train on rows."""
+    """Refuse configs of torchtune recipes that no recipe of tuner does."""
     values = document.values
+    is_grpo = any(key in values for key in _GROUP)
     for key, problem in _OTHERS.items():
-        if key in values:
+        if key in values and not (is_grpo and key in _ONLINE):
             raise document.wrong(
                 f"a torchtune config that {problem}", (key,), "Give a config of full, LoRA or DPO training."
             )
@@ -90,9 +91,10 @@ def _prepare(t: Translation) -> None:
     t.method = "dora" if method == "lora" and lookup(t.document.values, ("model", "use_dora")) else method
     loss = _component(t, "loss").rpartition(".")[2]
     t.objective = "dpo" if loss in ("DPOLoss", "RSOLoss", "IPOLoss") else "sft"
-    recipe = {key for key in ("teacher_model", "policy_model", "reward_and_value_model") if key in t.document.values}
-    if recipe or "KD" in loss:
-        t.obstacle = "its recipe distils or learns from rewards, which tuner does not support"
+    if any(key in t.document.values for key in _GROUP) or "GRPO" in loss:
+        t.objective = "grpo"
+    elif any(key in t.document.values for key in _KD):
+        t.objective = "distill"
     if "_dataset" in _component(t, "dataset") and "text_completion" in _component(t, "dataset"):
         t.objective = "pretrain"
 
@@ -114,12 +116,15 @@ def dataset(t: Translation, setting: Setting) -> None:
         raise setting.wrong("not a data set")
     value = setting.value
     name = str(value.get("_component_") or "").rpartition(".")[2]
-    t.check_block("a data set", value, setting.keys, _OF_DATASET, _LEFT_OF_DATASET)
+    t.check_block("a data set", value, setting.keys, _OF_DATASET, _WORDS.blocks["dataset"])
     split = str(value.get("split") or "train")
     files = value.get("data_files")
     source = files if isinstance(files, str) else value.get("source")
     columns = {ours: str(theirs) for ours, theirs in _columns(value).items() if theirs and ours != theirs} or None
-    if name in _DATASETS:
+    if name == "gsm8k_dataset":
+        rows: Block = {**_GSM8K}
+        t.set(setting, "objective.rewards", [{"type": "math"}], _GSM8K_REWARD, changed=True)
+    elif name in _DATASETS:
         path, format_ = _DATASETS[name]
         rows = {"path": str(source or path), "format": format_, "split": split, "columns": columns}
     elif name in _OWN or source:
@@ -131,15 +136,26 @@ def dataset(t: Translation, setting: Setting) -> None:
         t.obstacle = t.obstacle or f"tuner has no data set {name!r}: give yours with --data"
         t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
         return
+    rows |= {"name": value.get("name") or value.get("subset") or rows.get("name")}
+    rows |= {"system": value["new_system_prompt"]} if value.get("new_system_prompt") else {}
+    rows |= {"image_folder": str(value["image_dir"])} if value.get("image_dir") else {}
+    rows |= {"weight": value["weight"]} if value.get("weight") not in (None, 1, 1.0) else {}
     is_validation = setting.key == "dataset_val"
     (t.validation if is_validation else t.datasets).append(rows)
     t.note(setting, Outcome.TRANSLATED, f"data {rows['path']}")
     if value.get("packed") is not None and not is_validation:
         t.set(setting, "train_dataloader.dataset.packing", value["packed"])
     if name in _ALPACA:
-        t.note(setting, Outcome.CHANGED, "format alpaca", _ALPACA_PROMPT)
+        t.note(
+            t.inner((*setting.keys, "_component_"), name),
+            Outcome.CHANGED,
+            "format alpaca",
+            _ALPACA_PROMPT,
+            is_learned=True,
+        )
     elif value.get("train_on_input"):
-        t.note(setting, Outcome.CHANGED, why="train_on_input: the loss covers only the answers")
+        shown = t.inner((*setting.keys, "train_on_input"), True)
+        t.note(shown, Outcome.CHANGED, why="the loss covers only the answers", is_learned=True)
 
 
 def _columns(value: Mapping[str, Value]) -> Block:
@@ -179,10 +195,60 @@ def clip(t: Translation, setting: Setting) -> None:
         t.set(setting, "optim_wrapper.clip_grad.max_norm", setting.value)
 
 
+def longest(t: Translation, setting: Setting) -> None:
+    """Set the length of the longest sample; without a number torchtune cuts none."""
+    why = "torchtune cuts no sample: --set train_dataloader.dataset.max_length=N" if setting.is_default else None
+    t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=setting.is_default)
+
+
+def of_group(ours: str, other: str) -> Rule:
+    """Return the rule for a key of GRPO that other configs have for `other`."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        if t.objective == "grpo":
+            t.set(setting, f"objective.{ours}", setting.value)
+        else:
+            t.leave(setting, other)
+
+    return rule
+
+
+def rollouts(t: Translation, setting: Setting) -> None:
+    """Set the optimizer steps: torchtune counts rollouts of an epoch."""
+    steps = setting.whole() * t.whole("epochs", 1) * t.whole("ppo_epochs", 1)
+    t.set(setting, "train_cfg.max_steps", steps, "rollouts of an epoch x epochs x ppo_epochs")
+
+
+def forward_batch(t: Translation, setting: Setting) -> None:
+    """Set the micro-batch of GRPO: completions, of which `batch_size` prompts have `grpo_samples` each."""
+    if t.objective != "grpo":
+        t.leave(setting, "belongs to learning from rewards")
+        return
+    micro = setting.whole()
+    group = t.whole(next((key for key in _GROUP if t.value(key) is not None), ""), 1)
+    t.set(setting, "train_dataloader.batch_size", micro)
+    t.set(setting, "optim_wrapper.accumulative_counts", max(1, t.whole("batch_size", 1) * group // micro))
+
+
+def micro_batch(t: Translation, setting: Setting) -> None:
+    """Set the micro-batch; in GRPO `batch_size` counts prompts."""
+    if t.objective == "grpo":
+        t.note(setting, Outcome.TRANSLATED, why="prompts of a step on each rank, with forward_batch_size")
+    else:
+        t.set(setting, "train_dataloader.batch_size", setting.value)
+
+
+def teacher(t: Translation, setting: Setting) -> None:
+    """Set the teacher of a distillation."""
+    if _UNKNOWN.search(str(setting.value)):
+        raise setting.wrong("is not defined in this file", "Write out the folder.")
+    reward_keys.teacher(t, replace(setting, value=str(setting.value).rstrip("/").removesuffix("/original")))
+
+
 def output_layer(t: Translation, setting: Setting) -> None:
     """Record that the head gets no adapter: the chunked loss uses the head's weight directly."""
     if shared_rules.truth(setting.value):
-        t.note(setting, Outcome.CHANGED, why="the output layer gets no adapter in tuner")
+        t.note(setting, Outcome.CHANGED, why="the output layer gets no adapter in tuner", is_learned=True)
     else:
         t.leave(setting, "always so")
 
@@ -201,6 +267,7 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         "optimizer.lr": _RATE,
         "lr_scheduler._component_": "constant" if "lr_scheduler" not in values else "cosine",
         "tokenizer.max_seq_len": 2048,
+        **({"forward_batch_size": 1} if any(key in values for key in _GROUP) else {}),
         "enable_activation_checkpointing": False,
         "optimizer.weight_decay": 0.01,
         **({"_warmup": 0.0} if lookup(values, ("lr_scheduler", "num_warmup_steps")) is None else {}),
@@ -227,6 +294,19 @@ TABLE: Mapping[str, Rule] = {
             "epochs": shared_rules.epochs,
             "clip_grad_norm": clip,
             "compile": shared_rules.switched("train_cfg.torch_compile"),
+            "tokenizer.max_seq_len": longest,
+            "grpo_samples grpo_size": of_group("num_generations", "belongs to GRPO"),
+            "loss.epsilon": of_group("epsilon", "tuner's loss has no such setting"),
+            "loss.kl_coeff": of_group("beta", "tuner's loss has no such setting"),
+            "max_generated_tokens": of_group("max_completion_length", "answers: tuner chat"),
+            "temperature": of_group("temperature", "answers: tuner chat"),
+            "top_k": of_group("top_k", "answers: tuner chat"),
+            "ppo_epochs": of_group("num_iterations", "belongs to PPO"),
+            "num_steps": rollouts,
+            "forward_batch_size": forward_batch,
+            "batch_size": micro_batch,
+            "teacher_checkpointer.checkpoint_dir": teacher,
+            "kd_ratio": shared_rules.left_learned("the loss is the divergence alone"),
             "log_every_n_steps": shared_rules.interval("log.interval"),
         }
     ),

@@ -31,9 +31,9 @@ TABLE: Mapping[str, Rule] = {
             "save_steps": shared_rules.interval("checkpoint.interval"),
             "eval_steps": shared_rules.interval("train_cfg.val_interval"),
             "save_total_limit": shared_rules.kept,
-            "eval_strategy evaluation_strategy": shared_rules.no_epochs("validation runs", "train_cfg.val_interval"),
-            "save_strategy": shared_rules.no_epochs("checkpoints are saved", "checkpoint.interval"),
-            "logging_strategy": shared_rules.no_epochs("metrics are written", "log.interval"),
+            "eval_strategy evaluation_strategy": shared_rules.by_strategy("validation runs", "train_cfg.val_interval"),
+            "save_strategy": shared_rules.by_strategy("checkpoints are saved", "checkpoint.interval"),
+            "logging_strategy": shared_rules.by_strategy("metrics are written", "log.interval"),
             "load_best_model_at_end": shared_rules.best,
             "deepspeed": deepspeed.chosen,
         }

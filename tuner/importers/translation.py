@@ -16,6 +16,7 @@ from typing import Literal, Union, get_args, get_origin
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.importers import key_tables
 from tuner.importers.document import Block, Document, Keys, Value, walk
+from tuner.importers.key_tables import Changes, Reason
 from tuner.recipes.aliases import Alias
 from tuner.recipes.schema import schema_keys
 from tuner.recipes.schema.objectives import objectives_with
@@ -31,6 +32,7 @@ class Outcome(StrEnum):
     TRANSLATED = "translated"
     CHANGED = "changed in meaning"
     LEFT_OUT = "no counterpart"
+    UNKNOWN = "not a key of the tool"
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entry:
-    """The outcome for one setting: `ours` is the recipe's key and value for it, `why` explains a difference."""
+    """The outcome for one setting: `ours` is the recipe's key and value for it, `why` explains a difference.
+
+    `is_learned`: because of the difference the recipe learns something else: from other rows, tokens or prompts, with
+    another loss, or in other weights.
+    """
 
     setting: Setting
     outcome: Outcome
     ours: str | None = None
     why: str | None = None
+    is_learned: bool = False
 
-    def to_json(self) -> dict[str, str | None]:
+    def to_json(self) -> dict[str, str | bool | None]:
         of_source = {"key": self.setting.key, "value": str(self.setting.value), "where": self.setting.where}
-        return {**of_source, "outcome": str(self.outcome), "ours": self.ours, "why": self.why}
+        shown = {"outcome": str(self.outcome), "ours": self.ours, "why": self.why}
+        return {**of_source, **shown, "changes_what_is_learned": self.is_learned}
 
 
-Rule = Alias | str | Callable[["Translation", Setting], None]
+Function = Callable[["Translation", Setting], None]
+Rule = Alias | Reason | Function
 """How to translate a key: a key of a recipe | why there is no counterpart | a function that translates it."""
 
 
@@ -153,7 +162,8 @@ class Translation:
     validation: list[Block] = field(default_factory=list)
     system: str | None = None
     """System prompt for conversations without one."""
-    warmup_steps: Setting | None = None
+    sft_term: Setting | None = None
+    """The weight of a loss on the chosen answers of pairs, beside the losses of DPO."""
     has_images: bool = False
     """Whether the rows have images."""
     of_images: dict[str, Setting] = field(default_factory=dict)
@@ -174,8 +184,25 @@ class Translation:
         """Return the whole number at a key, or `default` if there is no value. Raises as `Setting.whole` does."""
         return default if self.value(key) is None else self.settings[key].whole()
 
-    def set(self, setting: Setting, ours: str, value: Value, why: str | None = None, *, changed: bool = False) -> None:
+    def set(
+        self,
+        setting: Setting,
+        ours: str,
+        value: Value,
+        why: str | None = None,
+        *,
+        changed: bool = False,
+        is_learned: bool = False,
+    ) -> None:
         """Set the recipe's key `ours` for a setting. A default never replaces a value that was written.
+
+        Args:
+            setting: The key and the value of the source.
+            ours: The recipe's key.
+            value: The recipe's value.
+            why: What differs.
+            changed: The value does not mean the same.
+            is_learned: See `Entry`.
 
         Raises:
             RecipeError: the value does not have the type of the recipe's key.
@@ -188,11 +215,28 @@ class Translation:
         self.values[keys], self.places[keys] = value, setting
         is_same = setting.value == value and type(setting.value) is type(value) and why is None
         outcome = Outcome.CHANGED if changed else Outcome.TAKEN if is_same else Outcome.TRANSLATED
-        self.note(setting, outcome, f"{ours} = {value!r}", why)
+        self.note(setting, outcome, f"{ours} = {value!r}", why, is_learned=is_learned)
 
-    def note(self, setting: Setting, outcome: Outcome, ours: str | None = None, why: str | None = None) -> None:
-        """Record the outcome for a setting."""
-        self.entries.append(Entry(setting, outcome, ours, why))
+    def note(
+        self,
+        setting: Setting,
+        outcome: Outcome,
+        ours: str | None = None,
+        why: str | None = None,
+        *,
+        is_learned: bool = False,
+    ) -> None:
+        """Record the outcome for a setting; `is_learned` as for `Entry`."""
+        self.entries.append(Entry(setting, outcome, ours, why, is_learned))
+
+    def give_reason(self, setting: Setting, reason: Reason) -> None:
+        """Record that a setting has no counterpart; one that changes what is learned is changed in meaning."""
+        if isinstance(reason, str):
+            self.leave(setting, reason)
+        elif reason.is_harmless(setting.value):
+            self.note(setting, Outcome.TAKEN, why="as tuner does it")
+        else:
+            self.note(setting, Outcome.CHANGED, why=reason.why, is_learned=True)
 
     def leave(self, setting: Setting, why: str) -> None:
         """Record that a setting has no counterpart."""
@@ -202,7 +246,9 @@ class Translation:
         """Return the setting for a value inside a block or a list of the source."""
         return Setting(".".join(keys), value, self.document.where(keys), keys)
 
-    def check_block(self, title: str, value: Mapping[str, Value], keys: Keys, read: Collection[str], left: str) -> None:
+    def check_block(
+        self, title: str, value: Mapping[str, Value], keys: Keys, read: Collection[str], left: Mapping[str, Reason]
+    ) -> None:
         """Record every key of a block that has no counterpart.
 
         Args:
@@ -210,33 +256,35 @@ class Translation:
             value: The block.
             keys: The keys that lead to the block.
             read: Keys of the block that are translated.
-            left: Its other keys, separated by blanks.
-
-        Raises:
-            RecipeError: the block has an unknown key.
+            left: Its other keys, each with the reason.
         """
-        known = {*read, *left.split()}
         for name, inner in value.items():
-            place = (*keys, str(name))
-            if name not in known:
-                fix = did_you_mean(str(name), sorted(known)) or "Remove it."
-                raise self.document.wrong(f"{self.tool.name} has no key {str(name)!r} in {title}", place, fix)
-            if name not in read and inner is not None:
-                self.leave(self.inner(place, inner), "tuner has no such setting of this block: tuner sets it")
+            setting = self.inner((*keys, str(name)), inner)
+            if name not in read and name not in left:
+                self.note_unknown(setting, f"in {title}", (*read, *left))
+            elif name not in read and inner is not None:
+                self.give_reason(setting, left[name])
+
+    def note_unknown(self, setting: Setting, where: str, known: Collection[str]) -> None:
+        """Record a key that the tool does not have, with the key that it looks like."""
+        near = did_you_mean(setting.keys[-1] if where else setting.key, sorted(known))
+        place = f" {where}" if where else ""
+        self.note(setting, Outcome.UNKNOWN, why=f"{self.tool.name} has no such key{place}. {near or ''}".rstrip())
 
     def run(self) -> None:
         """Translate every key of the document.
 
         Raises:
-            RecipeError: the tool has no such key, or a value has the wrong type.
+            RecipeError: a value has the wrong type.
         """
         self._collect()
         self.tool.prepare(self)
         for setting in list(self.settings.values()):
-            if setting.value is not None and not (setting.is_default and setting.key not in self.tool.table):
-                self._apply(self._rule(setting), setting)
-            else:
-                self._rule(setting)
+            rule = self._rule(setting)
+            if rule is None:
+                self.note_unknown(setting, "", self._names())
+            elif setting.value is not None and not (setting.is_default and setting.key not in self.tool.table):
+                self._apply(rule, setting)
         self.tool.settle(self)
         for line in self.document.more_calls:
             call = Setting("a further call", None, f"{self.document.name}:{line}")
@@ -258,7 +306,8 @@ class Translation:
             if self.value(key) is None:
                 self.settings[key] = Setting(key, value, f"{self.tool.name}'s default", tuple(key.split(".")), True)
 
-    def _rule(self, setting: Setting) -> Rule:
+    def _rule(self, setting: Setting) -> Rule | None:
+        """Return the rule for a setting; None if the tool has no such key."""
         table = self.tool.table
         if setting.key in table:
             return table[setting.key]
@@ -268,15 +317,17 @@ class Translation:
             fitting = (key for key in table if "*" in key and _fits(setting.key, key))
             if pattern := next(fitting, None):
                 return table[pattern]
-        if setting.keys[0] in self.document.used:
-            return recorded_with("the values that use it")
-        names = {key for key in (*table, *(others or ())) if "*" not in key and not key.startswith("_")}
-        fix = did_you_mean(setting.key, sorted(names))
-        raise RecipeError(f"{self.tool.name} has no key {setting.key!r}", where=setting.where, fix=fix or "Remove it.")
+        if setting.is_default:
+            return ""  # of a block that the config does not have
+        return recorded_with("the values that use it") if setting.keys[0] in self.document.used else None
+
+    def _names(self) -> Collection[str]:
+        names = (*self.tool.table, *(self.tool.others or ()))
+        return [key for key in names if "*" not in key and not key.startswith("_")]
 
     def _apply(self, rule: Rule, setting: Setting) -> None:
-        if isinstance(rule, str):
-            self.leave(setting, rule)
+        if isinstance(rule, str | Changes):
+            self.give_reason(setting, rule)
         elif isinstance(rule, Alias):
             self._alias(rule, setting)
         else:
@@ -293,7 +344,8 @@ class Translation:
                 self.leave(setting, alias.instead or "")
                 return
             value = None if value == "None" else value
-        block, _, name = alias.key.rpartition(".")
+        block, _, rest = alias.key.partition(".")
+        name = rest.partition(".")[0]
         if block == "objective" and self.objective not in (those := objectives_with(name)):
             self.leave(setting, f"belongs to {' and '.join(those)}, and this is {self.objective}")
             return

@@ -1,31 +1,43 @@
-"""Translates TRL's YAML and command lines: `trl sft|dpo|kto|reward`, recipes of the alignment handbook and open-r1.
+"""Translates TRL's YAML and command lines, `trl sft|dpo|kto|reward|orpo|grpo|rloo`.
 
-The command names the objective; in a file alone, the keys of one objective tell it.
+It also reads the recipes of the alignment handbook and open-r1. The command names the objective; in a file alone, the
+keys of one objective tell it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.importers import key_tables, shared_rules, training_arguments
+from tuner.importers import key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.document import Document, Keys, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.aliases import Alias, by_word
+from tuner.recipes.schema.objectives import OBJECTIVES
 
-_COMMANDS = ("sft", "dpo", "kto", "reward", "orpo")
+_COMMANDS = ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo")
 """Commands with the name of their objective."""
-_ONLINE = {"num_generations", "reward_funcs", "reward_weights", "max_completion_length", "use_vllm"}
 _TELL = (
+    ("rloo", {"normalize_advantages"}),
+    ("grpo", {"num_generations", "reward_funcs", "reward_weights", "steps_per_generation", "scale_rewards"}),
+    ("distill", {"teacher_model_name_or_path"}),
     ("kto", {"desirable_weight", "undesirable_weight"}),
     ("reward", {"center_rewards_coefficient"}),
-    ("dpo", {"beta", "precompute_ref_log_probs", "max_prompt_length", "ref_model_init_kwargs", "f_divergence_type"}),
+    (
+        "dpo",
+        {
+            *("beta", "precompute_ref_log_probs", "max_prompt_length", "ref_model_init_kwargs", "f_divergence_type"),
+            *("rpo_alpha", "ld_alpha", "loss_weights", "use_weighting", "discopop_tau", "reference_free"),
+        },
+    ),
 )
 """Objective -> keys that it has and sft does not have."""
 _OF_ENTRY = {"id", "path", "config", "name", "split", "weight", "columns", "data_files", "fraction"}
 """Keys of a mixture's entry."""
 _WHOLE_CONVERSATION = "TRL computes the loss on every token of a conversation, tuner only on the assistant's turns"
-_LEARNS_ONLINE = "it learns from rewards of its own answers, and tuner trains on rows"
+_PROMPT = 2048
+"""Tokens of the longest prompt of an objective that generates; TRL has no limit."""
+_PLAIN = "TRL renders a prompt that is plain text as it is; tuner renders it as the user's turn of the chat template"
 
 
 def objective_of(document: Document) -> tuple[str, str | None]:
@@ -33,8 +45,8 @@ def objective_of(document: Document) -> tuple[str, str | None]:
     command = document.command[1] if document.command[:1] == ("trl",) else None
     if command in _COMMANDS:
         return str(command), None
-    if command or _ONLINE & document.values.keys():
-        return "sft", _LEARNS_ONLINE
+    if command:
+        return "sft", f"tuner has no {command}"
     objective = next((name for name, keys in _TELL if keys & document.values.keys()), None)
     splits = [str(one.get("split")) for one in _mixture(document) if isinstance(one, dict)]
     return objective or ("dpo" if any("prefs" in split for split in splits) else "sft"), None
@@ -49,8 +61,10 @@ def _mixture(document: Document) -> list[Value]:
 def dataset_name(t: Translation, setting: Setting) -> None:
     """Add the one data set."""
     name, split = t.value("dataset_config"), str(t.value("dataset_train_split", "train"))
-    field = t.value("dataset_text_field")
+    field, prompt = t.value("dataset_text_field"), t.value("dataset_prompt_column")
     columns = {"text": field} if field not in (None, "text") and t.objective == "pretrain" else None
+    if OBJECTIVES[t.objective].facts.generates and prompt not in (None, "prompt"):
+        columns = {"prompt": prompt}
     t.datasets.append({"path": str(setting.value), "name": name, "split": split, "columns": columns})
     t.note(setting, Outcome.TRANSLATED, f"data {setting.value}")
     if t.value("eval_strategy", "no") not in ("no", False) and "dataset_test_split" in t.settings:
@@ -63,15 +77,16 @@ def mixture(t: Translation, setting: Setting) -> None:
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         raise setting.wrong("not a list of data sets", "Use a list of path, name, split, columns.")
     if isinstance(setting.value, dict):
-        t.check_block("a mixture", setting.value, setting.keys, {"datasets", "test_split_size"}, "seed")
+        t.check_block(
+            "a mixture", setting.value, setting.keys, {"datasets", "test_split_size"}, _WORDS.blocks["mixture"]
+        )
     lists = (*setting.keys, "datasets") if isinstance(setting.value, dict) else setting.keys
     for number, one in enumerate(entries):
         keys = (*lists, str(number))
-        t.check_block("an entry of a mixture", one, keys, _OF_ENTRY, "data_dir")
+        t.check_block("an entry of a mixture", one, keys, _OF_ENTRY, _WORDS.blocks["entry"])
         _one_of_mixture(t, one, keys)
-    held_out = isinstance(setting.value, dict) and setting.value.get("test_split_size")
-    if held_out:
-        t.note(setting, Outcome.CHANGED, why=f"test_split_size {held_out}: tuner holds out a share, --val-split 0.05")
+    if isinstance(setting.value, dict) and setting.value.get("test_split_size"):
+        shared_rules.held_out(t, t.inner((*setting.keys, "test_split_size"), setting.value["test_split_size"]))
     t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
 
 
@@ -87,6 +102,9 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Value], keys: Keys) -> Non
         "weight": share.number() if weight not in (None, 1, 1.0) else None,
     }
     t.datasets.append(dataset)
+    if one.get("fraction") is not None:
+        why = "TRL takes as many rows as give the mixture these parts; tuner takes this part of the data set"
+        t.note(t.inner((*keys, "fraction"), one["fraction"]), Outcome.CHANGED, why=why, is_learned=True)
     if one.get("columns"):
         setting = t.inner((*keys, "columns"), one["columns"])
         t.note(setting, Outcome.CHANGED, "format None", "the columns to keep: tuner uses those of the row format")
@@ -95,34 +113,67 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Value], keys: Keys) -> Non
 def assistant_only_loss(t: Translation, setting: Setting) -> None:
     """Record that tuner computes the loss only on answers."""
     if truth(setting.value):
-        t.leave(setting, "tuner always computes the loss only on the assistant's turns")
+        t.note(setting, Outcome.TAKEN, why="the loss covers the assistant's turns alone")
     else:
-        t.note(setting, Outcome.CHANGED, why=_WHOLE_CONVERSATION)
+        t.note(setting, Outcome.CHANGED, why=_WHOLE_CONVERSATION, is_learned=True)
+
+
+def prompt_column(t: Translation, setting: Setting) -> None:
+    """Record the column of the prompts, which `dataset_name` reads."""
+    t.note(setting, Outcome.TRANSLATED, why="with the data set")
+
+
+def mixer(t: Translation, setting: Setting) -> None:
+    """Add the data sets of the older `dataset_mixer`: id -> part; `dataset_splits` names splits of all of them."""
+    if not isinstance(setting.value, dict) or not setting.value:
+        raise setting.wrong("not a mapping of data sets to parts")
+    named = t.settings["dataset_splits"].words() if t.value("dataset_splits") is not None else ["train"]
+    names = t.value("dataset_configs") or [None] * len(setting.value)
+    for (path, part), name in zip(setting.value.items(), names, strict=False):
+        weight = t.inner((*setting.keys, str(path)), part).number()
+        for split in named:
+            rows = {"path": str(path), "name": name, "split": split, "weight": weight if weight != 1 else None}
+            (t.validation if "test" in split else t.datasets).append(rows)
+    t.note(setting, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
+
+
+def chat_template(t: Translation, setting: Setting) -> None:
+    """Set the chat template if it is a file; the text of one has no place in a recipe."""
+    text = str(setting.value)
+    if text.endswith(".jinja"):
+        t.set(setting, "model.chat_template", text)
+    else:
+        why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
 def _settle(t: Translation) -> None:
     """Record TRL's default loss and the obstacle, after all keys are translated."""
     if t.objective == "sft" and not t.obstacle and t.value("assistant_only_loss") is None:
-        shown = Setting("assistant_only_loss", False, "TRL's default")
+        shown = Setting("assistant_only_loss", False, "TRL's default", is_default=True)
         t.note(shown, Outcome.CHANGED, why=_WHOLE_CONVERSATION)
+    if t.objective != "pretrain":
+        t.note(Setting("plain prompts", None, "TRL's way", is_default=True), Outcome.CHANGED, why=_PLAIN)
     if t.obstacle:
-        shown = Setting("objective", " ".join(t.document.command) or "online", t.document.name)
-        t.note(shown, Outcome.CHANGED, "objective.type = 'sft'", t.obstacle)
+        shown = Setting("objective", " ".join(t.document.command) or t.objective, t.document.name)
+        t.note(shown, Outcome.CHANGED, f"objective.type = {t.objective!r}", t.obstacle)
 
 
 def _begin(document: Document) -> Mapping[str, Value]:
     """Return TRL's defaults, which partly differ from those of transformers."""
     values = document.values
     objective, _ = objective_of(document)
-    rates = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "orpo": 1e-6}
+    rates = {"sft": 2e-5, "reward": 1e-4}  # of all others 1e-6
+    is_online = OBJECTIVES[objective].facts.generates
     # TRL names no layers; PEFT then adapts these two layers of models like Llama.
     adapter = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}
     return {
         **training_arguments.defaults(document),
-        "learning_rate": rates[objective],
+        "learning_rate": rates.get(objective, 1e-6),
         "logging_steps": 10,
         "gradient_checkpointing": True,
-        "max_length": values.get("max_seq_length") or 1024,
+        **({"max_prompt_length": _PROMPT} if is_online else {"max_length": values.get("max_seq_length") or 1024}),
+        **({"num_generations": 2} if objective == "rloo" else {}),
         "packing": False,
         **(adapter if truth(values.get("use_peft")) or values.get("load_in_4bit") else {}),
     }
@@ -131,6 +182,9 @@ def _begin(document: Document) -> Mapping[str, Value]:
 def _prepare(t: Translation) -> None:
     t.objective, t.obstacle = objective_of(t.document)
     values = t.document.values
+    words = t.settings["reward_funcs"].words(None) if t.value("reward_funcs") is not None else []
+    if t.value("reward_model_name_or_path") is None:
+        reward_keys.settle_rewards(t, words)
     if truth(values.get("use_peft")) or any(key in values for key in ("lora_r", "load_in_4bit")):
         quantized = truth(values.get("load_in_4bit")) or truth(values.get("load_in_8bit"))
         t.method = "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
@@ -140,6 +194,7 @@ _WORDS = key_tables.of("trl")
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
     **_WORDS.rules,
+    **reward_keys.RULES,
     "model_revision": Alias("model.revision", {"main": "None"}),
     **by_word(
         {
@@ -153,6 +208,16 @@ TABLE: Mapping[str, Rule] = {
             "dataset_name": dataset_name,
             "dataset_config dataset_train_split dataset_test_split dataset_text_field": recorded_with("the data set"),
             "dataset_mixture datasets": mixture,
+            "dataset_mixer": mixer,
+            "dataset_splits dataset_configs": recorded_with("dataset_mixer"),
+            "dataset_prompt_column": prompt_column,
+            "chat_template chat_template_path": chat_template,
+            "system_prompt": shared_rules.system,
+            "loss_type": reward_keys.loss_type,
+            "rpo_alpha": shared_rules.sft_term,
+            "max_prompt_length": reward_keys.prompt_length,
+            "reward_model_name_or_path": reward_keys.reward_model,
+            "teacher_model_name_or_path": reward_keys.teacher,
         }
     ),
 }

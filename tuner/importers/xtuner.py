@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from tuner.errors import RecipeError, did_you_mean
 from tuner.importers import key_tables, shared_rules, xtuner_llava
 from tuner.importers.document import Block, Document, Keys, Value, last_name
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
@@ -34,12 +33,6 @@ _OF_DATASET = {
     *("type", "dataset", "datasets", "datasets_cfg", "max_length", "pack_to_max_length", "max_dataset_length"),
     *("dataset_map_fn", "template_map_fn"),
 }
-_LEFT_OF_DATASET = (
-    "tokenizer use_varlen_attn shuffle_before_pack remove_unused_columns do_dataset_tokenization split "
-    "rename_maps input_ids_with_output with_image_token map_num_proc num_proc is_dpo is_reward reward_token_id "
-    "max_packed_length packed_length seed data_path data_paths data_file bot_name image_folder image_folders "
-    "image_processor pad_image_to_square model_path template dataset_cfg tokenize_ftdp_dir mode concat_to_max_length"
-)
 _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_files"}
 
 
@@ -78,7 +71,7 @@ def scheduler(t: Translation, setting: Setting) -> None:
     # `end` is in epochs unless by_epoch is false: warmup_ratio x max_epochs.
     end = replace(setting, key=f"{setting.key}.end", value=warm.get("end") or 0).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
-        t.warmup_steps = replace(setting, value=end / _micro_batches(t))
+        t.set(setting, "param_scheduler.warmup_steps", math.ceil(end / _micro_batches(t)))
     else:
         t.set(setting, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
     if main.get("eta_min"):
@@ -96,8 +89,7 @@ def dataset(t: Translation, setting: Setting) -> None:
 def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys: Keys) -> None:
     has_images = xtuner_llava.has_images(value)
     read = xtuner_llava.OF_DATASET if has_images else _OF_DATASET
-    left = xtuner_llava.LEFT_OF_DATASET if has_images else _LEFT_OF_DATASET
-    t.check_block("a data set", value, keys, read, left)
+    t.check_block("a data set", value, keys, read, _WORDS.blocks["images" if has_images else "dataset"])
     inner = value.get("datasets") or value.get("datasets_cfg")
     if isinstance(inner, list | tuple):
         name = "datasets" if value.get("datasets") else "datasets_cfg"
@@ -120,9 +112,7 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
     if not isinstance(source, dict):
         t.obstacle = t.obstacle or "tuner does not support its data: give yours with --data"
         return
-    t.check_block(
-        "the source of the rows", source, (*keys, "dataset"), _OF_SOURCE, "type ignore_verifications data_dir"
-    )
+    t.check_block("the source of the rows", source, (*keys, "dataset"), _OF_SOURCE, _WORDS.blocks["source"])
     rows = _rows(t, source, value)
     if value.get("max_dataset_length"):
         rows["max_rows"] = t.inner((*keys, "max_dataset_length"), value["max_dataset_length"]).whole()
@@ -182,22 +172,18 @@ def iterations(ours: str) -> Rule:
 
 
 def variable(t: Translation, setting: Setting) -> None:
-    """Record a name at the top that is not a key of XTuner: other values use it, or it is unused.
-
-    Raises:
-        RecipeError: it is unused, and is a block or almost a key of XTuner.
-    """
+    """Record a name at the top that is not a key of XTuner: other values use it, or it is unused."""
     word = setting.keys[0]
     if word in _KEYS or (word not in t.document.used and len(setting.keys) > 1):
-        fix = did_you_mean(setting.key, sorted(TABLE)) or "Remove it."
-        raise RecipeError(f"XTuner has no key {setting.key!r}", where=setting.where, fix=fix)
+        t.note_unknown(setting, "", TABLE)
+        return
     if word in t.document.used:
         t.note(setting, Outcome.TAKEN, why="where it is used")
         return
     # A stricter limit than for other misspelt keys: XTuner's own configs have an unused evaluation_freq.
-    if near := get_close_matches(word, sorted(_KEYS), 1, 0.85):
-        problem = f"XTuner has no key {word!r}, and nothing uses it"
-        raise RecipeError(problem, where=setting.where, fix=f"Did you mean {near[0]!r}?")
+    if get_close_matches(word, sorted(_KEYS), 1, 0.85):
+        t.note_unknown(setting, "", _KEYS)
+        return
     t.leave(setting, "nothing in the file uses it")
 
 

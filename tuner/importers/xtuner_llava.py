@@ -18,7 +18,6 @@ OF_DATASET = {
     *("type", "data_path", "image_folder", "image_processor", "dataset_map_fn", "template_map_fn", "max_length"),
     *("max_dataset_length", "pad_image_to_square", "offline_processed_text_folder"),
 }
-LEFT_OF_DATASET = "tokenizer"
 
 _MODEL, _TOWER, _PATH = "LLaVAModel", "CLIPVisionModel", "pretrained_model_name_or_path"
 _PROJECTOR = "multi_modal_projector"
@@ -191,12 +190,13 @@ def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Blo
         rows["max_rows"] = limit.whole()
     if format_ := _FORMATS[last_name(dataset.get("type"))]:
         rows["format"] = format_
-        rows |= _weight(t, limit)
+        if part := _weight(t, limit):
+            rows = {**rows, **part, "max_rows": None}
     return rows
 
 
 def _weight(t: Translation, limit: Setting) -> Block:
-    """Return the weight in a mixture of RefCOCO's rows that are as many as the limit: a share has no limit of rows."""
+    """Return the weight of RefCOCO's rows that are as many as the limit, spread over all images."""
     if not limit.value:
         return {}
     weight = round(limit.whole() / _OF_REFCOCO, 2) or 0.01

@@ -18,7 +18,7 @@ from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes import starting_weights
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig, Share
+from tuner.recipes.schema import RecipeConfig, Rows, Share
 
 _MAX_PATHS = 3
 
@@ -83,12 +83,16 @@ def _number(value: int) -> str:
     return f"{value:,}"
 
 
+def _share(rows: Rows) -> str:
+    """Return a data set as the plan names it: its path, with its weight and its limit if it has them."""
+    weight = f" x {rows.weight:g}" if isinstance(rows, Share) and rows.weight != 1 else ""
+    limit = f" (first {rows.max_rows:,} rows)" if isinstance(rows, Share) and rows.max_rows else ""
+    return f"{rows.path}{weight}{limit}"
+
+
 def _data(config: RecipeConfig, steps: Steps) -> str:
     dataset = config.train_dataloader.dataset
-    names = [
-        f"{one.path} x {one.weight:g}" if isinstance(one, Share) and one.weight != 1 else f"{one.path}"
-        for one in dataset.shares
-    ]
+    names = [_share(one) for one in dataset.shares]
     text = ", ".join(names[:_MAX_PATHS])
     if len(names) > _MAX_PATHS:
         text += f" and {len(names) - _MAX_PATHS} more"

@@ -100,9 +100,9 @@ def share_generation(loaded: Recipe, batch: Batch) -> Recipe:
         raise RecipeError(message, where="train_cfg.global_batch_size", fix=fix)
     for key in ("checkpoint.interval", "train_cfg.val_interval"):
         interval = attrgetter(key)(config)
-        if not interval or interval % steps == 0:
+        if not interval or steps == 1 or interval % steps == 0:
             continue
-        near, origin = -(-interval // steps) * steps, loaded.origins[key]
+        near, origin = math.ceil(interval / steps) * steps, loaded.origins[key]
         if origin.place.kind is not Kind.PACKAGE:
             # A checkpoint has no completions: a run that resumes generates new ones.
             message = f"{interval} is not a multiple of {steps}, the steps that train on the same completions"

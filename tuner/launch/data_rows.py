@@ -82,8 +82,16 @@ def num_held_out(dataset: Dataset) -> int | None:
 def _weighted(dataset: Dataset) -> list[DatasetSize]:
     """Return the data set, or those of a mixture with their weights, before rows are held out."""
     return [
-        _counted(share)._replace(weight=share.weight if isinstance(share, Share) else 1.0) for share in dataset.shares
+        _limited(_counted(share), share) if isinstance(share, Share) else _counted(share) for share in dataset.shares
     ]
+
+
+def _limited(counted: DatasetSize, share: Share) -> DatasetSize:
+    """Return the size of a data set of a mixture: with its weight, and at most its max_rows."""
+    if counted.rows is None or share.max_rows is None or counted.rows <= share.max_rows:
+        return counted._replace(weight=share.weight)
+    num_bytes = counted.num_bytes * share.max_rows // counted.rows
+    return counted._replace(rows=share.max_rows, num_bytes=num_bytes, weight=share.weight)
 
 
 def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
@@ -275,6 +283,8 @@ def _files(rows: Rows) -> list[Path] | str:
     files = files_of_folder(place) if paths.is_folder(place) else paths.matching(place)
     if not files:
         return f"{rows.path} does not exist"
+    if "[" in rows.split:
+        return f"{rows.path} is read in part: {rows.split}"
     if files == [place] and not place.is_file():
         return f"{rows.path} is a folder"
     if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):

@@ -16,7 +16,7 @@ from tuner.files import JsonObject
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
-from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, Rows, Share
+from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, Share
 
 _TRAIN, _ = LOADERS
 
@@ -143,7 +143,11 @@ def _rows_of(name: object, where: str, inside: tuple[str, ...]) -> JsonObject:
         circle = " -> ".join((*inside, name))
         raise RecipeError(f"mixtures form a cycle: {circle}", where=where, fix="Remove one of them.")
     loader = read_part("datasets", name).values.get("train_dataloader", {})
-    return {key: value for key, value in loader.get("dataset", {}).items() if key in (*Rows.model_fields, "mixture")}
+    rows = {key: value for key, value in loader.get("dataset", {}).items() if key in (*Share.model_fields, "mixture")}
+    if rows.get("mixture") and rows.get("max_rows"):
+        message = f"part {name!r} takes {rows['max_rows']} rows of a mixture, which one entry of a mixture cannot"
+        raise RecipeError(message, where=where, fix="List its data sets instead, each with its own max_rows.")
+    return rows
 
 
 def _named(share: JsonObject, part: str, where: str) -> JsonObject:

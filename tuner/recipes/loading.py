@@ -24,6 +24,7 @@ from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
 _RATE = ("optim_wrapper", "optimizer", "lr")
+_WARMUP_RATIO, _WARMUP_STEPS = ("param_scheduler", "warmup_ratio"), ("param_scheduler", "warmup_steps")
 _ADAPTER_RATE = 10
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
@@ -81,7 +82,19 @@ def _settle(merged: Merged) -> None:
     model_facts.settle_other_models(merged)
     data_sets.settle_mixtures(merged)
     data_sets.settle_validation(merged)
+    settle_warmup(merged)
     model_facts.settle_constraints(merged, model_facts.kind_of(merged))
+
+
+def settle_warmup(merged: Merged) -> None:
+    """Keep the later one of the two warm-ups: a share of all steps, or a number of steps."""
+    steps, ratio = merged.get(_WARMUP_STEPS), merged.get(_WARMUP_RATIO)
+    if steps is None:
+        return
+    if merged.order_of(_WARMUP_RATIO) > merged.order_of(_WARMUP_STEPS):
+        merged.lay(Layer.at(merged.place_of(_WARMUP_RATIO), nested(_WARMUP_STEPS, None)))
+    elif ratio and merged.order_of(_WARMUP_RATIO) < merged.order_of(_WARMUP_STEPS):
+        merged.lay(Layer.at(merged.place_of(_WARMUP_STEPS), nested(_WARMUP_RATIO, 0.0)))
 
 
 def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
@@ -145,6 +158,7 @@ def check_file(part: RecipeFile) -> None:
     merged.lay(Layer(base.values, base.place))
     merged.lay(layer_of(part))
     data_sets.settle_mixtures(merged)
+    settle_warmup(merged)
     validate(merged)
 
 

@@ -106,7 +106,8 @@ def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iter
     yield "global batch", f"{batch['global_batch']} = {factors}"
     yield "longest sample", f"{data.max_length} tokens{', packed' if data.packing else ''}"
     yield "optimizer", f"{optim.type}, learning rate {optim.lr:g}, weight decay {optim.weight_decay:g}"
-    yield "schedule", f"{schedule.type}, warmup {schedule.warmup_ratio:g}"
+    steps = " steps" if schedule.warmup_steps else ""
+    yield "schedule", f"{schedule.type}, warmup {schedule.warmup:g}{steps}"
     yield "precision", facts["precision"]["dtype"]
     yield "DeepSpeed", facts["deepspeed"]
     yield "GPUs", ", ".join(sorted({gpu["name"] for gpu in facts["hardware"]["gpus"]})) or None

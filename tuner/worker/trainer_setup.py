@@ -41,7 +41,7 @@ def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, dev
 
 def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
-    constant = schedule.type == "constant" and schedule.warmup_ratio > 0
+    constant = schedule.type == "constant" and schedule.warmup > 0
     if config.train_cfg.sequence_parallel_size > 1:
         # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
@@ -60,7 +60,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         num_train_epochs=config.train_cfg.max_epochs,
         max_steps=config.train_cfg.max_steps or -1,
         lr_scheduler_type="constant_with_warmup" if constant else schedule.type,
-        warmup_steps=schedule.warmup_ratio,
+        warmup_steps=schedule.warmup,
         bf16=zero["bf16"]["enabled"],
         fp16=zero["fp16"]["enabled"],
         use_cpu=device.type == "cpu",

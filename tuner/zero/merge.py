@@ -307,20 +307,16 @@ def _wished_optimizer(block: Config) -> Wish:
 
 
 def _wished_scheduler(block: Config) -> Wish:
-    """Return the recipe values that a scheduler block means; its steps become a share if it has their total."""
+    """Return the recipe values that a scheduler block means."""
     params, kind = _params(block), _SCHEDULES.get(block["type"])
     if kind is None:
         return Wish({}, (f"param_scheduler has no counterpart of {block['type']}.",))
     values: Config = {"param_scheduler.type": kind}
-    warmup, total = params.get("warmup_num_steps"), params.get("total_num_steps")
-    notes = []
-    if warmup and total and warmup < total:
-        values["param_scheduler.warmup_ratio"] = warmup / total
-    elif warmup:
-        notes.append(f"its warmup is a share of all steps: param_scheduler.warmup_ratio = {warmup} / all steps.")
+    if warmup := params.get("warmup_num_steps"):
+        values["param_scheduler.warmup_steps"] = warmup
     if isinstance(params.get("warmup_max_lr"), int | float):
         values["optim_wrapper.optimizer.lr"] = params["warmup_max_lr"]
-    return Wish(values, tuple(notes))
+    return Wish(values, ())
 
 
 def _params(block: Config) -> Config:

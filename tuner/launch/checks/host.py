@@ -140,7 +140,8 @@ def _num_checkpoints(run: ResolvedRun) -> int:
     room = saving.max_keep_ckpts + 1 + bool(saving.save_best)
     room -= len(list((run.run_path / "checkpoints").glob("checkpoint-*")))
     if steps.total.most is not None and not saving.save_best:  # and one at the end
-        room = min(room, steps.total.most // saving.interval - steps.done // saving.interval + 1)
+        interval = saving.interval_of(steps.total.most)
+        room = min(room, steps.total.most // interval - steps.done // interval + 1)
     return max(1, room)
 
 

@@ -3,6 +3,7 @@
 Values and defaults stand in `configs/base.py`; a field has a default here only inside a block that may be None.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -207,9 +208,13 @@ class Rows(Block):
 
 
 class Share(Rows):
-    """One data set of a mixture; weight 0.5 takes every second row of it, 2 takes each row twice."""
+    """One data set of a mixture; weight 0.5 takes every second row of it, 2 takes each row twice.
+
+    Of its rows only the first `max_rows` count; None: all.
+    """
 
     weight: PositiveFloat = 1.0
+    max_rows: PositiveInt | None = None
 
     @model_serializer(mode="wrap")
     def _written_keys(self, dump: SerializerFunctionWrapHandler) -> JsonObject:
@@ -362,6 +367,23 @@ class ParamScheduler(Block):
 
     type: Literal["cosine", "linear", "constant", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
     warmup_ratio: Fraction
+    warmup_steps: NonNegativeInt | None
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _one_warm_up(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        if steps is not None and info.data.get("warmup_ratio"):
+            raise ValueError(f"is {steps}, and warmup_ratio is {info.data['warmup_ratio']:g}; use one of them")
+        return steps
+
+    @property
+    def warmup(self) -> int | float:
+        """The warm-up as transformers takes it: a number of steps, or a share of all steps below 1."""
+        return self.warmup_ratio if self.warmup_steps is None else self.warmup_steps
+
+
+Interval = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
+"""A number of optimizer steps, or a share of all steps, which transformers resolves once their number is known."""
 
 
 class TrainCfg(Block):
@@ -369,7 +391,7 @@ class TrainCfg(Block):
 
     max_epochs: PositiveInt | PositiveFloat
     max_steps: PositiveInt | None
-    val_interval: PositiveInt | None
+    val_interval: Interval | None
     early_stopping_patience: PositiveInt | None
     trainable_layers: PositiveInt | None
     global_batch_size: PositiveInt | Literal["auto"] | None
@@ -384,14 +406,18 @@ class TrainCfg(Block):
 
 
 class Checkpoint(Block):
-    """Resumable checkpoints; interval in optimizer steps. Weights may go to a repository on the hub too."""
+    """Resumable checkpoints; interval in optimizer steps or a share of them. Weights may go to the hub too."""
 
-    interval: PositiveInt
+    interval: Interval
     max_keep_ckpts: PositiveInt
     save_best: Literal["auto", "eval_loss"] | None
     repository: str | None
     private: bool
     push: bool
+
+    def interval_of(self, steps: int) -> int:
+        """Return the interval of a run with a number of steps; a share of them is rounded up, as in transformers."""
+        return self.interval if isinstance(self.interval, int) else max(1, math.ceil(self.interval * steps))
 
     @field_validator("push")
     @classmethod

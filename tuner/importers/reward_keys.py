@@ -1,0 +1,214 @@
+"""Translates the keys of GRPO, RLOO and distillation that TRL, ms-swift and Axolotl share: rewards, sampling, vLLM.
+
+Keys with the same name and value in a recipe stand in the tools' tables; here are those that need a look at the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from tuner.importers.document import Block
+from tuner.importers.translation import Function, Outcome, Setting, Translation
+from tuner.recipes.aliases import by_word
+from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
+
+ONLINE = ("grpo", "rloo")
+"""The objectives that learn from rewards."""
+_REWARDS = ("objective", "rewards")
+_THINKS = r"<think>.*</think>.*"
+_KNOWN: Mapping[str, tuple[Block, str]] = {
+    **dict.fromkeys(
+        ("accuracy_reward", "accuracy", "reasoning_accuracy_reward"),
+        ({"type": "math", "column": "solution"}, "compares the final answer with the column solution"),
+    ),
+    **dict.fromkeys(
+        ("think_format_reward", "format"), ({"type": "format", "pattern": _THINKS}, "the whole completion matches it")
+    ),
+}
+"""Reward of TRL, open-r1 or ms-swift -> the one of tuner that judges most alike, and how it does."""
+
+
+def settle_rewards(t: Translation, words: Sequence[str]) -> None:
+    """Say what stands in the way if an objective has no reward that tuner knows; `prepare` of a tool calls it."""
+    if t.objective in ONLINE and not any(_block(word) for word in words):
+        named = f"like {', '.join(words)}" if words else "named in the config"
+        t.obstacle = t.obstacle or f"tuner has no reward {named}: add --reward FILE:FUNCTION (docs/grpo.md)"
+
+
+def _beside(setting: Setting, key: str) -> str:
+    """Return the key beside a setting: Axolotl has these keys in the block `trl`."""
+    return ".".join((*setting.keys[:-1], key))
+
+
+def _words(t: Translation, setting: Setting, key: str) -> list[str]:
+    name = _beside(setting, key)
+    return t.settings[name].words(None) if t.value(name) is not None else []
+
+
+def _uses_vllm(t: Translation, setting: Setting) -> bool:
+    name = _beside(setting, "use_vllm")
+    return t.objective in objectives_with("generation") and t.value(name) is not None and t.settings[name].truth()
+
+
+def _block(word: str) -> Block | None:
+    """Return the reward for another tool's name of it, or for a function's import path; None for another word."""
+    if word in _KNOWN:
+        return dict(_KNOWN[word][0])
+    module, dot, function = word.rpartition(".")
+    if dot and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+        return {"type": f"{module}:{function}"}
+    return None
+
+
+def rewards(t: Translation, setting: Setting) -> None:
+    """Set the rewards of a list of names and import paths, with the weights beside them."""
+    if t.objective not in ONLINE:
+        t.leave(setting, f"belongs to {' and '.join(ONLINE)}, and this is {t.objective}")
+        return
+    words = setting.words(None)
+    weights = _words(t, setting, "reward_weights")
+    blocks = list(t.values.get(_REWARDS) or [])
+    for number, word in enumerate(words):
+        block = _block(word)
+        if block is None:
+            t.note(
+                setting, Outcome.CHANGED, why=f"tuner has no reward {word!r}: --reward FILE:FUNCTION", is_learned=True
+            )
+            continue
+        if number < len(weights):
+            weight = t.inner((*setting.keys[:-1], "reward_weights"), weights[number]).number()
+            block |= {"weight": weight} if weight not in (0, 1) else {}
+        blocks.append(block)
+        how = _KNOWN[word][1] if word in _KNOWN else "it gets each completion as a text, and the columns by name"
+        t.note(setting, Outcome.CHANGED, f"reward {block['type']}", f"{word}: {how}")
+    if blocks:
+        t.set(setting, ".".join(_REWARDS), blocks)
+    elif not words:
+        t.leave(setting, "it names no reward")
+
+
+def reward_model(t: Translation, setting: Setting) -> None:
+    """Add a reward model to the rewards."""
+    if t.objective not in ONLINE:
+        t.leave(setting, f"belongs to {' and '.join(ONLINE)}, and this is {t.objective}")
+        return
+    added = [{"type": "model", "path": path} for path in setting.words(None)]
+    t.set(setting, ".".join(_REWARDS), [*(t.values.get(_REWARDS) or []), *added])
+
+
+def teacher(t: Translation, setting: Setting) -> None:
+    """Set the teacher of a distillation, and say what its student learns on."""
+    if t.objective == "distill":
+        why = "the student learns on completions that it writes itself, not on the answers of the rows"
+        t.set(setting, "objective.teacher", setting.value, why, changed=True, is_learned=True)
+    else:
+        t.leave(setting, f"belongs to distill, and this is {t.objective}")
+
+
+def scaled(t: Translation, setting: Setting) -> None:
+    """Set what advantages are divided by: TRL's words, or true and false of its older versions."""
+    word = {"true": "group", "false": "none"}.get(str(setting.value).lower(), str(setting.value))
+    _set(t, setting, "scale_rewards", word, "tuner has no such scale of rewards")
+
+
+def loss_type(t: Translation, setting: Setting) -> None:
+    """Set the loss, or keep tuner's if it has no such loss."""
+    words = setting.words()
+    if t.objective == "dpo":
+        t.set(setting, "objective.loss_type", words)
+    else:
+        word = words[0] if words else ""
+        _set(t, setting, "loss_type", word, f"tuner has no loss {word!r} of {t.objective}")
+
+
+def _set(t: Translation, setting: Setting, name: str, value: str, why: str) -> None:
+    """Set a key of the objective to one of its words; another word is recorded as changed."""
+    field = OBJECTIVES[t.objective].model_fields.get(name)
+    if field is None:
+        t.leave(setting, f"belongs to {' and '.join(objectives_with(name))}, and this is {t.objective}")
+    elif value in get_args(field.annotation):
+        t.set(setting, f"objective.{name}", value)
+    else:
+        t.note(setting, Outcome.CHANGED, why=f"{why}: one of {', '.join(get_args(field.annotation))}", is_learned=True)
+
+
+def top_k(t: Translation, setting: Setting) -> None:
+    """Set the number of the most likely tokens; -1 is none, as 0 is."""
+    if t.objective in objectives_with("top_k"):
+        t.set(setting, "objective.top_k", max(0, setting.whole()))
+    else:
+        t.leave(setting, f"belongs to objectives that generate, and this is {t.objective}")
+
+
+def prompt_length(t: Translation, setting: Setting) -> None:
+    """Set the longest prompt of an objective that generates; others count the whole sample."""
+    if OBJECTIVES[t.objective].facts.generates:
+        why = "longer prompts are left out, not cut"
+        t.set(setting, "train_dataloader.dataset.max_length", setting.whole(), why, changed=True)
+    else:
+        t.leave(setting, "max_length limits the whole sample, prompt and answer")
+
+
+def steps_per_generation(t: Translation, setting: Setting) -> None:
+    """Record how many micro-batches are generated at once: as many as a step trains on, unless the key is set."""
+    if t.objective not in ONLINE or setting.whole() == t.whole("gradient_accumulation_steps", 1):
+        t.note(setting, Outcome.TAKEN, why="the completions of one step are generated at once")
+    else:
+        why = "it counts micro-batches: set objective.generation_batch_size to the completions of all ranks"
+        t.note(setting, Outcome.CHANGED, why=why)
+
+
+def engine(t: Translation, setting: Setting) -> None:
+    """Choose vLLM as the program that generates, on the GPUs of the ranks or as a server."""
+    if t.objective not in objectives_with("generation"):
+        t.leave(setting, f"belongs to objectives that generate, and this is {t.objective}")
+    elif not setting.truth():
+        t.note(setting, Outcome.TAKEN, "objective.generation.engine = 'transformers'")
+    else:
+        t.set(setting, "objective.generation.engine", "vllm")
+        mode, url, host, port = (
+            t.value(_beside(setting, f"vllm_{key}"))
+            for key in ("mode", "server_base_url", "server_host", "server_port")
+        )
+        if mode == "server":
+            host = "127.0.0.1" if host in (None, "0.0.0.0") else host  # noqa: S104 (an address to bind to, not to call)
+            t.set(setting, "objective.generation.server", str(url or f"http://{host}:{port or 8000}"))
+
+
+def of_vllm(t: Translation, setting: Setting) -> None:
+    """Record a key that `engine` has read."""
+    if _uses_vllm(t, setting):
+        t.note(setting, Outcome.TAKEN, why="with use_vllm")
+    else:
+        t.leave(setting, "vLLM does not generate: use_vllm is not set")
+
+
+def for_vllm(ours: str) -> Function:
+    """Return the rule for a setting of vLLM, which counts only if vLLM generates."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        if _uses_vllm(t, setting):
+            t.set(setting, f"objective.generation.{ours}", setting.value)
+        else:
+            of_vllm(t, setting)
+
+    return rule
+
+
+RULES = by_word(
+    {
+        "reward_funcs": rewards,
+        "reward_weights": lambda t, setting: t.note(setting, Outcome.TAKEN, why="with reward_funcs"),
+        "scale_rewards": scaled,
+        "top_k": top_k,
+        "steps_per_generation": steps_per_generation,
+        "use_vllm": engine,
+        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port": of_vllm,
+        "vllm_group_port": for_vllm("group_port"),
+        "vllm_gpu_memory_utilization": for_vllm("gpu_memory_utilization"),
+        "vllm_tensor_parallel_size": for_vllm("tensor_parallel_size"),
+        "vllm_enable_sleep_mode": for_vllm("enable_sleep_mode"),
+    }
+)
+"""Key -> rule, in the words of TRL, which ms-swift shares."""
