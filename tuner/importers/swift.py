@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -96,11 +97,15 @@ def accumulation(t: Translation, setting: Setting) -> None:
 
 def columns(t: Translation, setting: Setting) -> None:
     """Set the columns: in ms-swift the data set's name -> the format's name, the other way round than in tuner."""
-    if not isinstance(setting.value, dict):
+    try:
+        mapped = json.loads(setting.value) if isinstance(setting.value, str) else setting.value
+    except ValueError:
+        mapped = None
+    if not isinstance(mapped, dict):
         t.note(setting, Outcome.CHANGED, why="name them: --set train_dataloader.dataset.columns", is_learned=True)
         return
     ours = {"query": "prompt", "response": "completion", "rejected_response": "rejected"}
-    names = {ours.get(str(theirs), str(theirs)): str(column) for column, theirs in setting.value.items()}
+    names = {ours.get(str(theirs), str(theirs)): str(column) for column, theirs in mapped.items()}
     t.set(setting, "train_dataloader.dataset.columns", names)
 
 

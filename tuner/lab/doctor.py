@@ -71,7 +71,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": here.device}
     has_flash = libraries.is_installed("flash_attn")
     rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)
-    if not has_flash:
+    if not has_flash and here.gpus:
         text = "not installed; torch's own attention masks packed rows"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
     rows.append(_liger(here))
