@@ -596,3 +596,10 @@ def test_an_interval_is_a_number_of_steps_or_a_share_of_all(interval: str) -> No
 def test_an_interval_that_is_neither_is_refused(interval: str) -> None:
     with pytest.raises(RecipeError):
         loading.load("tiny_full_sample", Overrides(pairs=[("--set", f"checkpoint.interval={interval}")]))
+
+
+@pytest.mark.parametrize(("interval", "steps", "expected"), [("0.1", 95, 10), ("0.5", 8, 4), ("7", 3, 7)])
+def test_a_share_of_all_steps_becomes_steps_as_in_transformers(interval: str, steps: int, expected: int) -> None:
+    pairs = [("--set", f"checkpoint.interval={interval}")]
+
+    assert loading.load("tiny_full_sample", Overrides(pairs=pairs)).config.checkpoint.interval_of(steps) == expected
