@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner import errors
-from tuner.errors import MachineError, RecipeError, TunerError, did_you_mean, nearest, together
+from tuner.errors import MachineError, RecipeError, TunerError, UsageError, did_you_mean, nearest, together, words_of
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, TunerError)]
 
@@ -91,3 +91,11 @@ def test_a_message_is_short_and_moves_no_cursor_whatever_it_quotes() -> None:
     assert text.startswith(r"bad-recipe: a\rb: xxx") and " ... 5,004 characters ... " in text
     assert text.endswith(r"x\x1b[2J. \u202eWrite \udcff" + "\nit.")
     assert len(text) < 5_000
+
+
+@pytest.mark.parametrize("text", ["swift sft --model 'x", 'ssh "x', "ssh \\"])
+def test_a_command_line_with_an_open_quote_is_one_message(text: str) -> None:
+    with pytest.raises(UsageError, match="is no command line"):
+        words_of(text, "--ssh")
+
+    assert words_of("ssh -p '2 2'", "--ssh") == ["ssh", "-p", "2 2"]

@@ -218,6 +218,21 @@ class NotANumber(TunerError):
         self.rank = rank
 
 
+def words_of(text: str, where: str) -> list[str]:
+    """Return the words of a command line, as a shell reads them.
+
+    Raises:
+        UsageError: a quote is not closed, or the last backslash stands before nothing.
+    """
+    import shlex  # few commands read one
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        problem = f"{text!r} is no command line: {str(error).lower()}"
+        raise UsageError(problem, where=where, fix="Close every quote, or quote the word as a whole.") from None
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that `name` most likely means, or None when none is close."""
     import difflib  # only where a name is wrong

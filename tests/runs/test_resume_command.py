@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import written_run
-from tuner.runs.directory import resume_advice, resume_command
+from tuner.runs.directory import resume_command
+from tuner.runs.resume_advice import resume_advice
 
 
 def test_a_command_can_be_pasted_whatever_the_folder_is_called() -> None:

@@ -5,13 +5,12 @@ The only module that knows all the tools; it writes no files.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from tuner import paths
-from tuner.errors import RecipeError, UsageError, did_you_mean
+from tuner.errors import RecipeError, UsageError, did_you_mean, words_of
 from tuner.importers import python_file, shell_commands
 from tuner.importers.document import Document
 from tuner.importers.imported_recipe import Imported, finished
@@ -85,7 +84,7 @@ def _document(words: Sequence[str]) -> Document:
         return shell_commands.read_script(path)
     if paths.is_file(path) and (options := [word for word in words[1:] if word.startswith("-")]):
         raise UsageError(f"no such option: {options[0]}", where="tuner import", fix="See tuner import --help.")
-    if document := shell_commands.read_words(words if len(words) > 1 else shlex.split(words[0])):
+    if document := shell_commands.read_words(words if len(words) > 1 else words_of(words[0], "tuner import")):
         return document
     raise UsageError(f"{words[0]!r} is not a config that can be imported", where="tuner import", fix=_FIX)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from tuner import __version__
-from tuner.errors import MachineError, Stopped, TunerError, UsageError, together
+from tuner.errors import MachineError, Stopped, TunerError, UsageError, together, words_of
 from tuner.machine.hostfile import NODE, Host
 from tuner.machine.kernel import heard
 from tuner.machine.topology import DEFAULT_PORT
@@ -129,7 +129,7 @@ def plan(
     forwarded = {name: value for name, value in environ.items() if name.startswith(_FORWARDED)}
     return Launch(
         hosts,
-        tuple(shlex.split(ssh)),
+        tuple(words_of(ssh, "--ssh")),
         tuple(argv),
         folder,
         {**forwarded, **variables},

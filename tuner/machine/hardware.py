@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import glob
 import os
-import shlex
 import shutil
 import sys
 from collections import Counter
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from tuner.errors import MachineError
+from tuner.errors import MachineError, words_of
 from tuner.machine import kernel, libraries
 
 Answer = TypeVar("Answer")
@@ -257,7 +256,7 @@ def has_libaio(environ: Mapping[str, str]) -> bool:
     import subprocess  # a plan compiles nothing
     import tempfile
 
-    before, after = (shlex.split(environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
+    before, after = (words_of(environ.get(name, ""), name) for name in ("CFLAGS", "LDFLAGS"))
     with tempfile.TemporaryDirectory() as folder:
         argv = [compiler, *before, "-x", "c++", "-", "-o", f"{folder}/program", *after, "-laio"]
         done = subprocess.run(argv, input=_USES_LIBAIO, capture_output=True, text=True, env=dict(environ), check=False)

@@ -11,7 +11,7 @@ from tuner.recipes import catalog, trust
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.recipes.schema.architecture import MAX_LAYERS
-from tuner.runs.directory import resume_advice
+from tuner.runs.resume_advice import resume_advice
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000

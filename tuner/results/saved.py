@@ -17,8 +17,9 @@ from tuner.recipes import path_checks, trust
 from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
-from tuner.runs.directory import RunDirectory, is_run, resume_advice
+from tuner.runs.directory import RunDirectory, is_run
 from tuner.runs.listing import no_run
+from tuner.runs.resume_advice import resume_advice
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 _PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")

@@ -39,7 +39,6 @@ from datetime import date
 from pathlib import Path
 from typing import Literal
 
-from tuner import remote_code
 from tuner.errors import DiskError, RunDirectoryError, Stopped
 from tuner.files import (
     JsonObject,
@@ -55,8 +54,6 @@ from tuner.files import (
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
-_MOST_SHOWN = 300
-"""Characters: what a flag allows must be shown whole."""
 _OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
 OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
@@ -190,32 +187,6 @@ class RunDirectory:
 def resume_command(path: Path) -> str:
     """Return the command that resumes the run in a directory: `tuner train RUN/recipe.py --resume RUN`."""
     return shlex.join(("tuner", "train", str(path / "recipe.py"), "--resume", str(path)))
-
-
-def resume_advice(path: Path) -> str:
-    """Return the command of `resume_command` with the flags that the run's recipe needs, and what each of them allows.
-
-    Whose run it is cannot be known, so a flag never stands without the code that it allows: if that is too long to be
-    shown, the flag is left out, and the command says where the recipe names it. A recipe.json that cannot be read
-    counts as one that names no code.
-    """
-    run, allowed = RunDirectory(path), dict[str, list[str]]()
-    log, checkpoint, model = (run.recipe_block(name) for name in ("log", "checkpoint", "model"))
-    rewards = run.recipe_block("objective").get("rewards")
-    blocks = rewards if isinstance(rewards, list) else []
-    types = [str(one.get("type") if isinstance(one, dict) else one) for one in blocks]
-    named = [("log.notify", log.get("notify")), ("checkpoint.repository", checkpoint.get("repository"))]
-    named += [("objective.rewards", one) for one in types if ":" in one]
-    if "/" in str(model.get("attn_implementation")):
-        named.append(("model.attn_implementation", model["attn_implementation"]))
-    if shown := [f"{key} = {value!r}" for key, value in named if value]:
-        allowed["--allow-code"] = shown
-    if model.get("trust_remote_code") is True:
-        allowed[remote_code.FLAG] = [remote_code.described(str(model.get("path")), str(model.get("revision")))]
-    meanings = "; ".join(f"{flag} allows {', '.join(shown)}" for flag, shown in allowed.items())
-    if not allowed or len(meanings) > _MOST_SHOWN:
-        return resume_command(path)
-    return f"{resume_command(path)} {' '.join(allowed)} ({meanings})"
 
 
 def is_run(path: Path) -> bool:

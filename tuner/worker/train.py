@@ -37,7 +37,8 @@ from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs import checkpoints, metrics
-from tuner.runs.directory import RunDirectory, resume_advice
+from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_advice import resume_advice
 from tuner.runs.resume_point import ResumePoint
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import compat, experts, resume, trainer_setup
