@@ -112,6 +112,11 @@ REFUSED: list[tuple[str, str, str]] = [
         "1:38",
         "names a class without its module",
     ),
+    (
+        '{"torch_autocast": {"enabled": true, "lower_precision_safe_modules": ["torch.nn.Conv1d", "evil.Linear"]}}',
+        "1:38",
+        "outside torch and transformers",
+    ),
     ('{"data_types": {"grad_accum_dtype": "torch.int8"}}', "1:17", "as whole numbers"),
     (
         '{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}, "torch_autocast": {"enabled": true}}',
