@@ -94,7 +94,8 @@ def test_a_run_whose_recipe_names_a_command_is_told_to_go_on_with_the_flag_that_
     with pytest.raises(RunDirectoryError) as told:
         find(run.path)
 
-    assert told.value.fix == f"Resume it first: tuner train '{run.recipe}' --resume '{run.path}' --allow-code"
+    command = f"tuner train '{run.recipe}' --resume '{run.path}' --allow-code"
+    assert told.value.fix == f"Resume it first: {command} (--allow-code allows log.notify = 'true')"
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path, run: RunDirectory, weights: Path) -> None:
