@@ -130,8 +130,7 @@ optim_wrapper = dict(
         betas=(0.9, 0.999),
         # Added to the denominator of Adam's update.
         eps=1e-8,
-        # Decoupled from the gradient in AdamW, Muon and Lion. Adam, NAdam, RAdam, Adamax, SGD and RMSprop add it to the
-        # gradient (L2), as in torch.
+        # Decoupled from the gradient in AdamW, Muon and Lion; L2 in Adam, SGD and others of torch (docs/deepspeed.md).
         weight_decay=0.0,
         # The learning rate of the matrices that Muon trains; lr is then that of the other weights. None: lr for all.
         muon_lr=None,
