@@ -79,7 +79,7 @@ def test_auto_is_the_level_of_the_named_machines_and_says_why(tuner: Tuner) -> N
     small = json.loads(tuner("show", name, "--gpus", "8", "--gpu", "a10", "--json").out)
     large = json.loads(tuner("show", name, "--gpus", "8", "--gpu", "b200", "--json").out)
 
-    assert "the lowest level that fits" in small["level"]["reason"]
+    assert "nothing fits without offloading" in small["level"]["reason"]
     assert small["level"]["name"] > large["level"]["name"]
 
 

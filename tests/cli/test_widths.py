@@ -15,7 +15,7 @@ from tests.launch.plans import checkpoint, written_run
 from tuner.recipes import catalog
 
 WIDE = ("llama3_1_405b_full_alpaca_e3", "--gpus", "8", "--gpu", "h100", "--host-memory", "64GB")
-LEVELS = ("none", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+LEVELS = ("none", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 
 
 @pytest.fixture

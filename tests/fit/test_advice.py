@@ -10,7 +10,8 @@ import pytest
 
 from tests.fit.recipes import lightest
 from tuner.fit.advice import changes, levels, recommended
-from tuner.fit.levels import Machines
+from tuner.fit.levels import TIGHT, Fit, Level, Machines, Peak
+from tuner.fit.step_time import GPUS
 
 GIB = 2**30
 
@@ -35,7 +36,9 @@ def level(name: str, machines: Machines) -> str | None:
         ("internlm2_chat_7b_qlora_oasst1_e3", Machines(8, 24 * GIB), "deepspeed_zero1"),
         ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 80 * GIB), "deepspeed_zero1"),
         ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 40 * GIB), "deepspeed_zero2"),
-        ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 24 * GIB), "deepspeed_zero2_offload"),
+        ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 24 * GIB), "deepspeed_zero3"),
+        ("gemma3_27b_it_full_alpaca_e1", Machines(8, GPUS["h100-80g"].memory_bytes), "deepspeed_zero3"),
+        ("gemma3_12b_it_lora_alpaca_e1", Machines(1, GPUS["rtx4090"].memory_bytes), "deepspeed_zero3_offload"),
         ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 24 * GIB, host_bytes=100 * GIB), "deepspeed_zero3"),
         ("qwen2_5_72b_instruct_full_oasst1_e3", Machines(8, 80 * GIB, num_nodes=4), "deepspeed_zero3"),
         ("qwen2_5_72b_instruct_full_oasst1_e3", Machines(1, 24 * GIB, host_bytes=64 * GIB), None),
@@ -113,7 +116,68 @@ def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_th
     assert recipe.architecture is not None
 
     assert not [one for one in changes(recipe, recipe.architecture, without) if "nvme" in one.flags]
-    first, *_ = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
+    *_, last = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
 
-    assert first.level == "deepspeed_zero3_offload" and "cannot be resumed" in first.description
-    assert "--ds zero_optimization.offload_param.nvme_path='/mnt/my disk'" in first.flags
+    assert last.level == "deepspeed_zero3_offload" and "cannot be resumed" in last.description
+    assert "--ds zero_optimization.offload_param.nvme_path='/mnt/my disk'" in last.flags
+
+
+def spare(fit: Fit) -> float:
+    return fit.spare_gpu_bytes / fit.machines.gpu_bytes
+
+
+@pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_8b", "gemma3_12b_it", "gemma3_27b_it", "llama2_70b"])
+def test_no_level_that_offloads_or_is_tight_is_taken_where_a_better_one_fits(model: str) -> None:
+    num_taken = 0
+    for method, gpu, (gpus, nodes) in itertools.product(
+        ("full", "lora", "qlora"), ("rtx4090", "a100-40g", "h100-80g"), ((1, 1), (8, 1), (8, 4))
+    ):
+        recipe = lightest(f"{model}_{method}_alpaca_e1")
+        assert recipe.architecture is not None
+        fits = levels(recipe, recipe.architecture, Machines(gpus, GPUS[gpu].memory_bytes, nodes, 512 * GIB))
+        best = recommended(fits)
+        of_gpu = [fit for fit in fits if fit.fits and not fit.level.endswith("_offload")]
+        assert best is not None or not any(fit.fits for fit in fits)
+        if best is None:
+            continue
+        num_taken += 1
+        if best.level.endswith("_offload"):
+            assert not of_gpu, (method, gpu, gpus, nodes)
+        elif spare(best) < TIGHT:
+            assert spare(best) == max(map(spare, of_gpu)), (method, gpu, gpus, nodes)
+    assert num_taken
+
+
+def made_up(level: str, part: float) -> Fit:
+    """Return a level of two GPUs that takes this part of each."""
+    return Fit(level, Peak({"weights": 100 * part}, {}, 0.0), Machines(2, 100))
+
+
+@pytest.mark.parametrize(
+    ("taken", "level"),
+    [
+        ({"deepspeed_zero1": 0.94, "deepspeed_zero3": 0.5}, "deepspeed_zero1"),
+        ({"deepspeed_zero1": 0.998, "deepspeed_zero2": 0.97, "deepspeed_zero3": 0.9}, "deepspeed_zero3"),
+        ({"deepspeed_zero1": 0.998, "deepspeed_zero3": 0.97, "deepspeed_zero3_offload": 0.1}, "deepspeed_zero3"),
+        (
+            {"deepspeed_zero3": 1.01, "deepspeed_zero2_offload": 0.99, "deepspeed_zero3_offload": 0.5},
+            "deepspeed_zero3_offload",
+        ),
+    ],
+)
+def test_a_level_with_less_than_5_percent_to_spare_comes_after_one_with_more(
+    taken: dict[str, float], level: str
+) -> None:
+    best = recommended([made_up(name, part) for name, part in taken.items()])
+
+    assert best and best.level == level
+
+
+def test_before_offloading_the_changes_that_need_none_are_named() -> None:
+    recipe = lightest("gemma3_12b_it_lora_alpaca_e1")
+    assert recipe.architecture is not None
+
+    first, *others = changes(recipe, recipe.architecture, Machines(1, GPUS["rtx4090"].memory_bytes))
+
+    assert "quantization" in first.flags and first.level == "none"
+    assert not any(Level.of_preset(change.level, 1).offload_optimizer for change in others)

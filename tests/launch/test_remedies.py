@@ -9,7 +9,6 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
-from tuner.fit.levels import LEVELS
 from tuner.fit.shares import possible
 from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter
@@ -81,15 +80,17 @@ def test_a_micro_batch_of_kto_keeps_a_pair() -> None:
         ("train_dataloader.batch_size=2", "optim_wrapper.accumulative_counts=2")
     )
     smaller = _batches(2, 2, "tiny_kto_lora_sample_preferences_e1")
-    assert lighter(smaller, "deepspeed_zero2", 2, GPU) == Lighter(level="deepspeed_zero2_offload")
+    assert lighter(smaller, "deepspeed_zero2", 2, GPU) == Lighter(level="deepspeed_zero3")
 
 
 @pytest.mark.parametrize(
     ("level", "world", "cause", "after"),
     [
         ("none", 2, GPU, "deepspeed_zero1"),
-        ("deepspeed_zero2", 2, GPU, "deepspeed_zero2_offload"),
-        ("deepspeed_zero2_offload", 2, GPU, "deepspeed_zero3"),
+        ("deepspeed_zero2", 2, GPU, "deepspeed_zero3"),
+        ("deepspeed_zero3", 2, GPU, "deepspeed_zero3_offload"),
+        ("deepspeed_zero2_offload", 2, GPU, "deepspeed_zero3_offload"),
+        ("deepspeed_zero2_offload", 2, HOST, "deepspeed_zero3"),
         ("deepspeed_zero3_offload", 2, GPU, None),
         ("deepspeed_zero2", 2, HOST, "deepspeed_zero3"),
         ("deepspeed_zero3", 2, HOST, None),
@@ -115,7 +116,7 @@ def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
         sets += change.sets
         config = _config("val_dataloader=none", *sets)
 
-    assert (level, num) == ("deepspeed_zero3_offload", 3 + 1 + len(LEVELS) - 1)
+    assert (level, num) == ("deepspeed_zero3_offload", 3 + 1 + 4)
 
 
 def test_activations_are_computed_again_before_the_next_level() -> None:
@@ -158,9 +159,9 @@ def test_the_lighter_command_keeps_the_global_batch() -> None:
 
 
 def test_another_level_that_reads_the_checkpoints_goes_on() -> None:
-    found = _commands(_batches(1, 4))[GPU]
+    found = _commands(_batches(1, 4), "deepspeed_zero1")[GPU]
 
-    assert found[3:] == ["--work-dir", str(RUN), "--resume", "auto", "--deepspeed", "deepspeed_zero2_offload"]
+    assert found[3:] == ["--work-dir", str(RUN), "--resume", "auto", "--deepspeed", "deepspeed_zero2"]
 
 
 def test_to_another_level_that_cannot_take_its_states_a_run_moves_its_weights() -> None:

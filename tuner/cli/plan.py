@@ -186,13 +186,21 @@ def _advice(report: Report) -> Iterator[str]:
     from tuner.fit.sizes import gib
 
     best = report.recommended
+    if best and best.offloads and report.changes:
+        yield "Without offloading, each of these changes fits:"
+        yield from _numbered(report)
     if best:
         level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
-        yield f"Use {level}: the lowest level that fits, with {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        use = "Unchanged, use" if best.offloads and report.changes else "Use"
+        yield f"{use} {level}: {best.why}. It leaves {gib(best.spare_gpu_bytes)} to spare on each GPU."
         if not report.machines.host_bytes:
             yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
         return
     yield "Nothing fits. " + ("Each of these changes does:" if report.changes else "No change tried here makes it fit.")
+    yield from _numbered(report)
+
+
+def _numbered(report: Report) -> Iterator[str]:
     for number, change in enumerate(report.changes, 1):
         yield f"  {number}. {change.description}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 

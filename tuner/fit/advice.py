@@ -47,33 +47,52 @@ def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, le
 
 
 def recommended(fits: list[Fit]) -> Fit | None:
-    """Return the lowest level that fits. One GPU shards nothing, so there 'none' comes first; else ZeRO-1 does."""
-    return next((fit for fit in fits if fit.fits and (fit.level != "none" or fit.machines.world_size == 1)), None)
+    """Return the level to take: of those that fit the first by `Fit.rank`; None if none fits.
+
+    One GPU shards nothing, so there 'none' comes first; else ZeRO-1 does.
+    """
+    possible = [fit for fit in fits if fit.fits and (fit.level != "none" or fit.machines.world_size == 1)]
+    return min(possible, key=lambda fit: fit.rank, default=None)
 
 
 def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
-    """Return the changes that make some level fit, the cheapest first; those that cost nothing go into all others."""
+    """Return the changes that make a level fit, the cheapest first; those that cost nothing go into all others.
+
+    Changes after which a level fits without offloading come before all others, and are all that is returned if the
+    recipe itself fits by offloading.
+    """
+    found = [*_changes(recipe, architecture, machines, offload=False)]
+    if _best(recipe, architecture, machines):
+        return found
+    known = {(change.description, change.flags) for change in found}
+    more = _changes(recipe, architecture, machines, offload=True)
+    return [*found, *(change for change in more if (change.description, change.flags) not in known)]
+
+
+def _changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool) -> list[Change]:
     free, flags = recipe, ""
     for description, step in _FREE:
         changed = step(free)
         if changed is None:
             continue
         free, flags = changed[0], f"{flags} {changed[1]}".strip()
-        if best := _best(free, architecture, machines):
+        if best := _best(free, architecture, machines, offload=offload):
             return [Change(description, flags, best.level, machines)]
-    return list(_costly(free, architecture, machines, flags))
+    return list(_costly(free, architecture, machines, flags, offload=offload))
 
 
-def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
-    if on_disk := _on_disk(recipe, architecture, machines, flags):
-        yield on_disk
+def _costly(
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str, *, offload: bool
+) -> Iterator[Change]:
     for description, step in _COSTLY:
         changed = step(recipe)
-        if changed and (best := _best(changed[0], architecture, machines)):
+        if changed and (best := _best(changed[0], architecture, machines, offload=offload)):
             yield Change(description, f"{flags} {changed[1]}".strip(), best.level, machines)
-    for change in (_shorter(recipe, architecture, machines, flags), _more_gpus(recipe, architecture, machines, flags)):
-        if change:
+    for way in (_shorter, _more_gpus):
+        if change := way(recipe, architecture, machines, flags, offload=offload):
             yield change
+    if offload and (on_disk := _on_disk(recipe, architecture, machines, flags)):
+        yield on_disk
 
 
 def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
@@ -98,8 +117,9 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
 
 
-def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> Fit | None:
-    return recommended(levels(recipe, architecture, machines))
+def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool = True) -> Fit | None:
+    best = recommended(levels(recipe, architecture, machines))
+    return None if best and best.offloads and not offload else best
 
 
 Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
@@ -144,11 +164,13 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 )
 
 
-def _shorter(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
+def _shorter(
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str, *, offload: bool
+) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
         changed = recipe.with_values({"train_dataloader.dataset.max_length": length})
-        if best := _best(changed, architecture, machines):
+        if best := _best(changed, architecture, machines, offload=offload):
             flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
             description = f"samples of at most {length} tokens"
             if pixels := _most_pixels(recipe, architecture, length):
@@ -170,7 +192,9 @@ def _most_pixels(recipe: RecipeConfig, architecture: Architecture, length: int) 
     return length // 2 * (tower.patch_size * tower.merge_size) ** 2
 
 
-def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
+def _more_gpus(
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str, *, offload: bool
+) -> Change | None:
     """Double the GPUs of one node to 8, then the nodes, until a level fits; each node then has the same number."""
     machines = machines._replace(uneven_ranks=0)
     while machines.world_size * 2 <= _MOST_GPUS:
@@ -178,7 +202,7 @@ def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machi
             machines = machines._replace(gpus_per_node=min(8, machines.gpus_per_node * 2))
         else:
             machines = machines._replace(num_nodes=machines.num_nodes * 2)
-        if best := _best(recipe, architecture, machines):
+        if best := _best(recipe, architecture, machines, offload=offload):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None

@@ -78,7 +78,7 @@ def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: C
         machines=machines,
         fits=fits,
         recommended=best,
-        changes=[] if best else changes(config, architecture, machines),
+        changes=[] if best and not best.offloads else changes(config, architecture, machines),
         steps=_steps(config, architecture, machines, cluster, assumed),
         tokens_per_step=tokens,
     )

@@ -28,7 +28,7 @@ TOLERANCE = 0.1
 def choose_level(
     config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
 ) -> tuple[str, str]:
-    """Return the level for `auto`, and why: the lowest that fits, or with `ignore` the one that comes nearest.
+    """Return the level for `auto`, and why: as `advice.recommended`, or with `ignore` the one that comes nearest.
 
     Raises:
         MachineError: no level comes near fitting; the message holds the changes that would make it fit.
@@ -50,9 +50,9 @@ def choose_level(
     from tuner.fit import advice  # only runs on GPUs need it
 
     fits = advice.levels(config, architecture, fit_machines(topology, hardware, precision))
-    lowest = advice.recommended(fits)
-    if lowest:
-        return lowest.level, f"the lowest level that fits: {describe(lowest)}"
+    best = advice.recommended(fits)
+    if best:
+        return best.level, f"{best.why}: {describe(best)}"
     nearest = fits[-1] if ignore else max(fits, key=lambda fit: fit.room)
     if not ignore:
         refuse_hopeless(nearest, config)

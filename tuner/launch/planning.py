@@ -86,7 +86,7 @@ class Plan(NamedTuple):
 
     @property
     def recommended(self) -> str | None:
-        """The lowest level that fits, such as "deepspeed_zero2"; None: nothing fits, or the size is not known."""
+        """The level to take, such as "deepspeed_zero2"; None: nothing fits, or the size is not known."""
         best = self.report.recommended if self.report else None
         return best.level if best else None
 
@@ -114,9 +114,11 @@ class Plan(NamedTuple):
 
     def _lines(self) -> list[str]:
         """Return which level to take, or what makes one fit; the steps; the first warnings."""
-        changes = self.report.changes if self.report and not self.recommended else []
+        changes = self.report.changes if self.report else []
         ways = [f"{one.description}: {in_python(f'{one.flags} --deepspeed {one.level}'.strip())}" for one in changes]
         advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
+        if advice and ways:
+            advice = ["Without offloading, each of these changes fits:", *ways[:_MAX_CHANGES], *advice]
         if self.report and not self.recommended:
             advice = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
         warnings = [f"warning: {brief(in_python(text))}" for text in self.warnings[:_MAX_WARNINGS]]

@@ -62,11 +62,21 @@ def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
 
 
 def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
-    """Return the next level up that can help; a user's own JSON has none."""
-    for name in LEVELS[LEVELS.index(level) + 1 :] if level in LEVELS else ():
-        offloads = Level.of_preset(name, 1).offload_optimizer
-        # Sharding needs several ranks, and offloading needs the host's memory.
-        if (offload or not offloads) and (offloads or world_size > 1):
+    """Return the first of `LEVELS` that shards or offloads more and does no less of the other; a JSON has none.
+
+    Args:
+        offload: Whether offloading to the host may help.
+    """
+    if level not in LEVELS:
+        return None
+    here = Level.of_preset(level, 1)
+    for name in LEVELS:
+        there = Level.of_preset(name, 1)
+        shards = there.stage > here.stage and world_size > 1  # sharding needs several ranks
+        offloads = there.offload_optimizer > here.offload_optimizer
+        # Without the host's memory to spare, a level may leave offloading.
+        is_less = there.stage >= here.stage and (there.offload_optimizer >= here.offload_optimizer if offload else True)
+        if (shards or offloads) and is_less and (offload or not there.offload_optimizer):
             return name
     return None
 

@@ -114,7 +114,7 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
         if refusal := mistaken.refusal(name, overrides.data_sets):
             raise refusal
     if name is None and overrides.model is None and overrides.adapter is None:
-        fix = "Give one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
+        fix = "Name a recipe (tuner list shows them), or give --model PATH and --data FILE."
         raise RecipeError("neither a recipe nor a model is given", fix=fix)
     if name is not None and overrides.method is not None:
         fix = "Remove --method and use another recipe, or remove the recipe: --model PATH --method NAME."
