@@ -19,7 +19,7 @@ from tests.results.models import LLAMA, write_adapter, write_base
 from tuner import assets
 from tuner.cli import tuner
 from tuner.errors import MachineError, TunerError
-from tuner.results.gguf import SCRIPT, converter
+from tuner.results.gguf import SCRIPT, added_bos, converter, go_template
 
 CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 STAND_IN = """
@@ -168,3 +168,26 @@ def test_llama_cpps_own_converter_writes_what_its_own_reader_reads(tmp_path: Pat
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()["model.embed_tokens.weight"]
     theirs = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     torch.testing.assert_close(torch.tensor(theirs.data), ours)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_whether_the_bos_token_is_added_is_read_back_from_the_file(tmp_path: Path, adds: bool) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "it.gguf", "llama")
+    writer.add_add_bos_token(adds)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+    assert added_bos(tmp_path / "it.gguf") is adds
+
+
+def test_the_first_turn_keeps_its_opening_where_llama_cpp_does_not_add_it() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.bos_token = "<|im_start|>"  # as SmolLM2's
+    talk = [{"role": "user", "content": "Hi."}]
+
+    kept, stripped = go_template(tokenizer, keeps_bos=True), go_template(tokenizer)
+
+    assert kept and kept.render(talk).startswith("<|im_start|>user")
+    assert not stripped or not stripped.render(talk).startswith("<|im_start|>")

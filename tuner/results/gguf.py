@@ -72,23 +72,45 @@ def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
     """
     dest.mkdir()
     weights = dest / f"{dest.name}.gguf"
-    write_text(dest / MODELFILE, _modelfile(whole, weights.name))
+    tokenizer = _settled_tokenizer(whole)
     _convert(script, whole, weights, _OUTTYPES[dtype])
+    write_text(dest / MODELFILE, _modelfile(whole, weights, tokenizer))
     return weights.stat().st_size
 
 
-def _modelfile(whole: Path, weights: str) -> str:
+def _settled_tokenizer(whole: Path) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a model, after asking the converter for the BOS token that its template writes."""
     has_tokenizer = (whole / "tokenizer_config.json").is_file()
     tokenizer = transformers.AutoTokenizer.from_pretrained(whole, trust_remote_code=False) if has_tokenizer else None
-    has_generation = (whole / "generation_config.json").is_file()
-    generation = transformers.GenerationConfig.from_pretrained(whole) if has_generation else None
     if tokenizer and tokenizer.chat_template:
         # If the template writes the BOS token itself, llama.cpp would write a second one. If it does not, the model was
         # trained without it.
         file = whole / "tokenizer_config.json"
         write_json(file, json.loads(file.read_text(encoding="utf-8")) | {"add_bos_token": writes_bos(tokenizer)})
+    return tokenizer
+
+
+def _modelfile(whole: Path, weights: Path, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    has_generation = (whole / "generation_config.json").is_file()
+    generation = transformers.GenerationConfig.from_pretrained(whole) if has_generation else None
     config = transformers.AutoConfig.from_pretrained(whole, trust_remote_code=False).get_text_config()
-    return modelfile(weights, tokenizer, generation, getattr(config, "max_position_embeddings", None))
+    context_tokens = getattr(config, "max_position_embeddings", None)
+    return modelfile(weights.name, tokenizer, generation, context_tokens, adds_bos=added_bos(weights))
+
+
+def added_bos(weights: Path) -> bool | None:
+    """Return whether llama.cpp adds the BOS token to a prompt, as the GGUF says; None if it cannot be read.
+
+    The converter may set it against tokenizer_config.json, from what tokenizer.json does itself.
+    """
+    if importlib.util.find_spec("gguf") is None:  # a clone of llama.cpp brings its own, for its converter alone
+        return None
+    from gguf import GGUFReader  # only an export to GGUF needs it
+
+    with suppress(ValueError, IndexError, KeyError):
+        field = GGUFReader(weights).get_field("tokenizer.ggml.add_bos_token")
+        return bool(field.contents()) if field else None
+    return None
 
 
 def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
@@ -133,6 +155,8 @@ def modelfile(
     tokenizer: PreTrainedTokenizerBase | None,
     generation: GenerationConfig | None,
     context_tokens: int | None,
+    *,
+    adds_bos: bool | None = None,
 ) -> str:
     """Return a Modelfile.
 
@@ -141,10 +165,11 @@ def modelfile(
         tokenizer: The model's tokenizer, or None.
         generation: The model's generation config, or None.
         context_tokens: The model's context length, or None if it is unknown.
+        adds_bos: Result of `added_bos`. None: llama.cpp adds a BOS token that the chat template writes.
     """
     lines = [f"FROM ./{weights}"]
     if tokenizer and tokenizer.chat_template:
-        template = go_template(tokenizer)
+        template = go_template(tokenizer, keeps_bos=adds_bos is False)
         lines.append(f'TEMPLATE """{template.text()}"""' if template else _NO_TEMPLATE)
     if tokenizer and generation:
         lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in _stops(tokenizer, generation)]
@@ -196,12 +221,17 @@ def _said(text: str) -> str:
     return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
 
 
-def go_template(tokenizer: PreTrainedTokenizerBase) -> GoTemplate | None:
-    """Return the chat template as a Go template, without the BOS token, which llama.cpp adds.
+def go_template(tokenizer: PreTrainedTokenizerBase, *, keeps_bos: bool = False) -> GoTemplate | None:
+    """Return the chat template as a Go template, without the BOS token unless `keeps_bos`: llama.cpp adds it.
 
     None if the template is more than fixed text around turns.
     """
-    texts = [_without_bos(prompt_text(tokenizer, talk), tokenizer) for talk in _TALKS]
+
+    def text_of(talk: Talk) -> str:
+        text = prompt_text(tokenizer, talk)
+        return text if keeps_bos or not tokenizer.bos_token else text.removeprefix(tokenizer.bos_token)
+
+    texts = [text_of(talk) for talk in _TALKS]
     ended = prompt_text(tokenizer, _TURNS[:2], asks=False)
     before, to_answer, to_user, asks = re.split("USER1|ANSWER1|USER2", texts[1])
     after_answer = ended.rpartition("ANSWER1")[2]
@@ -210,7 +240,7 @@ def go_template(tokenizer: PreTrainedTokenizerBase) -> GoTemplate | None:
     talks, opens = [*_TALKS], False
     with suppress(DataError):  # some templates reject a system prompt
         with_system = [[_SYSTEM, *talk] for talk in _TALKS]
-        texts += [_without_bos(prompt_text(tokenizer, talk), tokenizer) for talk in with_system]
+        texts += [text_of(talk) for talk in with_system]
         talks += with_system
         before_system, to_turn, _ = re.split("SYSTEM0|USER1", texts[len(_TALKS)])
         opens = not to_turn.endswith(before_user)
@@ -222,10 +252,6 @@ def go_template(tokenizer: PreTrainedTokenizerBase) -> GoTemplate | None:
 def writes_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the chat template writes the BOS token, which llama.cpp can add instead."""
     return bool(tokenizer.bos_token) and prompt_text(tokenizer, _TURNS[:1]).startswith(tokenizer.bos_token)
-
-
-def _without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    return text.removeprefix(tokenizer.bos_token) if tokenizer.bos_token else text
 
 
 def _stops(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig) -> list[str]:
