@@ -100,7 +100,14 @@ def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:
 
 
 def _way_out(sample: Sample, objective: str) -> str:
-    others = "/".join(learners_of(type(sample)))
+    others = methods_of(learners_of(type(sample)))
     if isinstance(sample, Pair) and facts_of(objective).packs:
-        return f"Train it with objective {others}, or set format='chosen' to learn only from the chosen answers."
-    return f"Train it with objective {others}, or choose other data."
+        return f"Train it with {others}, or set format='chosen' to learn only from the chosen answers."
+    return f"Train it with {others}, or choose other data."
+
+
+def methods_of(objectives: Sequence[str]) -> str:
+    """Return the option that trains with the first of some objectives, and the others' words."""
+    # Learning from conversations is what a method alone means; `recipes.catalog` composes the words.
+    first, *others = ("lora" if facts_of(name).rows == "conversations" else f"{name}_lora" for name in objectives)
+    return f"--method {first} (or {', '.join(others)})" if others else f"--method {first}"

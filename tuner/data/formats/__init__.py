@@ -21,7 +21,7 @@ from tuner.errors import DataError, did_you_mean, nearest
 _NO_FORMAT = "no known format"
 _HERE = ImagePaths()
 
-__all__ = ["FORMATS", "Chat", "Format", "ImagePaths", "Sample", "detect", "read", "user_function"]
+__all__ = ["FORMATS", "Chat", "Format", "ImagePaths", "Misfit", "Sample", "detect", "read", "user_function"]
 
 
 class MixedShapes(DataError):
@@ -64,7 +64,7 @@ def mixed(
         return None
     count = sum(map(len, places_by_shape.values()))
     shapes = ", ".join(f"{len(some):,} of {shape} (the first at {some[0]})" for shape, some in places_by_shape.items())
-    fix = "Use the same columns in all rows, or put each kind into its own file and list the files in dataset.mixture."
+    fix = "Use the same columns in all rows, or put each kind into its own file: --data a.jsonl --data b.jsonl."
     return MixedShapes(f"its rows have different columns: of the first {count:,} rows {shapes}", where=place, fix=fix)
 
 
@@ -89,7 +89,8 @@ def _closest(row: Row) -> str:
 def _fitting(rows: Sequence[Row], objective: str | None) -> list[str]:
     fit = [name for name, known in FORMATS.items() if all(known.matches(row) for row in rows)]
     wanted = kinds_of(objective) if objective else ()
-    fit = [name for name in fit if FORMATS[name].kind in wanted] or fit
+    claimed = (name for name, known in FORMATS.items() if known.kind in wanted and all(map(known.claims, rows)))
+    fit = [name for name in fit if FORMATS[name].kind in wanted] or [*claimed] or fit
     beaten = {other for name in fit for other in FORMATS[name].before} | ({"text"} if len(fit) > 1 else set())
     return [name for name in fit if name not in beaten]
 

@@ -166,6 +166,16 @@ def listed(value: Any) -> Any:
     return values if isinstance(values, list) else value
 
 
+def truth(value: Any) -> bool | None:
+    """Return the truth of true, false, 1 or 0, also as the text of a CSV cell; None if it is something else."""
+    if isinstance(value, str):
+        return _TRUTHS.get(value.strip().lower())
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
+
+
+_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
 def turns(row: Row, name: str) -> Sequence[Row]:
     """Return a column's turns: objects, perhaps none at all.
 

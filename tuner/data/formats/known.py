@@ -84,18 +84,19 @@ def read_chosen(row: Row) -> Chat:
 
 def read_better_response(row: Row) -> Pair:
     """Read two answers and the number, 0 or 1, of the better one, as PKU-SafeRLHF has them."""
-    better = cells.column(row, "better_response_id")
-    if better not in (0, 1) or isinstance(better, bool):
-        raise Misfit(f"better_response_id is {better!r}, not 0 or 1")
-    chosen, rejected = ([chats.answer(cells.text_of(row, f"response_{at}"))] for at in (better, 1 - better))
+    number = cells.column(row, "better_response_id")
+    better = None if isinstance(number, bool) else cells.truth(number)
+    if better is None:
+        raise Misfit(f"better_response_id is {number!r}, not 0 or 1")
+    chosen, rejected = ([chats.answer(cells.text_of(row, f"response_{at}"))] for at in (int(better), int(not better)))
     return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, turns.schemas(row))
 
 
 def read_feedback(row: Row) -> Feedback:
     """Read an answer and its label: prompt and completion, or one conversation, of which the last answer is judged."""
-    label = cells.column(row, "label")
-    if label not in (0, 1):
-        raise Misfit(f"label is {label!r}, not true, false, 1 or 0")
+    label = cells.truth(cells.column(row, "label"))
+    if label is None:
+        raise Misfit(f"label is {row['label']!r}, not true, false, 1 or 0")
     if "completion" in row:
         prompt, completion = chats.prompt_of(row, "prompt"), chats.turns_of(row, "completion", chats.answer)
     else:
@@ -103,7 +104,7 @@ def read_feedback(row: Row) -> Feedback:
         whole = [*chats.leading_system(row, messages), *chats.up_to_answer(messages)]
         start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
         prompt, completion = whole[:start], whole[start:]
-    return Feedback(prompt, _answered(completion, "completion"), bool(label), turns.schemas(row))
+    return Feedback(prompt, _answered(completion, "completion"), label, turns.schemas(row))
 
 
 def read_prompt(row: Row) -> Prompt:
@@ -118,7 +119,8 @@ class Format:
     """`matches` looks at columns and at what their values begin with; `read` raises `Misfit`.
 
     `columns` are all that it reads. `before` are formats that fit the same rows and are not meant where this one is;
-    'text' is meant only where no other fits.
+    'text' is meant only where no other fits. `claims` is a weaker `matches`, for objectives that learn from no format
+    that matches: the row is then read as this one, and what is wrong with it is named.
     """
 
     kind: type
@@ -127,6 +129,7 @@ class Format:
     matches: Callable[[Row], bool]
     read: Callable[[Row], Sample]
     before: tuple[str, ...] = ()
+    claims: Callable[[Row], bool] = lambda row: False
 
 
 def _has(*needed: str) -> Callable[[Row], bool]:
@@ -143,7 +146,12 @@ def _is_messages(row: Row) -> bool:
 
 
 def _is_feedback(row: Row) -> bool:
-    return row.get("label") in (0, 1) and (_has("prompt", "completion")(row) or any(map(row.__contains__, chats.TURNS)))
+    return cells.truth(row.get("label")) is not None and _is_labelled(row)
+
+
+def _is_labelled(row: Row) -> bool:
+    has_answer = _has("prompt", "completion")(row) or any(map(row.__contains__, chats.TURNS))
+    return "label" in row and has_answer
 
 
 _MORE = ("system", "tools", "functions", *image_places.COLUMNS)
@@ -268,6 +276,7 @@ FORMATS: dict[str, Format] = {
         _is_feedback,
         read_feedback,
         before=("prompt_completion", "messages", "sharegpt"),
+        claims=_is_labelled,
     ),
     "chosen": Format(
         Chat,
