@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,11 @@ def task(rank: int, *, tasks: int = 2, **more: str) -> dict[str, str]:
     }
 
 
-def written_run(path: Path, *, resume: bool = False, **request: Any) -> RunDirectory:
+def written_run(path: Path, *, resume: bool = False, sets: Sequence[str] = (), **request: Any) -> RunDirectory:
     """Write the directory of a planned run, as its start would."""
-    return creation.create(path, render.files(made(work_dir=path, **request)) if not resume else {}, resume=resume)
+    return creation.create(
+        path, render.files(made(*sets, work_dir=path, **request)) if not resume else {}, resume=resume
+    )
 
 
 def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Path:

@@ -213,7 +213,7 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
     read = [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
 
     assert sum(source.taken or 0 for source in data_rows.sources(config)) == read[0]
-    assert data_rows.num_held_out(config.train_dataloader.dataset) == read[1]
+    assert data_rows.num_held_out(config.train_dataloader.dataset, config.objective.type) == read[1]
     assert data_rows.num_rows(config.train_dataloader.dataset) == sum(read)
 
 

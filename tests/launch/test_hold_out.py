@@ -9,6 +9,7 @@ import pytest
 
 from tests.machine.gpus import CPU
 from tuner.data import mixing
+from tuner.data.pipeline import Pipeline
 from tuner.launch import data_rows
 from tuner.launch.resolve import resolve_recipe
 from tuner.machine.launchers import resolve
@@ -24,9 +25,15 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def rows(name: str, count: int) -> str:
     Path(name).parent.mkdir(exist_ok=True)
-    row = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
-    Path(name).write_text(f"{json.dumps(row)}\n" * count)
+    Path(name).write_text("".join(f"{json.dumps(chat(f'{name} {number}', 'So.'))}\n" for number in range(count)))
     return name
+
+
+def chat(question: str, answer: str, **others: object) -> dict[str, object]:
+    return {
+        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+        **others,
+    }
 
 
 def settled(*data: str, pairs: tuple[str, ...] = ()) -> Recipe:
@@ -99,3 +106,36 @@ def test_a_run_trains_and_validates_on_the_rows_that_its_plan_has() -> None:
     Path("run.py").write_text(recipe.standalone())
 
     assert read(loading.load("./run.py")) == read(recipe) == [190, 10]
+
+
+def copied(name: str, different: int, count: int) -> str:
+    questions = (number % different for number in range(count))
+    Path(name).write_text("".join(f"{json.dumps(chat(f'Q {one}', 'A'))}\n" for one in questions))
+    return name
+
+
+def test_rows_that_are_held_out_are_counted_with_their_copies() -> None:
+    found = settled(copied("my.jsonl", 40, 120))
+
+    sides = [Pipeline(one.dataset, "sft") for one in found.config.loaders.values()]
+    read_rows = [
+        [row["messages"][0]["content"] for _, (_, row) in one.mixture.read(key_of=one.key_of)] for one in sides
+    ]
+    assert [len(rows) for rows in read_rows] == [96, 24]
+    assert not set(read_rows[0]) & set(read_rows[1])
+    assert "validation: 24 of the 120 rows are held out" in found.notes[-1]
+    assert [sum(one.taken or 0 for one in data_rows.sources(found.config))] == [96]
+
+
+def test_few_different_rows_are_all_trained_on() -> None:
+    found = settled(copied("my.jsonl", 10, 120))
+
+    assert found.config.train_dataloader.dataset.val_split is None
+    assert "10 different rows are too few" in found.notes[-1]
+
+
+def test_the_first_rows_of_a_mixture_are_counted() -> None:
+    sets = settled(rows("a.jsonl", 60), rows("b.jsonl", 80), pairs=("max_rows=100",))
+
+    assert sum(one.taken or 0 for one in data_rows.sources(sets.config)) == 92
+    assert read(sets) == [92, 8]

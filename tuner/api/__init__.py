@@ -565,8 +565,9 @@ def preview_data(
 
     source = _asked(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
+    environ = os.environ  # effect: packed rows are as long as in a run on the GPUs that the variables show
     return previewing.preview(
-        loaded, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=source.allow_code
+        loaded, environ, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=source.allow_code
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -64,7 +65,9 @@ def command(
 
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
     quiet_libraries()
-    encoder, objective, splits = previewing.opened(loaded, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
+    encoder, objective, splits = previewing.opened(
+        loaded, os.environ, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code
+    )
     from tuner.data.inspection import template_check
 
     views = {
@@ -136,8 +139,19 @@ def _print_json(
 
     changed = {split: {"changed": list(view.prepared.changed())} if bad else {} for split, view in views.items()}
     data = {split: view.to_json() | changed[split] for split, view in views.items()}
+    data["train"]["hints"] = list(views["train"].prepared.hints)
+    if "validation" in views:
+        data["validation"]["in_training"] = views["validation"].prepared.in_training(views["train"].prepared)
     check = {} if differences is None else {"template_check": [asdict(one) for one in differences]}
     click.echo(dump_json({"recipe": name, "objective": objective, "data": data, **check}), nl=False)
+
+
+def _leak_warning(views: Mapping[str, View]) -> str | None:
+    from tuner.data import copies
+
+    validation = views.get("validation")
+    num_leaked = validation.prepared.in_training(views["train"].prepared) if validation else 0
+    return copies.leak_warning(num_leaked, validation.prepared.counts.read) if validation and num_leaked else None
 
 
 def _print(
@@ -158,6 +172,8 @@ def _print(
         print_split(console, split, view)
         if bad:
             print_changed(console, split, view)
+    for warning in filter(None, (*views["train"].prepared.hints, _leak_warning(views))):
+        console.print(f"WARNING: {visible(warning)}\n")
     if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
         console.print(f"Only the first {_FIRST_ROWS:,} rows were read. To read all: tuner data {visible(name)} --all\n")
     if every and streams:

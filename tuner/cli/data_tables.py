@@ -51,8 +51,9 @@ def print_changed(console: Console, split: str, view: View) -> None:
         before, after = line["tokens_before"], line["tokens_after"]
         tokens = "" if before is None else f" ({before:,} -> {after:,} tokens)"
         console.print(f"  {visible(line['where'])}: {line['what']}: {visible(line['reason'])}{tokens}")
-    total = sum(one.samples for one in view.prepared.totals)
-    listed = sum(min(one.samples, MAX_LISTED) for one in view.prepared.totals)
+    totals = [one for one in view.prepared.totals if one.what != "copied"]
+    total = sum(one.samples for one in totals)
+    listed = sum(min(one.samples, MAX_LISTED) for one in totals)
     left_out = f" of {total:,}; {MAX_LISTED:,} of each reason are listed" if listed < total else ""
     console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
 

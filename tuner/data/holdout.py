@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from tuner.data.copies import Key
 from tuner.recipes.schema import Dataset
 
 
@@ -19,12 +21,14 @@ class Holdout:
     """A part of the rows, between 0 and 1, and the seed that chooses them; `taken`: these are read, not the others.
 
     One at random of each 1 / part rows is held out. It looks at places in the order alone, so it says the same on every
-    rank, whatever a row holds.
+    rank. With `keeps_copies_together` only a row with a new question and answer has a place in the order, and its
+    copies are where it is (`Sides`).
     """
 
     part: float
     seed: int
     taken: bool
+    keeps_copies_together: bool = False
 
     @classmethod
     def of(cls, dataset: Dataset) -> Holdout | None:
@@ -32,7 +36,7 @@ class Holdout:
         if dataset.val_split is None:
             return None
         assert dataset.val_split != "auto", "settled by launch.data_rows before anybody asks"
-        return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
+        return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out, dataset.val_copies == "together")
 
     def holds(self, number: int, row: int) -> bool:
         """Return whether row `row` of data set `number` of a mixture, both from 0, is held out."""
@@ -68,6 +72,23 @@ class Holdout:
         whole, rest = divmod(Fraction(str(weight)), 1)
         num_held = int(whole) * len(held_out) + sum(is_drawn(row, rest) for row in held_out if rest)
         return num_held if self.taken else int(whole) * rows + math.ceil(rest * rows) - num_held
+
+
+class Sides:
+    """The side of a split that each row is on, asked in the order of reading: copies are on one side."""
+
+    def __init__(self, holdout: Holdout) -> None:
+        """Begin with the first row."""
+        self._holdout = holdout
+        self._is_held: dict[Key, bool] = {}
+        self._num_new: Counter[int] = Counter()
+
+    def keeps(self, number: int, key: Key) -> bool:
+        """Return whether a row of data set `number` of a mixture is read."""
+        if key not in self._is_held:
+            self._is_held[key] = self._holdout.holds(number, self._num_new[number])
+            self._num_new[number] += 1
+        return self._is_held[key] is self._holdout.taken
 
 
 def is_drawn(row: int, share: Fraction) -> bool:

@@ -9,18 +9,22 @@ import hashlib
 import heapq
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 from tuner import paths
 from tuner.data import sources
+from tuner.data.copies import Key, key_of_row
 from tuner.data.formats.image_places import ImagePaths
-from tuner.data.holdout import Holdout, is_drawn
+from tuner.data.holdout import Holdout, Sides, is_drawn
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Rows, Share
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class WeightedSource:
         return itertools.islice(self.source.read(on_error), self.max_rows)
 
 
+KeyOfRow = Callable[[WeightedSource, PlacedRow], Key]
+
+
 @dataclass(frozen=True)
 class Mixture:
     """The data sets of a `dataset` block, at most `max_rows` rows of them, less those that are the other loader's."""
@@ -117,17 +124,30 @@ class Mixture:
             json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
         ).hexdigest()
 
-    def read(self, on_error: OnError = fail) -> Iterator[tuple[WeightedSource, PlacedRow]]:
+    def read(
+        self, on_error: OnError = fail, key_of: KeyOfRow | None = None
+    ) -> Iterator[tuple[WeightedSource, PlacedRow]]:
         """Yield all rows, each set's evenly among the others' in proportion to the weights, at most `max_rows`.
 
         Of these, a held-out part is taken out, or alone is left.
 
         Args:
-            on_error: Called for each row that cannot be read, which is then left out.
+            on_error: Called for each row that cannot be read, which is then left out. Such a row is counted with the
+                rows of training alone: one row is not bad twice.
+            key_of: Returns the key of a row's question and answer. None: all columns are compared.
         """
-        merged = heapq.merge(*(_timed(one, on_error) for one in self.sets), key=lambda timed: timed[0])
-        for _, of, (row, placed) in itertools.islice(merged, self.max_rows):
-            if self.holdout is None or self.holdout.keeps(of.first, row):
+        holdout = self.holdout
+        if holdout and holdout.taken:
+            on_error = _ignore
+        sides = Sides(holdout) if holdout and holdout.keeps_copies_together else None
+        merged = in_turns([(one.weight, one.read(on_error)) for one in self.sets])
+        for number, (row, placed) in itertools.islice(merged, self.max_rows):
+            of = self.sets[number]
+            if sides:
+                is_read = sides.keeps(number, key_of(of, placed) if key_of else key_of_row(placed[1]))
+            else:
+                is_read = holdout is None or holdout.keeps(of.first, row)
+            if is_read:
                 yield of, placed
 
     def read_on(self, at: Cursor, on_error: OnError) -> Iterator[tuple[WeightedSource, PlacedRow]]:
@@ -161,9 +181,21 @@ def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     return WeightedSource(number, source, share.format, share.columns, share.system, images, weight, first, max_rows)
 
 
-def _timed(
-    one: WeightedSource, on_error: OnError
-) -> Iterator[tuple[tuple[float, int], WeightedSource, tuple[int, PlacedRow]]]:
-    """Yield a set's rows with the moment at which each is due: a set of weight 2 has two where others have one."""
-    for count, placed in enumerate(one.read(on_error)):
-        yield (count / one.weight, one.number), one, placed
+def in_turns(sets: Sequence[tuple[float, Iterable[T]]]) -> Iterator[tuple[int, T]]:
+    """Yield the rows of several sets in one order, each with the number of its set, from 0.
+
+    Args:
+        sets: The weight of each set, and its rows: a set of weight 2 has two rows where others have one.
+    """
+
+    def timed(number: int, weight: float, rows: Iterable[T]) -> Iterator[tuple[tuple[float, int], T]]:
+        for count, row in enumerate(rows):
+            yield (count / weight, number), row
+
+    merged = heapq.merge(*(timed(number, *one) for number, one in enumerate(sets)), key=lambda timed_row: timed_row[0])
+    for (_, number), row in merged:
+        yield number, row
+
+
+def _ignore(_: DataError) -> None:
+    """Leave out a row that cannot be read."""

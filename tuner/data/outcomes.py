@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from tuner.data import copies
+from tuner.data.copies import Seen
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import IGNORED, Owner
 from tuner.errors import DataError
@@ -20,8 +22,12 @@ from tuner.files import load_json
 if TYPE_CHECKING:
     from tuner.data.encoder import Labelled
 
-What = Literal["bad", "dropped", "truncated", "split", "changed"]
-"""`bad` rows cannot be read or used; a sample that is `split` loses no token, only what its parts see of each other."""
+What = Literal["bad", "dropped", "truncated", "split", "changed", "copied"]
+"""`bad` rows cannot be read or used; a sample that is `split` loses no token, only what its parts see of each other.
+
+Rows that are `copied` are trained on as they are, and counted alone.
+"""
+COPIED = "they have the question and answer of another row, apart from case and spaces"
 MAX_LISTED = 10_000
 """Lines of one reason: the counts are of all, and a file of any size of data stays small."""
 _MAX_REASONS = 5
@@ -115,6 +121,8 @@ class Tally:
     bad_before: int = 0
     read_of_set: Counter[int] = field(default_factory=Counter)
     _unread: dict[tuple[Owner, str], tuple[int, str]] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    """The key of each row that is a sample."""
     _bad_places: set[str] = field(default_factory=set)
     _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
 
@@ -130,6 +138,7 @@ class Tally:
         self.read_of_set += part.read_of_set
         for (owner, key), (rows, first) in part._unread.items():
             self.ignore(owner, key, first, rows)
+        self.seen += part.seen
         for one in part.kept_back or ():
             if isinstance(one, DataError):
                 on_error(one)
@@ -215,8 +224,13 @@ class Tally:
             tokens = {"tokens_before": tokens_before, "tokens_after": tokens_after}
             self.stream.write(f"{json.dumps(line | tokens)}\n")
 
+    def copied(self) -> list[Total]:
+        """Return the number of rows that have the question and answer of another row; nothing if there are none."""
+        num = copies.count(self.seen)
+        return [Total("copied", COPIED, num, 0)] if num else []
+
     def totals(self) -> list[Total]:
-        """Return the counts by reason, the greatest first."""
+        """Return the counts by reason, the greatest first; without copies."""
         totals = [Total(change, reason, *counted) for (change, reason), counted in self._reasons.items()]
         return sorted(totals, key=lambda total: -total.samples)
 
@@ -252,7 +266,9 @@ def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
 
 def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
     """Return the line about samples that are changed or dropped, by split; None without such samples."""
-    lost = [f"{split}: {total}" for split, some in totals.items() for total in some if total.what != "split"]
+    lost = [
+        f"{split}: {total}" for split, some in totals.items() for total in some if total.what not in ("split", "copied")
+    ]
     if not lost:
         return None
     more = f"; and {len(lost) - _MAX_REASONS} more reasons" if len(lost) > _MAX_REASONS else ""

@@ -15,7 +15,9 @@ from typing import TextIO
 
 from tuner import paths
 from tuner.data import formats, images, mixing, sources
+from tuner.data.copies import Key, key_of, key_of_row, place_of
 from tuner.data.formats.columns import renamed
+from tuner.data.hints import hint
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
@@ -67,6 +69,19 @@ class Pipeline:
             for one in self.mixture.sets
         )
 
+    @cached_property
+    def hints(self) -> tuple[str, ...]:
+        """What the columns of the first rows say that the objective does not learn from, for each data set that does.
+
+        Nothing is said of a data set with a format that the user has named.
+        """
+        found = []
+        for one, name in zip(self.mixture.sets, self.formats, strict=True):
+            if one.format is None:
+                rows = [renamed(row, one.columns, one.place) for row in one.head(DETECT_ROWS)]
+                found.append(hint(rows, name, self.objective))
+        return tuple(dict.fromkeys(filter(None, found)))
+
     def tally(self, stream: TextIO | None = None, bad_before: int = 0) -> Tally:
         """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`.
 
@@ -80,8 +95,18 @@ class Pipeline:
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from; `on_error` is called for each row that it cannot learn from."""
-        rows = ((one.number, placed) for one, placed in self.mixture.read(on_error))
+        rows = ((one.number, placed) for one, placed in self.mixture.read(on_error, self.key_of))
         return self.samples_of(rows, tally, on_error)
+
+    def key_of(self, one: mixing.WeightedSource, placed: PlacedRow) -> Key:
+        """Return the key of a row's question and answer; of all its columns if it is no sample."""
+        name, (place, row) = self.formats[one.number], placed
+        if ":" not in name:  # a function of the user's is called once for a row
+            try:
+                return key_of(formats.FORMATS[name].read(renamed(row, one.columns, place)))
+            except (DataError, formats.Misfit):
+                pass
+        return key_of_row(row)
 
     def rows(self, at: Cursor | None = None) -> Iterator[NumberedRow | DataError]:
         """Yield the rows, and in their order what is wrong with those that cannot be read.
@@ -91,7 +116,7 @@ class Pipeline:
         Args:
             at: Where to begin in the only data set; at each row that is yielded it is behind that row.
         """
-        read = self.mixture.read if at is None else partial(self.mixture.read_on, at)
+        read = partial(self.mixture.read, key_of=self.key_of) if at is None else partial(self.mixture.read_on, at)
         errors: dict[str | None, DataError] = {}  # a mixture may meet the same row again
         try:
             for one, placed in read(partial(self._keep_back, errors)):
@@ -128,6 +153,7 @@ class Pipeline:
                 )
                 if self.decodes_images:
                     _check_images(sample, place)
+                tally.seen.append((key_of(sample), place_of(place)))
                 parts = for_objective(sample, self.objective, name, place)
                 parts = tuple(with_columns(part, renamed(row, one.columns, place)) for part in parts)
             except DataError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,7 +31,7 @@ from tuner.data.fast_tokens import Differs
 from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally, unread_text
 from tuner.data.pipeline import NumberedRow, Pipeline
-from tuner.data.prepared import COUNTS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
+from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
@@ -267,9 +268,11 @@ def build(
         "sets": [asdict(one) for one in sets],
         "counts": asdict(tally.counts),
         "sha256": _sha256_of(written),
-        "changes": [asdict(total) for total in tally.totals()],
+        "hints": list(pipeline.hints),
+        "changes": [asdict(total) for total in (*tally.copied(), *tally.totals())],
         "unread": [asdict(key) for key in tally.unread()],
     }
+    np.save(done / KEYS_FILE, np.array(tally.seen, dtype=np.int64).reshape(-1, 2))
     write_json(done / COUNTS_FILE, facts)
     return tally
 
@@ -357,7 +360,8 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
         reasons = {total.reason for total in tally.totals()}
         if reasons == {NO_ANSWER}:
             problem = f"none of the {counts.read} rows has an assistant message, so there is nothing to train on"
-            raise DataError(problem, where=place, fix="End each conversation with an assistant turn.")
+            fix = f"End each conversation with an assistant turn. {' '.join(map(_sentence, pipeline.hints))}".strip()
+            raise DataError(problem, where=place, fix=fix)
         is_about_length = any("max_length" in reason for reason in reasons)
         within = f" within max_length={dataset.max_length}" if is_about_length else ""
         counted = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))
@@ -366,6 +370,10 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
             where=place,
             fix="Raise dataset.max_length, or check the rows." if is_about_length else "Correct the rows.",
         )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _sha256_of(rows: datasets.Dataset) -> str:

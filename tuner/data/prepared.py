@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow.compute as pc
 
-from tuner.data import layouts, outcomes
+from tuner.data import copies, layouts, outcomes
+from tuner.data.copies import Seen
 from tuner.data.outcomes import Counts, Total, Unread
 
-ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
+ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE, KEYS_FILE = "rows.arrow", "counts.json", "changes.jsonl", "keys.npy"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Prepared:
     """How many samples are bad, dropped, truncated, split or changed, by reason."""
     unread: tuple[Unread, ...]
     """The keys of rows that nothing is made of."""
+    hints: tuple[str, ...]
+    """What the columns say that the objective does not learn from; see `data.hints`."""
     outcomes_file: Path
     """Those samples, one a line, as a `Tally` writes them."""
 
@@ -56,7 +60,8 @@ class Prepared:
         totals = tuple(Total(**one) for one in facts["changes"])
         unread = tuple(Unread(**one) for one in facts["unread"])
         counts = Counts(**facts["counts"])
-        return cls(rows, counts, sets, objective, facts["sha256"], totals, unread, folder / OUTCOMES_FILE)
+        facts_of_rows = (facts["sha256"], totals, unread, tuple(facts["hints"]))
+        return cls(rows, counts, sets, objective, *facts_of_rows, folder / OUTCOMES_FILE)
 
     @property
     def num_images(self) -> int | None:
@@ -69,6 +74,14 @@ class Prepared:
         """Return the counts, by reason too, as plain values."""
         changes, unread = ([asdict(one) for one in some] for some in (self.totals, self.unread))
         return {"counts": asdict(self.counts), "changes": changes, "unread": unread}
+
+    def in_training(self, training: Prepared) -> int:
+        """Return how many of these rows, which a run validates on, have the question and answer of a training row."""
+        return copies.shared(self.seen(), training.seen())
+
+    def seen(self) -> list[Seen]:
+        """Return the key of each row that is a sample, and the hash of its place, in the order of reading."""
+        return [(key, place) for key, place in np.load(self.outcomes_file.with_name(KEYS_FILE)).tolist()]
 
     def changed(self) -> Iterator[dict[str, Any]]:
         """Yield where, what, reason, tokens_before and tokens_after of each of them, `MAX_LISTED` of a reason."""

@@ -100,6 +100,8 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
         text += f", {steps.rows.value:,} row{'s' * (steps.rows.value != 1)}"
         tokens = estimate_tokens(config, data_rows.sources(config))
         text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
+    if copied := data_rows.num_copies(dataset, config.objective.type):
+        text += f"; {copied[0]:,} of the {copied[1]:,} rows have the same question and answer as another"
     val = config.val_dataloader
     return f"{text}; validation: {val.dataset.path}" if val and val.dataset.path and not dataset.val_split else text
 

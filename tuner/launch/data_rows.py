@@ -11,15 +11,18 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tuner import paths
-from tuner.data.holdout import Holdout
-from tuner.errors import DataError
+from tuner import assets, paths
+from tuner.data import copies
+from tuner.data.holdout import Holdout, Sides
+from tuner.errors import DataError, TunerError
 from tuner.files import read_json_object
 from tuner.fit import parameters
 from tuner.launch import steps
@@ -39,6 +42,8 @@ _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _MIB = 1024**2
 _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
 """The largest files that are counted: it takes about a tenth of a second."""
+_MAX_READ = 1_000
+"""The most rows that are read before the start: a tenth of a second."""
 _DETECT_ROWS = 8
 _MAX_FILES = 1_000
 _VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
@@ -57,7 +62,7 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     a_row = config.objective.samples_a_row
     judges_single_answers = config.objective.facts.rows == "judged"
     return tuple(
-        _less_held_out(one, number, dataset)._replace(
+        _less_held_out(one, number, dataset, config.objective.type)._replace(
             samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
             lengths=_lengths(share, config) if steps.packs(config) or config.reads_images else (),
         )
@@ -72,11 +77,112 @@ def num_rows(dataset: Dataset) -> int | None:
     return None if None in taken else min(counted, dataset.max_rows or counted)
 
 
-def num_held_out(dataset: Dataset) -> int | None:
+def num_held_out(dataset: Dataset, objective: str) -> int | None:
     """Return how many rows of one pass are held out for validation; None if that is not counted."""
     without_training = dataset.model_copy(update={"held_out": True})
-    taken = [_less_held_out(one, number, without_training).taken for number, one in enumerate(_weighted(dataset))]
+    sizes = enumerate(_weighted(dataset))
+    taken = [_less_held_out(one, number, without_training, objective).taken for number, one in sizes]
     return None if None in taken else sum(filter(None, taken))
+
+
+class ReadRow(NamedTuple):
+    """A row of a small data set: the number of its set in the mixture, its key (`data.copies`), and its place."""
+
+    number: int
+    key: int
+    place: str
+
+
+def read_rows(dataset: Dataset, objective: str) -> tuple[ReadRow, ...] | None:
+    """Return the rows of one pass over small local data sets, held out or not; None if they are not read here."""
+    count, shares = num_rows(dataset), [_as_file(share) for share in dataset.shares]
+    if dataset.streaming or not count or count > _MAX_READ or None in shares:
+        return None
+    named = {"mixture": tuple(shares)} if dataset.mixture else {"path": shares[0].path if shares[0] else None}
+    block = dataset.model_copy(update={**named, "val_split": None, "held_out": False})
+    files = [
+        file for share in shares if share for file in paths.matching(paths.expanded(assets.asset(share.path or "")))
+    ]
+    states = tuple((stat.st_mtime_ns, stat.st_size) for stat in (file.stat() for file in files))
+    return _read_once(block.model_dump_json(), objective, states)
+
+
+def _as_file(share: Rows) -> Rows | None:
+    """Return a data set with its only file as its path; None if it has no local file, or a function makes its rows."""
+    files = _files(share)
+    if isinstance(files, str) or ":" in (share.format or ""):
+        return None
+    place = paths.local(share.path) if share.path else None
+    if place is None or not paths.is_folder(place):
+        return share
+    return share.model_copy(update={"path": str(files[0])}) if len(files) == 1 else None
+
+
+@cache  # the split, the plan and the checks ask for the same rows
+def _read_once(block: str, objective: str, states: tuple[tuple[int, int], ...]) -> tuple[ReadRow, ...] | None:
+    from tuner.data.pipeline import Pipeline  # only for local rows
+
+    pipeline = Pipeline(Dataset.model_validate_json(block), objective)
+    try:
+        rows = pipeline.mixture.read(lambda _: None)
+        return tuple(ReadRow(one.number, pipeline.key_of(one, placed), placed[0]) for one, placed in rows)
+    except TunerError:  # training reports it
+        return None
+
+
+def num_copies(dataset: Dataset, objective: str) -> tuple[int, int] | None:
+    """Return how many rows have the question and answer of another row, and of how many; None if no such are known."""
+    seen = {(row.key, copies.place_of(row.place)) for row in read_rows(dataset, objective) or ()}
+    num = copies.count(seen)
+    return (num, len(seen)) if num else None
+
+
+def warnings(config: RecipeConfig) -> tuple[str, ...]:
+    """Return what local rows say against the run: columns that it does not learn from, copies in the validation."""
+    return (*_hints(config), *filter(None, [_leak_warning(config)]))
+
+
+def _hints(config: RecipeConfig) -> tuple[str, ...]:
+    """Return what the columns of the first rows say that the objective does not learn from."""
+    dataset = config.train_dataloader.dataset
+    shares = [share for share in map(_as_file, dataset.shares) if share and share.format is None]
+    if not shares:
+        return ()
+    from tuner.data.pipeline import Pipeline  # only for local rows
+
+    blocks = [Pipeline(_alone(dataset, share), config.objective.type) for share in shares]
+    found: dict[str, None] = {}
+    for block in blocks:
+        with suppress(TunerError):  # the checks before the start report it
+            found |= dict.fromkeys(block.hints)
+    return tuple(found)
+
+
+def _alone(dataset: Dataset, share: Rows) -> Dataset:
+    """Return the block of one data set of a mixture."""
+    of_rows = {name: getattr(share, name) for name in Rows.model_fields}
+    return dataset.model_copy(update={**of_rows, "mixture": None, "val_split": None})
+
+
+def _leak_warning(config: RecipeConfig) -> str | None:
+    """Return the warning about validation rows with the question and answer of a training row.
+
+    None if there are none, and if the rows are not all read here: then the ranks look.
+    """
+    val = config.val_dataloader
+    if val is None or val.dataset.held_out:
+        return None
+    objective = config.objective.type
+    trained, validated = read_rows(config.train_dataloader.dataset, objective), read_rows(val.dataset, objective)
+    if trained is None or validated is None:
+        return None
+    place_of_key = {row.key: row.place for row in reversed(trained)}
+    places = {place: place_of_key.get(key) for _, key, place in validated}
+    both = [(place, trained_place) for place, trained_place in places.items() if trained_place]
+    if not both:
+        return None
+    validated_at, trained_at = both[0]
+    return f"{copies.leak_warning(len(both), len(places))} The first: {validated_at} has those of {trained_at}."
 
 
 def _weighted(dataset: Dataset) -> list[DatasetSize]:
@@ -179,18 +285,29 @@ def _lengths_once(
     return token_estimate.lengths(paths_of_files, block, objective, folder, chat_template, tokens_of_image)
 
 
-def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:
-    """Return the size of a data set without the rows that are held out."""
+def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset, objective: str) -> DatasetSize:
+    """Return the size of a data set without the rows that are held out.
+
+    Copies of a row are on one side: where the rows are not read here, all are counted as different ones.
+    """
     if counted.rows is None:
         return counted
     holdout = Holdout.of(dataset)
     if holdout is None:
         return counted
-    if dataset.mixture and dataset.max_rows:
-        return DatasetSize(None, "some of the first rows of a mixture are held out")
-    rows_of = [(share.path, share.name, share.split) for share in dataset.shares]
-    first = rows_of.index(rows_of[number])  # the same rows are held out wherever they stand in a mixture
-    rows = holdout.count(first, min(counted.rows, dataset.max_rows or counted.rows), counted.weight)
+    if holdout.keeps_copies_together and (read := read_rows(dataset, objective)) is not None:
+        sides = Sides(holdout)
+        kept = [row.number for row in read if sides.keeps(row.number, row.key)]
+        rows = kept.count(number)
+    else:
+        rows_of = [(share.path, share.name, share.split) for share in dataset.shares]
+        first = rows_of.index(rows_of[number])  # the same rows are held out wherever they stand in a mixture
+        if dataset.mixture and dataset.max_rows:
+            return DatasetSize(None, "which rows of the mixture are held out shows when they are read")
+        most, weight = min(counted.rows, dataset.max_rows or counted.rows), counted.weight
+        if holdout.keeps_copies_together and weight < 1:  # rows that are not drawn are not read
+            most, weight = math.ceil(Fraction(str(weight)) * most), 1.0
+        rows = holdout.count(first, most, weight)
     return DatasetSize(rows, num_bytes=counted.num_bytes * rows // max(1, counted.rows))
 
 
@@ -302,6 +419,7 @@ _LARGEST_SHARE = 0.2
 _DIGITS = 6
 _TRAIN, _VAL = LOADERS
 _SPLIT = f"{_TRAIN}.dataset.val_split"
+_NO_SPLIT = {f"{_TRAIN}.dataset.val_seed": None, f"{_TRAIN}.dataset.val_copies": None}
 _NONE = "--val-split 0 holds out none"
 
 
@@ -318,14 +436,17 @@ def hold_out(loaded: Recipe) -> Recipe:
         place = Place(Kind.DERIVED, "derived: 5 % of the rows, which are not counted before they are read")
         note = f"validation: 5 % of the training rows are held out ({_NONE})"
         return _with_note(_with_share(loaded, SHARE, place), note)
-    wanted = min(max(LEAST, round(SHARE * rows)), MOST)
-    if wanted > _LARGEST_SHARE * rows:
+    read, objective = read_rows(dataset, loaded.config.objective.type), loaded.config.objective.type
+    different = len({row.key for row in read}) if read and dataset.val_copies == "together" else rows
+    wanted = min(max(LEAST, round(SHARE * different)), MOST)
+    if wanted > _LARGEST_SHARE * different:
         if not _needs_validation(loaded.config):
-            return _without(loaded, rows)
-        wanted = max(1, int(_LARGEST_SHARE * rows))
-    place = Place(Kind.DERIVED, f"derived: about {wanted} of {rows:,} rows")
-    settled = _with_share(loaded, _share(wanted, rows), place)
-    num_rows_held_out = num_held_out(settled.config.train_dataloader.dataset) or wanted
+            return _without(loaded, rows, different)
+        wanted = max(1, int(_LARGEST_SHARE * different))
+    of_rows = f"{rows:,} rows" if different == rows else f"{different:,} different rows"
+    place = Place(Kind.DERIVED, f"derived: about {wanted} of {of_rows}")
+    settled = _with_share(loaded, _share(wanted, different), place)
+    num_rows_held_out = num_held_out(settled.config.train_dataloader.dataset, objective) or wanted
     return _with_note(settled, f"validation: {num_rows_held_out} of the {rows:,} rows are held out ({_NONE})")
 
 
@@ -345,24 +466,25 @@ def _with_share(loaded: Recipe, share: float, place: Place) -> Recipe:
     return loaded.settled({_SPLIT: share, f"{_VAL}.dataset.val_split": share}, place)
 
 
-def _without(loaded: Recipe, rows: int) -> Recipe:
-    place = Place(Kind.DERIVED, f"derived: {rows} rows are too few to hold some out")
-    settled = loaded.settled({_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}, place)
+def _without(loaded: Recipe, rows: int, different: int) -> Recipe:
+    place = Place(Kind.DERIVED, f"derived: {different} rows are too few to hold some out")
+    settled = loaded.settled({_SPLIT: None, **_NO_SPLIT}, place)
     origins = {key: origin for key, origin in settled.origins.items() if not key.startswith(f"{_VAL}.")}
     settled = replace(
         settled, config=settled.config.with_values({_VAL: None}), origins={**origins, _VAL: Origin(place)}
     )
-    some = "row is" if rows == 1 else "rows are"
+    some = f"{different} different" if different != rows else f"{rows}"
+    verb = "row is" if different == 1 else "rows are"
     return _with_note(
-        settled, f"validation: none; {rows} {some} too few to hold some out (--val FILE, --val-split 0.2)"
+        settled, f"validation: none; {some} {verb} too few to hold some out (--val FILE, --val-split 0.2)"
     )
 
 
 def _on_its_split(loaded: Recipe) -> Recipe:
     path = loaded.config.train_dataloader.dataset.path
     place = Place(Kind.DERIVED, f"derived: {path} has a validation split")
-    own = {"split": "validation", "val_split": None, "val_seed": None, "held_out": False}
-    values = {_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}
+    own = {"split": "validation", "val_split": None, "val_seed": None, "val_copies": None, "held_out": False}
+    values = {_SPLIT: None, **_NO_SPLIT}
     settled = loaded.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
     return _with_note(settled, f"validation: the validation split of {path}")
 

@@ -13,9 +13,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tuner.errors import DataError, together
+from tuner.errors import DataError, MachineError, together
 from tuner.files import JsonObject
-from tuner.launch import data_rows
+from tuner.fit.shares import data_parallel_ranks
+from tuner.launch import batch_size, data_rows
+from tuner.machine import hardware
 from tuner.notebook import brief, paragraphs
 from tuner.progress import told
 from tuner.recipes import path_checks, trust
@@ -40,10 +42,11 @@ class Opened(NamedTuple):
     splits: dict[str, Dataset]
 
 
-def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) -> Opened:
+def opened(recipe: Recipe, environ: Mapping[str, str], *, first_rows: int, every: bool, allow_code: bool) -> Opened:
     """Check the recipe's model and data, and load the encoder.
 
     Args:
+        environ: The variables of this process: packed rows are as long as in a run on its GPUs.
         first_rows: How many rows of each split are read.
         every: Read every row instead.
         allow_code: The recipe may name functions of installed packages.
@@ -55,7 +58,8 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     trust.refuse(recipe, allow_code=allow_code)
     path_checks.check_model(recipe.config)
     path_checks.check_data(recipe.config)
-    recipe = data_rows.hold_out(recipe).with_template_text()
+    ranks = data_parallel_ranks(recipe.config, max(1, _num_gpus(environ)))
+    recipe = batch_size.choose_global_batch(data_rows.hold_out(recipe), ranks).with_template_text()
     from tuner.models.load import source  # torch
     from tuner.worker.encoders import encoder_of  # transformers
 
@@ -74,6 +78,13 @@ def _day_of_run(recipe: Recipe) -> date | None:
     """Return the date that belongs to the run whose recipe this is; None if it is no run's."""
     file = Path((recipe.arguments and recipe.arguments.name) or "")
     return RunDirectory(file.parent).day if file.name == "recipe.py" and is_run(file.parent) else None
+
+
+def _num_gpus(environ: Mapping[str, str]) -> int:
+    try:
+        return len(hardware.detect(environ).gpus)
+    except MachineError:  # to look at rows no GPU is needed
+        return 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +129,9 @@ class Preview:
         return [line for split, view in self.views.items() for line in describe(view.prepared, split).splitlines()]
 
 
-def preview(recipe: Recipe, *, num_samples: int, first_rows: int, every: bool, allow_code: bool) -> Preview:
+def preview(
+    recipe: Recipe, environ: Mapping[str, str], *, num_samples: int, first_rows: int, every: bool, allow_code: bool
+) -> Preview:
     """Read the data as `opened` says, and show the first samples.
 
     Raises:
@@ -127,7 +140,7 @@ def preview(recipe: Recipe, *, num_samples: int, first_rows: int, every: bool, a
     """
     from tuner.data.inspection import bad_rows, view  # datasets
 
-    data, views = opened(recipe, first_rows=first_rows, every=every, allow_code=allow_code), {}
+    data, views = opened(recipe, environ, first_rows=first_rows, every=every, allow_code=allow_code), {}
     for split, dataset in data.splits.items():
         try:
             views[split] = view(dataset, data.encoder, data.objective, num_samples if split == "train" else 0)

@@ -58,7 +58,7 @@ def resolve_run(
     Raises:
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    recipe = load(request, of_run=True)
+    recipe = _load(request, of_run=True)
     flags = filled(request.flags, final_config.launch_flags(recipe, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     _check_retries(request.on_oom, request.max_restarts, topology)
@@ -73,6 +73,9 @@ def resolve_run(
 
         start = resuming.find_start(request.resume, request.work_dir, home, fresh, topology)
     checkpoint, point = start.checkpoint, None
+    if checkpoint:
+        recipe = resuming.keep_split(recipe, checkpoint)
+    recipe = data_rows.hold_out(recipe)
     on_ranks, level, notes = recipe, request.deepspeed, start.notes
     if checkpoint:
         ranks = data_parallel_ranks(recipe.config, topology.world_size)
@@ -117,7 +120,16 @@ def resolve_run(
     )
 
 
-def load(request: Request, *, of_run: bool = False) -> Recipe:
+def load(request: Request) -> Recipe:
+    """Load the recipe of a request as a new run would, with its validation rows; check its paths and code.
+
+    Raises:
+        TunerError: the recipe is wrong, a path does not exist, or code is not allowed.
+    """
+    return data_rows.hold_out(_load(request))
+
+
+def _load(request: Request, *, of_run: bool = False) -> Recipe:
     """Load the recipe of a request and check its paths and the code that it names.
 
     Args:
@@ -131,7 +143,7 @@ def load(request: Request, *, of_run: bool = False) -> Recipe:
     path_checks.check_model(loaded.config)
     path_checks.check_teacher(loaded.config)
     path_checks.check_data(loaded.config)
-    return data_rows.hold_out(loaded)
+    return loaded
 
 
 def _new_start(fresh: Path, topology: Topology, *, is_named: bool) -> Start:
@@ -271,6 +283,7 @@ def resolve_recipe(
         *loaded.warnings,
         *final.warnings,
         *filter(None, [contradiction(document.launch, topology), fitting.warning(fit)]),
+        *data_rows.warnings(loaded.config),
     )
     return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)
 

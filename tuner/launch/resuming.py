@@ -18,7 +18,7 @@ from tuner.machine.topology import Topology
 from tuner.recipes import loading, trust
 from tuner.recipes.merging import Difference, Kind, Origin, Place, Section, differences, lookup
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
+from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -112,6 +112,28 @@ def _beside(run: Path) -> str:
 
 def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> Start:
     return Start(target, checkpoint, (*passed_over, f"Resuming from {checkpoint.path}."))
+
+
+def keep_split(loaded: Recipe, checkpoint: Checkpoint) -> Recipe:
+    """Return the recipe with the checkpoint's split of the rows where the recipe leaves it open.
+
+    The share that 'auto' chooses, and where copies of a row go, belong to the run: another version of tuner may choose
+    otherwise.
+    """
+    if checkpoint.recipe is None or not checkpoint.recipe.is_file():
+        return loaded
+    saved, rows = loading.load(str(checkpoint.recipe)).config, loaded.config.train_dataloader.dataset
+    old = saved.train_dataloader.dataset
+    if (
+        rows.val_split is None
+        or old.val_split in (None, "auto")
+        or not (saved.val_dataloader and loaded.config.val_dataloader)
+    ):
+        return loaded
+    keys = ("val_split", "val_copies") if rows.val_split == "auto" else ("val_copies",)
+    values = {f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys}
+    changed = {key: value for key, value in values.items() if lookup(loaded.values, key.split(".")) != value}
+    return loaded.settled(changed, Place(Kind.DERIVED, "--resume: keep the split of the rows")) if changed else loaded
 
 
 def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> tuple[Recipe, tuple[str, ...]]:

@@ -174,7 +174,7 @@ _FIELDS: tuple[Keys, ...] = (
 )
 _OF_OTHER_ROWS = {
     **{"path": None, "split": "train", "mixture": None, "max_rows": None, "streaming": False},
-    **{"val_split": None, "val_seed": None, "held_out": False},
+    **{"val_split": None, "val_seed": None, "val_copies": None, "held_out": False},
 }
 """Keys that other rows do not copy from the training rows."""
 OF_OWN_DATA = Layer.at(Place(Kind.DEFAULT, "default without a recipe"), nested(_SPLIT, "auto"))
@@ -251,12 +251,16 @@ def _settle_split(merged: Merged) -> None:
         return
     seed = train["dataset"].get("val_seed")
     seed = merged.values["randomness"]["seed"] if seed is None else seed
-    dataset = {**deepcopy(train["dataset"]), "val_seed": seed, "held_out": True}
+    copies = train["dataset"].get("val_copies") or ("apart" if holds else "together")
+    dataset = {**deepcopy(train["dataset"]), "val_seed": seed, "val_copies": copies, "held_out": True}
     loader = {**deepcopy(train), "dataset": dataset}
     if holds:  # a run's own recipe, perhaps with another part or other data
         own = {key: val["dataset"][key] for key in ("max_length", "packing") if key in val["dataset"]}
         loader = {**val, "dataset": dataset | own}
-    values = {_TRAIN: {"dataset": {"val_seed": seed}}, _VAL: {"_delete_": True, **loader}}
+    values = {
+        _TRAIN: {"dataset": {"val_seed": seed, "val_copies": copies}},
+        _VAL: {"_delete_": True, **loader},
+    }
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {_KEY}"), values))
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tuner.data import blocks, outcomes
+from tuner.data import blocks, copies, outcomes
 from tuner.data.blocks import Maker, Start
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
@@ -179,6 +179,9 @@ def prepare_rows(
     if rank.rank == 0:
         first = train_data.first if isinstance(train_data, Stream) else train_data
         show_data({"train": first} | ({"validation": val_data} if val_data else {}), run)
+        leaks = val_data.in_training(train_data) if val_data and isinstance(train_data, Prepared) else 0
+        of_leaks = [copies.leak_warning(leaks, val_data.counts.read)] if val_data and leaks else []
+        warn_unless_planned((*first.hints, *of_leaks), run)
         warn_of_few_steps(config, first, run)
     return train_data, val_data
 
@@ -195,8 +198,19 @@ def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
     run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
 
 
+def warn_unless_planned(warnings: Iterable[str], run: RunDirectory) -> None:
+    """Print the warnings that the plan has not printed: it reads few rows, and none of the hub."""
+    planned = [str(one) for one in run.read_json(run.run).get("warnings", ())]
+    for text in warnings:
+        if not any(one.startswith(text) for one in planned):
+            warn(run, text)
+
+
 def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirectory) -> None:
-    """Warn if the rows make too few optimizer steps to learn from, unless the recipe sets the number of steps."""
+    """Warn if the rows make too few optimizer steps to learn from, unless the recipe sets the number of steps.
+
+    It is silent if the plan has said so of the rows that it counted.
+    """
     if rows is None or config.train_cfg.max_steps:
         return
     sizes = run.read_json(run.run)["batch"]
@@ -211,5 +225,8 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
     )
     unpacked = counts.kept if counts.packing else None
     epochs = config.train_cfg.max_epochs
+    planned = sizes.get("samples")
+    if planned is not None and few_steps_warning(batch, epochs, planned, ""):
+        return
     if warning := few_steps_warning(batch, epochs, num_samples, description, unpacked=unpacked):
         warn(run, f"{warning}.")

@@ -242,6 +242,7 @@ class Dataset(Rows):
     max_rows: PositiveInt | None = None
     val_split: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] | None = None
     val_seed: NonNegativeInt | None = None
+    val_copies: Literal["together", "apart"] | None = None
     held_out: bool = False
     bad_rows: NonNegativeInt = 0
     max_length: PositiveInt

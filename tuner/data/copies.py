@@ -1,0 +1,94 @@
+"""Which rows have the same question and answer: their keys, and what is counted of them.
+
+Case and white space make no difference. It reads no rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from tuner.data.sample import Chat, Feedback, Pair, Prompt, Sample
+
+Key = int
+_DIGEST_BYTES = 8
+"""Two of ten million different rows have one key with a probability of 3 in a million."""
+
+Seen = tuple[Key, int]
+"""The key of a row, and the hash of its place: a mixture may read a row again, which is no copy."""
+
+
+def key_of(sample: Sample) -> Key:
+    """Return a number that samples with the same question and answer share.
+
+    A prompt without an answer is its question alone, and a judgement is no part of an answer.
+    """
+    match sample:
+        case str():
+            return _hashed([sample])
+        case Chat():
+            return _hashed([sample.messages, sample.tools])
+        case Pair():
+            return _hashed([sample.prompt, sample.chosen, sample.rejected, sample.tools])
+        case Feedback():  # as the conversation that it is
+            return _hashed([[*sample.prompt, *sample.completion], sample.tools])
+        case Prompt():
+            return _hashed([sample.prompt, sample.tools])
+
+
+def key_of_row(row: Any) -> Key:
+    """Return the key of a row that is no sample: of all its columns."""
+    return _hashed(row)
+
+
+def place_of(place: str) -> int:
+    """Return the hash of a row's place."""
+    return _digest(place.encode("utf-8", "surrogatepass"))
+
+
+def _hashed(value: Any) -> Key:
+    return _digest(json.dumps(_folded(value), default=_plain, sort_keys=True).encode())
+
+
+def _digest(text: bytes) -> int:
+    # Signed: a column of a table has 63 bits and a sign.
+    return int.from_bytes(hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest(), "big", signed=True)
+
+
+def _folded(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split()).casefold()
+    if isinstance(value, dict):
+        return {str(name): _folded(one) for name, one in value.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [_folded(one) for one in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
+
+
+def leak_warning(num_leaked: int, num_rows: int) -> str:
+    """Return the warning about validation rows that stand in the training rows too."""
+    verb = "has" if num_leaked == 1 else "have"
+    return (
+        f"{num_leaked:,} of the {num_rows:,} validation rows {verb} the question and answer of a training row: their "
+        "loss shows what was learned by heart. Remove them from one of the two."
+    )
+
+
+def count(rows: Iterable[Seen]) -> int:
+    """Return how many rows have the question and answer of another row."""
+    rows_of_key = Counter(key for key, _ in set(rows))
+    return sum(number for number in rows_of_key.values() if number > 1)
+
+
+def shared(rows: Iterable[Seen], others: Iterable[Seen]) -> int:
+    """Return how many of `rows` have the question and answer of one of `others`."""
+    known = {key for key, _ in others}
+    return sum(key in known for key, _ in set(rows))
