@@ -280,7 +280,7 @@ def test_rows_of_several_shapes_are_told_in_one_message_with_the_count_of_each(t
         in message
     )
     assert "'messages' (the first at rows.jsonl:11), 1 of no known format (the first at rows.jsonl:24)" in message
-    assert "dataset.mixture" in message
+    assert "--data a.jsonl --data b.jsonl" in message
     assert "Set format" not in message
 
 
@@ -388,3 +388,24 @@ def test_a_long_text_is_cut_in_the_middle() -> None:
     assert len(text) < 1_500
     assert "4,007 characters" in text
     assert "the end" in text
+
+
+def test_bad_lists_dropped_and_split_rows_beside_bad_ones(tuner: Tuner, rows: Rows) -> None:
+    long = {"instruction": "Why?", "output": "Because. " * 400}
+    path = rows(GOOD, "{", GOOD | {"output": ""}, long, "]", GOOD | {"instruction": "How?"})
+
+    result = tuner("data", SFT, "--data", path, "--bad", "--max-length", 64)
+
+    assert result.code == 2
+    for line, what in ((3, "dropped"), (4, "split")):
+        assert f"rows.jsonl:{line}: {what}" in result.out
+    assert "rows.jsonl:2" in result.err and "rows.jsonl:5" in result.err and "--set bad_rows=2" in result.err
+
+
+def test_copies_and_rows_of_another_method_are_told(tuner: Tuner, rows: Rows) -> None:
+    path = rows(GOOD | {"label": True}, GOOD | {"output": " because. ", "label": False})
+
+    found = shown(tuner, SFT, path)
+
+    assert [(one["what"], one["samples"]) for one in found["changes"]] == [("copied", 2)]
+    assert "--method kto_lora" in found["hints"][0]

@@ -354,3 +354,28 @@ def test_output_that_finds_no_room_is_one_line_and_code_74() -> None:
 
     assert done.returncode == 74
     assert done.stderr == "error[disk]: cannot write the standard output: No space left on device. Free space.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (("./model", "rows.jsonl"), "--model ./model --data rows.jsonl"),
+        (("rows.jsonl", "./model"), "--model ./model --data rows.jsonl"),
+        (("tiny_full_sample_e1", "rows.jsonl"), "tuner train tiny_full_sample_e1 --data rows.jsonl"),
+        (("--model", "rows.jsonl", "--data", "./model"), "--model ./model --data rows.jsonl"),
+        (("--model", "rows.csv", "--data", "owner/name"), "--model owner/name --data rows.csv"),
+    ],
+)
+def test_a_model_and_data_in_each_others_places_are_told_the_right_ones(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], suggested: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"model_type": "llama"}')
+    Path("rows.jsonl").write_text('{"text": "a"}\n')
+    Path("rows.csv").write_text("text\na\n")
+
+    result = tuner("train", *words, "--dry-run")
+
+    assert result.code in (2, 3)
+    assert suggested in result.err

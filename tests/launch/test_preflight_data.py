@@ -162,3 +162,72 @@ def test_files_that_can_be_streamed_pass_and_their_rows_are_not_counted(tmp_path
     assert list(inputs.streamed(plan)) == []
     assert (plan.steps.rows.value, plan.steps.total.value) == (None, 3)
     assert "they are streamed" in str(plan.steps.rows)
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    return [
+        {"messages": [{"role": "user", "content": f"{one}"}, {"role": "assistant", "content": "b"}]}
+        for one in range(count)
+    ]
+
+
+def places_of_bad_rows(path: Path, *sets: str) -> list[str]:
+    values = (f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.format=messages", *sets)
+    findings = inputs.first_rows(made(*values, recipe=SFT))
+    return [str(error.where).rpartition(":")[2] for error in findings if isinstance(error, DataError)]
+
+
+def test_all_rows_of_a_counted_file_are_read_before_a_start(tmp_path: Path) -> None:
+    rows: list[Any] = chats(300)
+    rows[99], rows[250] = {"messages": "none"}, {"messages": [{"role": "usr", "content": "x"}]}
+    path = written(tmp_path / "rows.jsonl", *rows)
+    with path.open("a") as stream:
+        stream.write('{"messages": [\n')
+
+    assert places_of_bad_rows(path) == ["100", "251", "301"]
+    assert places_of_bad_rows(path, "bad_rows=2") == ["100", "251", "301"]
+    assert places_of_bad_rows(path, "bad_rows=3") == []
+    assert places_of_bad_rows(path, "max_rows=200") == ["100"]
+    assert places_of_bad_rows(path, "val_split=0.1") == ["100", "251", "301"]
+
+
+def test_the_way_to_leave_bad_rows_out_is_named_with_their_number(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", *chats(20), *[{"messages": "none"}] * 30)
+    plan = made(f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.format=messages", recipe=SFT)
+
+    mistakes = [one for one in inputs.first_rows(plan) if isinstance(one, DataError)]
+
+    assert len(mistakes) == 20
+    assert "bad_rows=30" in str(mistakes[-1].fix)
+
+
+def test_a_stream_and_a_dry_run_read_no_more_than_the_first_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "rows.jsonl", *chats(20), {"messages": "none"})
+    assert places_of_bad_rows(path, "train_dataloader.dataset.streaming=True", "max_steps=3") == []
+
+    monkeypatch.setattr(inputs, "first_rows", lambda run: pytest.fail("a dry run reads no rows"))
+    preflight.foresee(made(f"train_dataloader.dataset.path={path}", recipe=SFT))
+
+
+def test_reading_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_READ_S", -1.0)
+
+    assert places_of_bad_rows(written(tmp_path / "rows.jsonl", *chats(20), {"messages": "none"})) == []
+
+
+def test_validation_rows_that_stand_in_the_training_rows_are_counted_by_the_plan(tmp_path: Path) -> None:
+    train, val = written(tmp_path / "a.jsonl", *chats(20)), tmp_path / "b.csv"
+    val.write_text("instruction,output\n5,B\n 7 ,b\n100,b\n")
+
+    plan = made(
+        f"train_dataloader.dataset.path={train}",
+        "train_dataloader.dataset.format=None",
+        f"val_dataloader=dict(dataset=dict(path={str(val)!r}, max_length=64, packing=False, format=None), batch_size=1)",
+        recipe=SFT,
+    )
+
+    (warning,) = [one for one in plan.warnings if "validation rows" in one]
+    assert warning.startswith("2 of the 3 validation rows")
+    assert f"{val}:2 has those of {train}:6" in warning

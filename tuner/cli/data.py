@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,23 @@ def _view(dataset: Dataset, encoder: Encoder, objective: str, samples: int, *, b
         return view(dataset, encoder, objective, samples)
     except DataError as first:
         limit = sys.maxsize if bad else _MAX_BAD
-        raise _list_bad(first, bad_rows(dataset, encoder, objective), limit, as_json=as_json) from first
+        error = _list_bad(first, bad_rows(dataset, encoder, objective), limit, as_json=as_json)
+        if bad and not as_json:
+            _print_others(dataset, encoder, objective)
+        raise error from first
+
+
+def _print_others(dataset: Dataset, encoder: Encoder, objective: str) -> None:
+    """Print the samples of the rows beside bad ones that are not trained on as they are, if the others can be read."""
+    from rich.console import Console
+
+    from tuner.cli.data_tables import print_changed
+    from tuner.data.inspection import view
+
+    with suppress(DataError):
+        others = view(dataset.model_copy(update={"bad_rows": sys.maxsize}), encoder, objective, 0)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        print_changed(console, "validation" if dataset.held_out else "train", others, without=("bad",))
 
 
 def _check_stream(dataset: Dataset, encoder: Encoder, objective: str, *, bad: bool, as_json: bool) -> None:
@@ -129,7 +146,8 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
         click.echo("\n".join(error.for_people()), err=True)
     more, all_of_them = (f"; the first {limit} are listed", "; --bad lists all") if count > limit else ("", "")
     problem = f"{count:,} rows cannot be trained on{more}"
-    return DataError(problem, fix=f"Correct or remove them, then check again{all_of_them}.")
+    leave_out = f"or leave them out: --set bad_rows={count}"
+    return DataError(problem, fix=f"Correct or remove them, {leave_out}{all_of_them}.")
 
 
 def _print_json(

@@ -42,16 +42,16 @@ def print_split(console: Console, split: str, view: View) -> None:
     console.print()
 
 
-def print_changed(console: Console, split: str, view: View) -> None:
-    """Print each sample that is not trained on as it is, with its place and the reason."""
+def print_changed(console: Console, split: str, view: View, *, without: Sequence[str] = ()) -> None:
+    """Print each sample that is not trained on as it is, with its place and the reason; `without`: not these kinds."""
     from tuner.data.outcomes import MAX_LISTED
 
     console.print(f"{split}: samples that are dropped or changed")
-    for line in view.prepared.changed():
+    for line in (line for line in view.prepared.changed() if line["what"] not in without):
         before, after = line["tokens_before"], line["tokens_after"]
         tokens = "" if before is None else f" ({before:,} -> {after:,} tokens)"
         console.print(f"  {visible(line['where'])}: {line['what']}: {visible(line['reason'])}{tokens}")
-    totals = [one for one in view.prepared.totals if one.what != "copied"]
+    totals = [one for one in view.prepared.totals if one.what not in ("copied", *without)]
     total = sum(one.samples for one in totals)
     listed = sum(min(one.samples, MAX_LISTED) for one in totals)
     left_out = f" of {total:,}; {MAX_LISTED:,} of each reason are listed" if listed < total else ""

@@ -22,8 +22,8 @@ from tuner.recipes import catalog, mistaken, starting_weights
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
 
-_MOST = 9
-"""Choices that a question offers, by one key each."""
+_MOST = 40
+"""Choices that a question offers; a line says that there are more."""
 _MAX_FOLDERS, _MAX_RUNS = 500, 3
 _SMALL = "Qwen/Qwen3-0.6B"
 """The model that is offered if none is at hand: it trains on a laptop."""
@@ -70,13 +70,13 @@ def agrees(run: ResolvedRun, warnings: tuple[str, ...], command: Sequence[str]) 
 
 def models() -> list[Choice]:
     """Return models at hand: folders here and one level down, those in the hub's cache, results of runs."""
-    return [*_in_folders(), *_in_hub_cache(), *_of_runs()][:_MOST]
+    return [*_in_folders(), *_in_hub_cache(), *_of_runs()]
 
 
 def data_files() -> list[Choice]:
     """Return the data files of the working directory and of ./data."""
     files = [file for folder in (Path(), Path("data")) for file in _entries(folder) if _is_data(file)]
-    return [Choice(str(file), _size(file.stat().st_size)) for file in files[:_MOST]]
+    return [Choice(str(file), _size(file.stat().st_size)) for file in files]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -117,14 +117,17 @@ def _of_runs() -> Iterator[Choice]:
 def _ask(title: str, choices: Sequence[Choice], check: Callable[[str], tuple[str, str | None]], others: str) -> str:
     """Return the answer to one question: a choice by its number, or what was typed, once it is right."""
     say(f"\n{title}:", err=True)
-    width = max((len(one.value) for one in choices), default=0)
-    for number, one in enumerate(choices, 1):
-        say(f"  {number}  {one.value:<{width}}  {one.note}".rstrip(), err=True)
+    shown = choices[:_MOST]
+    width, digits = max((len(one.value) for one in shown), default=0), len(str(len(shown)))
+    for number, one in enumerate(shown, 1):
+        say(f"  {number:>{digits}}  {one.value:<{width}}  {one.note}".rstrip(), err=True)
+    if len(choices) > len(shown):
+        say(f"  and {len(choices) - len(shown)} more, which can be written", err=True)
     text = f"A number, {others}" if choices else f"None found here. Write {others}"
     while True:
         answer = _read(text, "1" if choices else None)
-        if answer.isdecimal() and 0 < int(answer) <= len(choices):
-            return choices[int(answer) - 1].value
+        if answer.isdecimal() and 0 < int(answer) <= len(shown):
+            return shown[int(answer) - 1].value
         value, problem = check(answer)
         if problem is None:
             return str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -218,6 +219,21 @@ def plain_name(flag: str) -> str:
     return f"--{flag.replace('_', '-')}"
 
 
+def _place_of(stray: str) -> str:
+    """Return where an argument belongs that stands beside the recipe: data, or a model, has an option."""
+    from tuner.recipes import mistaken, starting_weights  # for a mistake
+
+    context = click.get_current_context()
+    named = context.params.get("recipe") or context.params.get("name") or ""
+    is_swapped = named.endswith(mistaken.DATA)
+    model, data = (stray, named) if is_swapped else (named, stray)
+    if not data.endswith(mistaken.DATA):
+        return "Pass values with --set KEY=VALUE."
+    is_model = is_swapped or starting_weights.is_model(model) or not model
+    recipe = f"--model {shlex.quote(model or 'MODEL')}" if is_model else shlex.quote(model)
+    return f"Write: {context.command_path} {recipe} --data {shlex.quote(data)}"
+
+
 def overrides(
     sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **changes: OptionValue
 ) -> Overrides:
@@ -234,7 +250,7 @@ def overrides(
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}", fix="Pass values with --set KEY=VALUE.")
+        raise UsageError(f"unexpected argument {stray[0]!r}", fix=_place_of(stray[0]))
     pairs = [(plain_name(name), changes.pop(name)) for name in OF_KEYS]
     pairs = [(flag, text) for flag, text in pairs if text is not None]
     pairs += [trust.FLAG_PAIR] if changes.pop("trust_remote_code") else []

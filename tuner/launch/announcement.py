@@ -92,6 +92,8 @@ def _share(rows: Rows) -> str:
 
 def _data(config: RecipeConfig, steps: Steps) -> str:
     dataset = config.train_dataloader.dataset
+    if not dataset.mixture and dataset.path is None:
+        return "none is given yet (--data FILE)"
     names = [_share(one) for one in dataset.shares]
     text = ", ".join(names[:_MAX_PATHS])
     if len(names) > _MAX_PATHS:

@@ -70,6 +70,11 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     )
 
 
+def is_counted(rows: Rows) -> bool:
+    """Return whether a data set is in local files that are counted before the start."""
+    return not isinstance(_files(rows), str)
+
+
 def num_rows(dataset: Dataset) -> int | None:
     """Return the rows of one pass over a data set or a mixture, held out or not; None if they are not counted."""
     taken = [one.taken for one in _weighted(dataset)]
@@ -394,7 +399,9 @@ def files_of_folder(folder: Path) -> list[Path]:
 
 def _files(rows: Rows) -> list[Path] | str:
     """Return the files of a data set, or why they are not counted."""
-    place = paths.local(rows.path) if rows.path else None
+    if rows.path is None:
+        return "no data is given yet"
+    place = paths.local(rows.path)
     if place is None:
         return f"{rows.path} is on the hub"
     files = files_of_folder(place) if paths.is_folder(place) else paths.matching(place)

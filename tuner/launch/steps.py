@@ -260,7 +260,7 @@ def _rows(sources: Sequence[DatasetSize], max_rows: int | None) -> Count:
     if max_rows is not None and counted >= max_rows:
         return Count(max_rows)
     if max_rows is not None and why:
-        return Count(max_rows, Certainty.AT_MOST, f"max_rows, and {why}")
+        return Count(max_rows, Certainty.AT_MOST, f"max_rows is {max_rows:,}; {why}")
     return Count(None, Certainty.UNKNOWN, why) if why else Count(counted)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from tuner import paths, remote_code
 from tuner.errors import DataError, ModelError
-from tuner.recipes import catalog, trust
+from tuner.recipes import catalog, starting_weights, trust
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.recipes.schema.architecture import MAX_LAYERS
@@ -38,6 +39,7 @@ def check_model(config: RecipeConfig) -> None:
         raise ModelError("no model is given", where="model.path", fix="Give one: --model with a path or a hub id.")
     if config.model.remote_code and not config.model.trust_remote_code:
         raise _only_remote_code(path)
+    _refuse_data(path, config.train_dataloader.dataset.path)
     folder = paths.local(path)
     if folder is None and "/" not in path and (meant := _hub_id(path)):
         message = f"{path!r} has no owner, as an id on the hub has"
@@ -52,6 +54,22 @@ def check_model(config: RecipeConfig) -> None:
     if config.model.chat_template:
         catalog.chat_template(config.model.chat_template)
     trust.check_bound(config)
+
+
+def _refuse_data(path: str, data: str | None) -> None:
+    """Check that the model's path is not a data file.
+
+    Raises:
+        ModelError: it is one.
+    """
+    from tuner.recipes import mistaken  # mistakes of names
+
+    file = paths.expanded(path)
+    is_data = path.endswith(mistaken.DATA) or (path.endswith(".json") and paths.is_file(file))
+    if is_data and not paths.is_folder(file):
+        give = f"--model {shlex.quote(data)}" if data and not data.endswith(mistaken.DATA) else "--model MODEL"
+        fix = f"Give it with --data: {give} --data {shlex.quote(path)}"
+        raise ModelError(f"{path!r} is a data file, not a model", where="model.path", fix=fix)
 
 
 def _check_vision(vision: Vision) -> None:
@@ -198,6 +216,9 @@ def _check_path(path: str | None, where: str) -> None:
         raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Give a file or folder.")
     if place.is_file() and place.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Add at least one row.")
+    if place.is_dir() and starting_weights.holds_model(place):
+        fix = "Give it with --model, and a file or folder of rows with --data."
+        raise DataError(f"the data {path!r} is a model's folder", where=where, fix=fix)
     if place.is_dir() and not any(place.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
     if place.is_dir() and _is_crowded(place):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from tuner.rewards.reward_function import TrialRow
 
 _NUM_ROWS = 8
+_READ_S = 2.0
+"""Seconds of processor time in which all rows of counted files are read before a start: about 20,000 conversations."""
+_MAX_LISTED = 20
 _REVISIONS = {
     "model.path": "model.revision",
     "model.vision.path": "model.vision.revision",
@@ -46,23 +50,55 @@ _WITHOUT_VLLM = "Or use --set objective.generation.engine=transformers."
 _GENERATION = "objective.generation"
 
 
+class _Late(Exception):
+    """The time to read rows is over."""
+
+
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
-    """Find what is wrong with the first rows of each data set: rows that cannot be read, or that do not fit."""
+    """Find what is wrong with the rows of each data set: rows that cannot be read, or that do not fit.
+
+    Of local files that are counted all rows are read, as far as `_READ_S` reach; of others the first.
+    """
     from tuner.data.formats import MixedShapes  # a plan does not need it
 
-    config = run.recipe.config
+    config, late_s = run.recipe.config, time.process_time() + _READ_S
     for loader in config.loaders.values():
+        if loader.dataset.held_out:  # they are rows of the training data
+            continue
         for rows in loader.dataset.shares:
-            mistakes: list[TunerError] = []
-            read = partial(_read, rows, loader.dataset, config.objective.type, reads_images=config.reads_images)
+            is_whole = run.topology.leads and not loader.dataset.streaming and data_rows.is_counted(rows)
+            max_rows = loader.dataset.max_rows if is_whole else _NUM_ROWS
+            mistakes: list[DataError] = []
+            read = partial(
+                _read,
+                rows,
+                loader.dataset,
+                config.objective.type,
+                late_s=late_s,
+                max_rows=max_rows,
+                reads_images=config.reads_images,
+            )
             try:
-                read()
+                read(mistakes.append if loader.dataset.bad_rows else None)
             except MixedShapes as error:  # its rows have no common fix
                 yield error
             except DataError as error:
                 with suppress(TunerError):
                     read(mistakes.append)
-                yield from mistakes or (error,)
+                yield from _listed(mistakes) or (error,)
+            else:
+                yield from _listed(mistakes) if len(mistakes) > loader.dataset.bad_rows else ()
+
+
+def _listed(mistakes: list[DataError]) -> list[DataError]:
+    """Return the first mistakes; the last one says how to leave all of their rows out."""
+    count, listed = len(mistakes), mistakes[:_MAX_LISTED]
+    if listed:
+        last = listed[-1]
+        more = f" {count:,} rows are bad; `tuner data NAME --all --bad` lists all." if count > len(listed) else ""
+        fix = f"{last.fix or ''}{more} Or leave out bad rows: --set bad_rows={count}."
+        listed[-1] = DataError(last.what, where=last.where, of_row=last.of_row, fix=fix.strip())
+    return listed
 
 
 def streamed(run: ResolvedRun) -> Iterator[Finding]:
@@ -84,12 +120,16 @@ def _read(
     objective: str,
     on_error: Callable[[DataError], object] | None = None,
     *,
+    late_s: float,
+    max_rows: int | None,
     reads_images: bool,
 ) -> None:
-    """Turn the first rows of one data set into samples. Bad rows may be skipped; training counts them.
+    """Turn rows of one data set into samples.
 
     Args:
-        on_error: Called for each row that cannot be read or does not fit, unless such rows may be skipped.
+        on_error: Called for each row that cannot be read or does not fit.
+        late_s: When to stop after the first rows, by `time.process_time`.
+        max_rows: The most rows that are read.
 
     Raises:
         DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
@@ -98,19 +138,31 @@ def _read(
     from tuner.data import images  # a plan does not need it
     from tuner.data.sample import images_of, turns_of
 
-    for place, sample in _samples(rows, dataset, objective, _NUM_ROWS, on_error):
-        if not reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
-            raise images.for_text_alone("the row", place)
+    def tell(error: DataError) -> None:
+        if on_error is None:
+            raise error
+        on_error(error)
+        if time.process_time() > late_s:
+            raise _Late
+
+    with suppress(_Late):
+        for number, (place, sample) in enumerate(_samples(rows, dataset, objective, max_rows, tell)):
+            if not reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
+                raise images.for_text_alone("the row", place)
+            if number >= _NUM_ROWS and time.process_time() > late_s:
+                return
 
 
 def _samples(
     rows: Rows,
     dataset: Dataset,
     objective: str,
-    max_rows: int,
+    max_rows: int | None,
     on_error: Callable[[DataError], object] | None = None,
 ) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
+
+    A row that cannot be read or does not fit is left out if the data set allows bad rows and nobody is told.
 
     Raises:
         DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
@@ -129,7 +181,7 @@ def _samples(
         return
     of_rows = {**{name: getattr(rows, name) for name in Rows.model_fields}, "path": path}
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
-    on_error = (lambda _: None) if dataset.bad_rows else on_error or fail
+    on_error = on_error or ((lambda _: None) if dataset.bad_rows else fail)
     pipeline = Pipeline(block, objective)
     yield from pipeline.samples(pipeline.tally(), on_error)
 
