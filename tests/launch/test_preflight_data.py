@@ -224,7 +224,7 @@ def test_validation_rows_that_stand_in_the_training_rows_are_counted_by_the_plan
     plan = made(
         f"train_dataloader.dataset.path={train}",
         "train_dataloader.dataset.format=None",
-        f"val_dataloader=dict(dataset=dict(path={str(val)!r}, max_length=64, packing=False, format=None), batch_size=1)",
+        f"val_dataloader=dict(dataset=dict(path={str(val)!r}, max_length=64, packing=False), batch_size=1)",
         recipe=SFT,
     )
 
