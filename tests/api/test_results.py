@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -305,20 +307,25 @@ def test_a_server_that_ends_before_it_answers_says_why() -> None:
 @pytest.mark.e2e
 @pytest.mark.long
 def test_a_server_answers_under_its_name_until_its_block_ends() -> None:
-    for package in ("uvicorn", "fastapi", "openai"):
+    for package in ("uvicorn", "fastapi"):
         pytest.importorskip(package)
+    openai = pytest.importorskip("openai")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
 
     with tuner.serve("package:tiny", port=port, name="mine") as server:
-        with urllib.request.urlopen(f"{server.url}/models") as reply:  # noqa: S310
-            listed = [one["id"] for one in json.load(reply)["data"]]
+        listed = [one.id for one in openai.OpenAI(base_url=server.url, api_key=server.api_key).models.list()]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{server.url}/models")  # noqa: S310
+        arguments = psutil.Process(server._process.pid).cmdline()
         with pytest.raises(UsageError, match="another server answers"):
             tuner.serve("package:tiny", port=port)
         assert "serving" in repr(server)
 
     assert listed == ["mine"]
+    assert server.api_key not in " ".join(arguments)
+    assert server.api_key not in repr(server)
     assert "stopped" in repr(server)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{server.url}/models")  # noqa: S310

@@ -15,7 +15,7 @@ from tests.e2e.warm import warm
 from tests.real import files, llama_cpp
 from tests.real.model import Unavailable
 from tests.results.hub import NAME, Hub, serving
-from tests.results.test_serve import served
+from tests.results.test_serve import KEY, served
 from tuner.cli import tuner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -87,7 +87,7 @@ def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
 
     (tmp_path / "scratch").mkdir()
     with served(tmp_path / "scratch", merged, "--engine", "transformers") as (_, address):
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, timeout=60, max_retries=0)
         asked = [{"role": "user", "content": QUESTIONS[0]}]
         body = {"model": "merged", "messages": asked, "max_tokens": 24, "temperature": 0}
         assert client.chat.completions.create(**body).choices[0].message.content == answers[0]

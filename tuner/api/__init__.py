@@ -498,6 +498,8 @@ def serve(
     adapter: PathLike | None = None,
     bits: Bits | None = None,
     trust_remote_code: bool = False,
+    api_key: str | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> Server:
     """Serve a model with OpenAI's protocol in a separate process, as `tuner serve` does; return when it answers.
 
@@ -507,9 +509,11 @@ def serve(
         port: Port to listen on.
         name: The model's name in requests. None: the folder's name.
         engine: None: vLLM if it and a GPU are available, else transformers.
+        api_key: What clients must send. None: a new key.
+        allowed_hosts: Further host names that requests may be addressed to.
 
     Returns:
-        `url` and `name` for a client, and `stop()`; in a `with` block it stops at the end of it.
+        `url`, `api_key` and `name` for a client, and `stop()`; in a `with` block it stops at the end of it.
 
     Raises:
         TunerError: the port is taken, or the server ended before it answered.
@@ -517,8 +521,10 @@ def serve(
     _check_numbers(1, port=port)
     _check_choices(Engine, engine=engine)
     _check_choices(Bits, bits=bits)
-    from tuner.results.serve import Server, name_of
+    from tuner.results.serve import Server, check_key, name_of, new_key
 
+    key = new_key() if api_key is None else api_key
+    check_key(key)
     called = name or name_of(os.fspath(adapter or source))
     options = {
         "--host": host,
@@ -530,8 +536,9 @@ def serve(
     }
     flags = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
     flags += ["--trust-remote-code"] if trust_remote_code else []
-    reachable = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104  compared, not listened on
-    return Server([os.fspath(source), *flags], f"http://{reachable}:{port}/v1", called)
+    flags += [word for name in allowed_hosts for word in ("--allowed-host", name)]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return Server([os.fspath(source), *flags], f"http://{reachable}:{port}/v1", called, key)
 
 
 @_in_python_words

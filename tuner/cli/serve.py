@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
+import socket
+import sys
 from typing import Literal
 
 import click
@@ -22,9 +23,23 @@ from tuner.errors import MachineError, UsageError
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
 @click.option("--name", metavar="NAME", help="Name of the model in requests. [default: the folder's name]")
 @click.option(
+    "--api-key",
+    metavar="KEY",
+    envvar="TUNER_API_KEY",
+    show_envvar=True,
+    help="What clients send as api_key. [default: a new key, which is printed]",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Answer requests to this host name too; repeatable. [default: this machine's address and name]",
+)
+@click.option(
     "--engine",
     type=click.Choice(("transformers", "vllm")),
-    help="Server to use. [default: vllm if it is installed and a GPU is here, else transformers]",
+    help="Library that generates. [default: vllm if it is installed and a GPU is here, else transformers]",
 )
 def command(
     source: str,
@@ -34,12 +49,14 @@ def command(
     host: str,
     port: int,
     name: str | None,
+    api_key: str | None,
+    allowed_hosts: tuple[str, ...],
     engine: Literal["transformers", "vllm"] | None,
 ) -> None:
     """Serve a trained model, or any other one, to OpenAI clients at http://HOST:PORT/v1.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. The chat template is that of training. There is no authentication. Press Ctrl-C to stop.
+    hub. The chat template is that of training. A request needs the server's key. Press Ctrl-C to stop.
     """
     from tuner.machine.hardware import detect, tool_path
     from tuner.worker.quiet import quiet_libraries
@@ -53,22 +70,32 @@ def command(
     if engine == "vllm" and not vllm:
         raise MachineError("vllm is not installed", where="--engine", fix="Install it: pip install vllm.")
     by_vllm = bool(vllm and hardware.gpus and not bits) if engine is None else engine == "vllm"
+    if by_vllm and bits:
+        raise UsageError("vllm loads weights as they are stored", where="--bits", fix="Use: --engine transformers.")
     from tuner.results import serve  # torch
 
-    if not by_vllm:
-        serve.check_installed()
+    serve.check_installed(by_vllm=by_vllm)
+    key = serve.new_key() if api_key is None else api_key
+    serve.check_key(key)
     from tuner.results.chat import check_can_answer
     from tuner.results.loaded_model import encoder_of, spec_of
 
     source = source_of(source)
     spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     check_can_answer(spec, encoder_of(spec))
-    serve.check_servable(spec)
+    serve.check_servable(spec, by_vllm=by_vllm)
     called = name or serve.name_of(adapter or source)
-    if by_vllm:
-        argv = serve.vllm_argv(str(vllm), spec, called, host, port)
-        say(shlex.join(argv), err=True)
-        os.execv(argv[0], argv)  # noqa: S606  # effect: vLLM is a program of its own
-    say(f"Serving {spec.description} as {called!r} at http://{host}:{port}/v1. Stop it with Ctrl-C.", err=True)
-    serve.run_transformers(spec, called, host, port, hardware, int(bits) if bits else None)
+    address = serve.Address(host, port, key, (*allowed_hosts, socket.gethostname()))
+
+    def on_open() -> None:
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        say(f"Serving {spec.description} as {called!r} at {where}. Stop it with Ctrl-C.", err=True)
+        if api_key is None:
+            say(f"Its key, for clients (OPENAI_API_KEY): {key}", err=True)
+
+    program = str(vllm) if by_vllm else None
+    is_over = serve.run(spec, called, address, hardware, int(bits) if bits else None, program, on_open)
     say("Stopped.", err=True)
+    if not is_over:  # a step of a large model on a CPU takes minutes, and no thread can be ended
+        sys.stderr.flush()
+        os._exit(0)

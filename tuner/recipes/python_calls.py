@@ -111,13 +111,15 @@ SWITCHES = (
 )
 """Arguments that are True or False; their flags have no value."""
 _OPTIONS = (
-    *("adapter", "base", "bits", "data", "deepspeed", "dtype", "epochs", "generate", "gpu", "gpu_memory", "gpus"),
+    *("adapter", "api_key", "base", "bits", "data", "deepspeed", "dtype", "engine", "epochs", "generate", "gpu"),
+    *("gpu_memory", "gpus"),
     *("host", "host_memory", "interconnect", "max_new_tokens", "max_restarts", "max_rows", "max_shard_size", "method"),
     *("model", "nodes", "nproc_per_node", "num_fewshot", "nvme", "on_oom", "out", "port", "push", "resume", "seed"),
     *("split", "tasks", "temperature", "top_p", "utilisation", "val", "val_split", "work_dir"),
     *(flag[2:].replace("-", "_") for flag in KEY_FLAGS),
 )
 ARGUMENTS = {f"--{name.replace('_', '-')}": name for name in (*SWITCHES, *_OPTIONS)} | {
+    "--allowed-host": "allowed_hosts",
     "--as": "format",
     "--format": "row_format",
     "--grace": "grace_s",

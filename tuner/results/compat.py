@@ -1,14 +1,23 @@
-"""The private part of transformers' server that a model with images needs. Seen with transformers 5.23."""
+"""The private names of transformers that serving takes. Seen with transformers 5.23."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import ProcessorMixin
-    from transformers.cli.serving.model_manager import ModelManager
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 
-def use_processor(manager: type[ModelManager], processor: ProcessorMixin) -> None:
-    """Give the server a processor that is loaded already: without torchvision it cannot load that of Qwen-VL."""
-    manager._load_processor = lambda self, model, gguf_file=None: processor
+def logits_processors(model: PreTrainedModel, config: GenerationConfig, num_prompt_tokens: int) -> LogitsProcessorList:
+    """Return what `generate` does to the scores of a prompt's next tokens: temperature, top_p, penalties and others."""
+    model._prepare_special_tokens(config, device=model.device)
+    return model._get_logits_processor(config, input_ids_seq_length=num_prompt_tokens)
+
+
+def response_template(tokenizer: Any, model_type: str) -> dict[str, Any] | None:
+    """Return how the answers of a model hold tool calls, for `parse_response`; None if that is not known."""
+    # Few published tokenizers say it themselves yet; transformers keeps a table of families for its own server.
+    from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
+
+    own = getattr(tokenizer, "response_template", None)
+    return own or next((one for names, one in _RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in names), None)

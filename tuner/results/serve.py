@@ -1,53 +1,65 @@
-"""Serves a model with OpenAI's protocol, by transformers' server or by vLLM; `Server` is one in a process of its own.
+"""Serves a model with OpenAI's protocol, by transformers or by vLLM; `Server` is one in a process of its own.
 
-No weights are copied: an adapter's files and those of its base are linked into one temporary folder.
+What a request may ask and how it is answered is in `serving`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+import logging
+import os
 import re
+import secrets
 import signal
+import socket
 import subprocess  # effect: the server is a process of its own, which outlives no program
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers.utils.import_utils import is_serve_available
-
-from tuner import paths
-from tuner.data import images
-from tuner.data.formats import image_places
-from tuner.data.formats.cells import Misfit
-from tuner.data.image_encoder import ImageEncoder
-from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
+from tuner.errors import MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
-from tuner.models.arguments import pinned
-from tuner.results import compat
-from tuner.results.base_model import folder_of
-from tuner.results.loaded_model import ModelSpec, dtype_of, encoder_of, quantization_of
+from tuner.results.loaded_model import ModelSpec, encoder_of, load
 from tuner.results.peft_adapter import STEM, read_config
 from tuner.results.tensors import Stored
 from tuner.runs.follow import tail
 
 if TYPE_CHECKING:
-    import PIL.Image
-    from transformers.cli.serving.utils import Modality
+    from tuner.results.serving.app import Answering
+    from tuner.results.serving.engine import Engine
+    from tuner.results.serving.vllm import Vllm
 
-    from tuner.data.encoder import Encoder
+KEY_VARIABLE = "TUNER_API_KEY"
+"""Holds the key of a server: unlike an argument, other users of the machine do not see it."""
+_GRACE_S = 1
+_MAX_CONNECTIONS = 256
 
-_TEXTS = ("text", "input_text", "output_text", "refusal")
-_IMAGES = ("image_url", "input_image")
-_Request = Sequence[dict[str, Any]]
-"""The messages of a request, as OpenAI's clients send them."""
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and who may ask.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on.
+        key: What a client sends as OpenAI's api_key.
+        allowed_hosts: Further values of the header `Host`.
+    """
+
+    host: str
+    port: int
+    key: str
+    allowed_hosts: Sequence[str] = ()
 
 
 def name_of(source: str) -> str:
@@ -55,114 +67,161 @@ def name_of(source: str) -> str:
     return re.sub(r"[^\w.-]", "-", Path(source).resolve().name)
 
 
-def check_installed() -> None:
-    """Check that the packages for transformers' server are installed.
+def new_key() -> str:
+    """Return a new key that nobody can guess."""
+    return f"sk-{secrets.token_urlsafe(32)}"
+
+
+def check_key(key: str) -> None:
+    """Check that a header can hold a key.
+
+    Raises:
+        UsageError: it is empty, or has spaces or other characters than ASCII's.
+    """
+    if not re.fullmatch(r"[!-~]+", key):
+        fix = "Use letters, digits and signs of ASCII, without spaces; or none: then the server makes a key."
+        raise UsageError("the key of the server is not one that a client can send", where="--api-key", fix=fix)
+
+
+def check_installed(*, by_vllm: bool) -> None:
+    """Check that the packages for a server are installed.
 
     Raises:
         MachineError: they are not.
     """
-    if not is_serve_available():
-        fix = "Install it: pip install 'tuner-deepspeed[serve]', or pip install 'transformers[serving]'; or vllm."
-        raise MachineError("transformers' server needs packages that are not installed", fix=fix)
+    needed = ("fastapi", "uvicorn", "openai") if by_vllm else ("fastapi", "uvicorn")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        fix = "Install them: pip install 'tuner-deepspeed[serve]'."
+        raise MachineError(f"the server needs packages that are not installed: {', '.join(missing)}", fix=fix)
 
 
-def check_servable(spec: ModelSpec) -> None:
-    """Check that a server can load the adapter: both servers support only LoRA weights.
+def check_servable(spec: ModelSpec, *, by_vllm: bool) -> None:
+    """Check that the server can load the adapter: vLLM supports only LoRA weights.
 
     Raises:
         ModelError: the adapter has other weights.
     """
-    if spec.adapter is None:
+    if spec.adapter is None or not by_vllm:
         return
+    fix = "Serve the whole model: tuner export SOURCE DEST --merge. Or use: --engine transformers."
     others = [name for name in Stored(spec.adapter, STEM).shapes if ".lora_" not in name]
     if others:
-        problem = f"{spec.description} hold {others[0]}, and servers support only LoRA weights"
-        raise ModelError(problem, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
+        problem = f"{spec.description} hold {others[0]}, and vLLM supports only LoRA weights"
+        raise ModelError(problem, where="SOURCE", fix=fix)
+    if read_config(spec.adapter).use_dora:
+        raise ModelError(f"{spec.description} use DoRA, which vLLM does not support", where="SOURCE", fix=fix)
 
 
-def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware: Hardware, bits: int | None) -> None:
-    """Serve until SIGINT or SIGTERM; the model's id is `name`.
+def run(
+    spec: ModelSpec,
+    name: str,
+    address: Address,
+    hardware: Hardware,
+    bits: int | None,
+    vllm: str | None,
+    on_open: Callable[[], None],
+) -> bool:
+    """Serve until SIGINT or SIGTERM; return whether nothing runs any more.
+
+    Args:
+        spec: The model.
+        name: Its id.
+        address: Where to listen, and who may ask.
+        hardware: This machine.
+        bits: As for `load`.
+        vllm: vLLM's program, if it is to generate.
+        on_open: Called when the port is open.
 
     Raises:
-        ModelError: transformers does not have the model's architecture.
+        UsageError: the port is in use, or the address is not of this machine.
+        TunerError: the model cannot be loaded.
     """
-    from transformers.cli.serve import Serve  # an extra
-    from transformers.cli.serving.model_manager import ModelManager
+    from tuner.results.serving import app, prompts  # an extra
 
-    config = transformers.AutoConfig.from_pretrained(spec.path, **pinned(spec.model))
-    if not hasattr(transformers, config.architectures[0]):  # where the server looks it up
-        problem = f"transformers' server does not support {config.architectures[0]}"
-        raise ModelError(
-            problem, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge)."
-        )
-    block = quantization_of(spec, bits)
     encoder = encoder_of(spec)
-    _read_images(encoder)
-    if isinstance(encoder, ImageEncoder):
-        encoder.render_images()
-        compat.use_processor(ModelManager, encoder.processor)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: removes the folder of links first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: ends as Ctrl-C does
+    making = prompts.Prompts(encoder, spec.context_tokens)
+    running: Engine | Vllm | None = None
+    is_over = True
+
+    def stop() -> None:
+        nonlocal is_over
+        making.end()
+        is_over = running is None or running.close()
+
     try:
-        with _folder(spec, name) as model:
-            # transformers 5.23 would list the hub's cache, which is not served, and fails without a cache.
-            listed = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "tuner"}
-            ModelManager.get_gen_models = staticmethod(lambda cache_dir=None: [listed])
-            Serve(
-                force_model=model,
-                dtype=str(dtype_of(spec, hardware)).removeprefix("torch."),
-                quantization=f"bnb-{block.bits}bit" if block else None,
-                device="auto" if hardware.gpus else "cpu",
-                trust_remote_code=spec.model.trust_remote_code,
-                host=host,
-                port=port,
-                log_level="error",
-            )
+        with _bound(address) as port:
+            answering: Answering
+            if vllm is not None:
+                from tuner.results.serving.vllm import Vllm
+
+                answering = running = Vllm(vllm, spec, name, making)
+            else:
+                from tuner.results.serving import answers, engine
+
+                loaded = load(spec, hardware, bits)
+                model = engine.whole_model(loaded.model)
+                sampling = engine.Sampling(model)
+                running = engine.begin(model, encoder, spec.context_tokens)
+                answering = answers.Answers(name, encoder, making, running, sampling, model.config.model_type)
+            hosts = app.Hosts(address.host, address.allowed_hosts)
+            _listen(app.make(name, answering, hosts, address.key), port, on_open, stop)
     except KeyboardInterrupt:
         pass
+    finally:
+        stop()
+    return is_over
 
 
-@contextmanager
-def _folder(spec: ModelSpec, name: str) -> Iterator[str]:
-    """Create a folder of links to the model's files, change to its parent folder, and yield its name."""
-    local = paths.local(spec.path)
-    if local is None and spec.adapter is None:
-        yield f"{spec.path}@{spec.model.revision or 'main'}"
-        return
-    base = folder_of(spec.model).resolve()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / name
-        folder.mkdir()
-        for source in (spec.adapter.resolve(), base) if spec.adapter else (base,):
-            for file in source.iterdir():
-                if (
-                    file.is_file() and not (folder / file.name).exists()
-                ):  # the adapter's tokenizer and template have priority
-                    (folder / file.name).symlink_to(file)
-        with chdir(temporary):
-            yield name
+def _bound(address: Address) -> socket.socket:
+    """Return a socket that has the port, and does not listen yet: a port in use is told before weights are read."""
+    where = f"{address.host}:{address.port}"
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        fix = "Use 127.0.0.1 for this machine alone, 0.0.0.0 for all interfaces."
+        raise UsageError(f"{address.host!r} is no address: {error.strerror}", where="--host", fix=fix) from error
+    port = socket.socket(family, kind, protocol)
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        port.bind(place)
+    except OSError as error:
+        port.close()
+        fix = "Use another --port, or stop the server that has it."
+        raise UsageError(f"cannot listen on {where}: {error.strerror}", where="--port", fix=fix) from error
+    return port
 
 
-def vllm_argv(vllm: str, spec: ModelSpec, name: str, host: str, port: int) -> list[str]:
-    """Return the command that serves the model with vLLM.
+def _listen(served: Any, port: socket.socket, on_open: Callable[[], None], on_stop: Callable[[], None]) -> None:
+    import uvicorn  # an extra
 
-    Raises:
-        ModelError: it has a DoRA adapter, which vLLM does not support.
-    """
-    revision = ["--revision", spec.model.revision] if spec.model.revision else []
-    trusted = ["--trust-remote-code"] if spec.model.trust_remote_code else []
-    argv = [vllm, "serve", spec.path, "--host", host, "--port", str(port), *revision, *trusted]
-    if spec.adapter is None:
-        return [*argv, "--served-model-name", name]
-    config = read_config(spec.adapter)
-    if config.use_dora:
-        problem = f"{spec.description} use DoRA, which vLLM does not support"
-        raise ModelError(problem, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
-    rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM accepts powers of two
-    argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={spec.adapter}"]
-    template = spec.adapter / "chat_template.jinja"
-    argv += ["--chat-template", str(template)] if template.is_file() else []
-    has_generation = (spec.adapter / "generation_config.json").is_file()
-    return argv + (["--generation-config", str(spec.adapter)] if has_generation else [])
+    class Listening(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.should_exit:
+                on_open()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # What is cut off now is no error. Requests end with one of their own; the loop would wait for threads that
+            # wait for a chat template.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            await asyncio.to_thread(on_stop)
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        served,
+        http="h11",  # a header has at most 64 KiB in it
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        log_level="error",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    Listening(config).run([port])
 
 
 _POLL_S, _STOP_S = 0.2, 20.0
@@ -175,30 +234,35 @@ class Server:
     Attributes:
         url: The address, such as http://127.0.0.1:8000/v1.
         name: The model's name in requests.
+        api_key: What clients send as `api_key`; no other process is shown it.
     """
 
-    def __init__(self, argv: Sequence[str], url: str, name: str) -> None:
+    def __init__(self, argv: Sequence[str], url: str, name: str, api_key: str) -> None:
         """Start the server, and return when it answers.
 
         Args:
             argv: The arguments of `tuner serve`.
             url: Its address.
             name: The model's name in requests.
+            api_key: Its key.
 
         Raises:
             UsageError: another server uses the address.
             TunerError: the server ended before it answered; the error holds its last lines of output.
         """
-        self.url, self.name = url, name
-        if self._answers():
+        self.url, self.name, self.api_key = url, name, api_key
+        if self._status() is not None:
             fix = "Use another port, or stop that server."
             raise UsageError(f"another server answers at {url}", where="port", fix=fix)
         self._log = tempfile.NamedTemporaryFile(prefix="tuner-serve-", suffix=".log")  # noqa: SIM115  closed by stop
         command = [sys.executable, "-m", "tuner", "serve", *argv]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT)
+        environment = {**os.environ, KEY_VARIABLE: api_key}  # effect: not among the arguments, which others see
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
+        )
         atexit.register(self.stop)
         try:
-            while not self._answers():
+            while self._status() != 200:
                 if self._process.poll() is not None:
                     raise TunerError(f"the server of {name} ended: {self._last_lines()}")
                 time.sleep(_POLL_S)
@@ -227,78 +291,17 @@ class Server:
         state = "stopped" if self._process.poll() is not None else "serving"
         return f"Server({self.name!r} at {self.url}, {state})"
 
-    def _answers(self) -> bool:
+    def _status(self) -> int | None:
+        """Return the status that the address answers with; None if nothing listens."""
+        request = urllib.request.Request(f"{self.url}/models", headers={"Authorization": f"Bearer {self.api_key}"})  # noqa: S310  http, ours
         try:
-            with urllib.request.urlopen(f"{self.url}/models", timeout=_POLL_S * 10) as reply:  # noqa: S310  http, ours
-                return bool(reply.status == 200)
-        except OSError:  # the server is not listening yet
-            return False
+            with urllib.request.urlopen(request, timeout=_POLL_S * 10) as reply:  # noqa: S310  as above
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
 
     def _last_lines(self) -> str:
         lines = [line for line in tail(Path(self._log.name)).splitlines() if line.strip()]
         return " ".join(lines[-_MAX_LINES:]) or f"exit code {self._process.returncode}"
-
-
-# The images of requests: read as in training, from data URIs alone. The server itself would download addresses and
-# open files of this machine, and leave out the images for a model of text.
-
-
-def _read_images(encoder: Encoder) -> None:
-    """Make transformers' server in this process read the images of requests with `encoder`.
-
-    A request gets status 400 if one of its images is no data URI, if it has an image for a model of text alone, or if a
-    text holds the model's placeholder of an image.
-    """
-    from transformers.cli.serving.utils import BaseHandler  # an extra
-
-    as_it_was = BaseHandler.get_processor_inputs_from_messages
-
-    def with_images(messages: _Request, modality: Modality) -> _Request:
-        opened = iter(_opened(messages, encoder))
-        turns: _Request = as_it_was(list(messages), modality)
-        for part in _parts(turns):
-            if part["type"] == "image":
-                part["image"] = next(opened)
-                del part["url"]
-        return turns
-
-    BaseHandler.get_processor_inputs_from_messages = staticmethod(with_images)
-
-
-def _parts(messages: _Request) -> Iterator[dict[str, Any]]:
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list) and "tool_calls" not in message:  # the server ignores the content beside calls
-            yield from content
-
-
-def _texts(messages: _Request) -> Iterator[str]:
-    yield from (content for message in messages if isinstance(content := message.get("content"), str))
-    yield from (text for part in _parts(messages) if isinstance(text := part.get("text"), str))
-
-
-def _opened(messages: _Request, encoder: Encoder) -> list[PIL.Image.Image]:
-    """Return the images of the messages in their order."""
-    from fastapi import HTTPException  # an extra
-
-    try:
-        if isinstance(encoder, ImageEncoder) and any(encoder.image_token in text for text in _texts(messages)):
-            raise Misfit(f"a text holds {encoder.image_token!r}, which stands for an image in this model")
-        return [_image(part, encoder) for part in _parts(messages) if part["type"] not in _TEXTS]
-    except (Misfit, DataError) as error:
-        raise HTTPException(400, error.what if isinstance(error, DataError) else str(error)) from error
-
-
-def _image(part: dict[str, Any], encoder: Encoder) -> PIL.Image.Image:
-    if part["type"] not in _IMAGES:
-        raise Misfit(f"this server reads text and images, and no {part['type']!r}")
-    if not isinstance(encoder, ImageEncoder):
-        raise Misfit("the request has an image, and this model reads text alone")
-    address = part.get("image_url")
-    address = address.get("url") if isinstance(address, dict) else address
-    image = image_places.of_data_uri(address) if isinstance(address, str) else None
-    if image is None:
-        raise Misfit(
-            "an image must be a data URI (data:image/png;base64,...): this server opens no files and addresses"
-        )
-    return encoder.fitted(images.load(image))

@@ -20,6 +20,7 @@ _NOISY = (
     "torch.distributed",
     "bitsandbytes",
     "liger_kernel",
+    "ContinuousBatchingLogger",
 )
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",

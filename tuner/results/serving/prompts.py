@@ -1,0 +1,213 @@
+"""Prompts of requests as tokens, made in a process of its own: a chat template is a foreign program.
+
+One that takes too long or too much memory ends there, and the server goes on. It generates nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.data import images, limits
+from tuner.data.encoder import Unrendered
+from tuner.data.formats import image_places
+from tuner.data.formats import turns as conversation
+from tuner.data.formats.cells import Misfit
+from tuner.data.image_encoder import ImageEncoder
+from tuner.data.processes import Worker
+from tuner.data.sample import text_of
+from tuner.data.text_encoder import TextEncoder
+from tuner.errors import DataError, MachineError
+from tuner.results.serving.engine import Prompt
+from tuner.results.serving.requests import ChatRequest, Refused
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tuner.data.sample import Message
+
+_MAX_S = 30.0
+"""For one prompt, by the clock. Template and tokens of 8 MiB take some seconds; C code that hangs takes for ever."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A prompt to make: a text, tokens, or the body's turns with the tools."""
+
+    source: str | list[int] | list[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
+
+
+class Prompts:
+    """Makes prompts; `end` it."""
+
+    def __init__(self, encoder: TextEncoder, context_tokens: int | None) -> None:
+        """Start the process; call it before this one has threads, which a fork does not copy.
+
+        Args:
+            encoder: The model's.
+            context_tokens: A prompt must be shorter.
+        """
+        self._lock = asyncio.Lock()
+        # That process waits for one of its own, which it can end and fork anew: it has no threads, as this one will.
+        self._process = Worker(_Watched(_Maker(encoder, context_tokens)))
+
+    async def of_chat(self, request: ChatRequest) -> Prompt:
+        """Return a conversation with the start of the answer.
+
+        Raises:
+            Refused: the model cannot be asked that, or the context has no room for an answer.
+        """
+        turns = [turn.model_dump(exclude_none=True) for turn in request.messages]
+        return await self._made(_Job(turns, request.offered_tools), "messages")
+
+    async def of_text(self, text: str | list[int]) -> Prompt:
+        """Return a text as tokens; tokens as they are. Errors as `of_chat`."""
+        return await self._made(_Job(text), "prompt")
+
+    async def _made(self, job: _Job, parameter: str) -> Prompt:
+        # To its end, even if the client leaves: what one job gives must not be taken for another's.
+        running = asyncio.create_task(self._run(job))
+        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
+        try:
+            made = await asyncio.shield(running)
+        except DataError as error:
+            raise Refused(400, error.what, parameter=parameter) from error
+        except MachineError as error:
+            raise Refused(503, "the server cannot make prompts any more, or is stopping") from error
+        if isinstance(made, _TooLong):
+            problem = f"the prompt has {made.num_tokens} tokens, and the model's context has {made.context_tokens:,}"
+            raise Refused(400, problem, parameter=parameter, code="context_length_exceeded")
+        return made
+
+    async def _run(self, job: _Job) -> Prompt | _TooLong:
+        async with self._lock:
+            made: Prompt | _TooLong = await asyncio.to_thread(self._process.run, job)
+            return made
+
+    def end(self) -> None:
+        """End the process, whatever it does; requests that wait for it are refused."""
+        self._process.end()
+
+
+@dataclass(frozen=True)
+class _TooLong:
+    num_tokens: str
+    context_tokens: int
+
+
+class _Watched:
+    """Calls a function in a process that a deadline ends; a new one takes the next value."""
+
+    def __init__(self, maker: _Maker) -> None:
+        self._maker = maker
+        self._worker: Worker | None = None  # a child of the process that calls, which alone can end it
+
+    def __call__(self, job: _Job) -> Prompt | _TooLong:
+        worker = self._worker = self._worker or Worker(self._maker)
+        try:
+            worker.begin(job)
+            if worker.is_done(_MAX_S):
+                made: Prompt | _TooLong = worker.result()
+                return made
+            problem = f"its prompt is not made within {_MAX_S:g} s"
+        except MachineError:
+            problem = "the process that made its prompt was killed: it took too much memory"
+        worker.end()
+        self._worker = None
+        raise DataError(problem)
+
+
+class _Maker:
+    def __init__(self, encoder: TextEncoder, context_tokens: int | None) -> None:
+        self._encoder, self._context = encoder, context_tokens
+        self._longest = max(map(len, encoder.tokenizer.get_vocab()), default=1)
+
+    def __call__(self, job: _Job) -> Prompt | _TooLong:
+        # Of texts alone, `prompt` limits the memory of the template, and not of the tokenizer, which takes more.
+        has_images = isinstance(self._encoder, ImageEncoder)
+        try:
+            with limits.memory() if has_images else nullcontext():
+                return self._of(job)
+        except MemoryError as error:
+            raise DataError("its images or its chat template take too much memory") from error
+        except (Misfit, Unrendered) as error:
+            raise DataError(str(error)) from error
+
+    def _of(self, job: _Job) -> Prompt | _TooLong:
+        source: Any = job.source
+        # Tokens of megabytes take half a minute: most of what is too long is known without them.
+        at_least = _num_characters(source) // self._longest
+        if self._context is not None and at_least > self._context:
+            return _TooLong(f"at least {at_least:,}", self._context)
+        if isinstance(source, list) and source and isinstance(source[0], int):
+            ids = self._known(source)
+        else:
+            turns = source if isinstance(source, str) else self._turns(source)
+            offered = list(job.tools) or None
+            ids = self._encoder.prompt(turns, offered)[0].tolist()
+            if offered and ids == self._encoder.prompt(turns)[0].tolist():
+                raise Misfit("the model's chat template does not show it tools")
+        if not ids:
+            raise Misfit("the prompt is empty")
+        if self._context is not None and len(ids) >= self._context:
+            return _TooLong(f"{len(ids):,}", self._context)
+        return Prompt(ids, self._pixels(source, ids))
+
+    def _known(self, ids: list[int]) -> list[int]:
+        count = len(self._encoder.tokenizer)
+        if wrong := next((number for number in ids if not 0 <= number < count), None):
+            raise Misfit(f"the tokenizer has no token {wrong}")
+        return ids
+
+    def _turns(self, source: list[dict[str, Any]]) -> list[Message]:
+        turns = conversation.messages_of(source)
+        self._check_images(turns)
+        return [{**turn, "content": self._content(turn["content"])} for turn in turns]
+
+    def _check_images(self, turns: list[Message]) -> None:
+        mark = self._encoder.image_token if isinstance(self._encoder, ImageEncoder) else None
+        for turn in turns:
+            content = turn["content"]
+            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            if mark and any(mark in text for text in texts):
+                raise Misfit(f"a text holds {mark!r}, which stands for an image in this model")
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        if not isinstance(self._encoder, ImageEncoder):
+            raise Misfit("the request has an image, and this model reads text alone")
+        return [
+            part if part["type"] == "text" else {"type": "image", "image": _image(part["image"])} for part in content
+        ]
+
+    def _pixels(self, source: Any, ids: list[int]) -> dict[str, numpy.ndarray]:
+        if not isinstance(self._encoder, ImageEncoder) or isinstance(source, str) or isinstance(source[0], int):
+            return {}
+        import torch  # a prompt of text alone makes no tensors
+
+        torch.set_num_threads(1)  # effect: the threads of the parent did not come along
+        tensors = self._encoder.pixels_in(self._turns(source), torch.tensor([ids]))
+        return {name: values.numpy() for name, values in tensors.items()}
+
+
+def _num_characters(source: Any) -> int:
+    """Return the characters of a text, or of what the user says: every chat template shows that whole."""
+    if isinstance(source, str):
+        return len(source)
+    turns = [turn for turn in source if isinstance(turn, dict) and turn["role"] == "user"]
+    return sum(len(text_of(turn.get("content") or "")) for turn in turns)
+
+
+def _image(address: Any) -> Any:
+    url = address["url"] if isinstance(address, dict) else address
+    image = image_places.of_data_uri(url)
+    if image is None:
+        problem = "an image must be a data URI (data:image/png;base64,...): this server opens no files and addresses"
+        raise Misfit(problem)
+    images.size_of(image)  # an image that cannot be read is refused before the others are made pixels
+    return image
