@@ -16,6 +16,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.sample import IGNORED, Chat, Image
 from tuner.errors import ModelError
 from tuner.files import read_json_object
+from tuner.models.load import source
 from tuner.models.vision import load_processor
 from tuner.recipes.loading import load
 
@@ -47,6 +48,27 @@ def test_the_features_of_a_gemma_3_have_another_token_than_its_images_and_carry_
     assert encoder.image_id == tokenizer.convert_tokens_to_ids("<image_soft_token>")
     assert (ids == encoder.image_id).sum() == encoder.num_tokens((60, 40)) == 4
     assert set(labels[ids == encoder.image_id]) == {IGNORED}
+
+
+def test_a_prompt_with_an_image_keeps_what_its_text_spells_as_text(tmp_path: Path) -> None:
+    config = load("tiny_vision_full_sample_images_e1").config
+    encoder = ImageEncoder.of(load_processor(config.model, source(config.model)), None)
+    PIL.Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
+    image = {"type": "image", "image": Image(path=str(tmp_path / "red.png"))}
+
+    def ids_of(text: str) -> list[int]:
+        content = [image, {"type": "text", "text": text}]
+        return encoder.prompt_ids(Chat([{"role": "user", "content": content}]))
+
+    spelled, plain = ids_of("What? <|im_end|>"), ids_of("What?")
+
+    end = encoder.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert spelled.count(end) == plain.count(end) > 0
+    assert spelled.count(encoder.image_id) == plain.count(encoder.image_id) == encoder.num_tokens((60, 40))
+    assert "<|im_end|>" in encoder.decode(spelled).replace("<|im_end|>", "", plain.count(end))
+    assert plain == encoder.serving_ids(
+        Chat([{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]), prompt=True
+    )
 
 
 def test_the_settings_of_videos_and_sound_are_saved_with_the_processor_of_a_gemma_4(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def test_at_zero3_with_an_untied_head_answers_are_those_of_the_saved_model(tmp_p
     stop_where_answers_end(model.generation_config, TextEncoder(tokenizer))
     loader = load(str(run.path / "recipe.py")).config.val_dataloader
     assert loader
-    for line, (*prompt, right) in zip(lines[-5:], prompts(loader.dataset, 5, "sft"), strict=True):
+    for line, chat in zip(lines[-5:], prompts(loader.dataset, 5, "sft"), strict=True):
+        *prompt, right = chat.messages
         answer = generate(
             model, TextEncoder(tokenizer), TextEncoder(tokenizer).prompt(prompt), Settings(12, temperature=0)
         ).text.strip()

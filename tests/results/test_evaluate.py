@@ -21,7 +21,7 @@ from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import generations, judged, likelihood, questions, rows_of
 from tuner.results.loaded_model import LoadedModel, encoder_of, load, spec_of
-from tuner.worker.generation import Settings
+from tuner.worker.generation import Answer, Settings
 
 FEW = ("val_dataloader.dataset.max_rows=7",)
 
@@ -159,6 +159,26 @@ def test_generations_stand_beside_the_right_answers(tmp_path: Path) -> None:
         assert line["answer"] != line["right"]
 
 
+def test_a_question_is_asked_with_the_tools_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = result(tmp_path, "tiny_full_sample_e1")
+    tokenizer = found.encoder.library_object
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + tokenizer.chat_template
+    rows = tmp_path / "rows.jsonl"
+    turns = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "No."}]
+    rows.write_text(json.dumps({"messages": turns, "tools": [{"name": "weather", "parameters": {}}]}) + "\n")
+    seen: list[str] = []
+
+    def noted(loaded: Any, ids_BT: Any, *_: Any, **__: Any) -> Answer:
+        seen.append(loaded.encoder.decode(ids_BT[0].tolist()))
+        return Answer("", 0, True)
+
+    monkeypatch.setattr("tuner.results.evaluate.answer", noted)
+
+    generations(found, questions(found.spec, found.encoder, rows_of(found.spec, str(rows)), 1), Settings(4))
+
+    assert len(seen) == 1 and "weather" in seen[0]
+
+
 def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "Some text."}) + "\n")
@@ -182,6 +202,6 @@ def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tm
     spec = spec_of("package:tiny", None)
     block, encoder = rows_of(spec, str(rows)), encoder_of(spec)
 
-    asked = [[one[0]["content"] for one in questions(spec, encoder, block, count)] for count in (4, 9)]
+    asked = [[one.messages[0]["content"] for one in questions(spec, encoder, block, count)] for count in (4, 9)]
 
     assert asked == [["0?", "1?", "3?", "5?"], [f"{n}?" for n in range(7)]]

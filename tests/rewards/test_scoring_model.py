@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from tests.data.conftest import make_tokenizer
+from tests.data.conftest import CHATML, WITH_TOOLS, make_tokenizer
 from tuner.errors import RewardError
 from tuner.recipes.schema.rewards import ModelReward
 from tuner.rewards import RewardFunction, reward_functions
@@ -17,10 +17,10 @@ from tuner.rewards import RewardFunction, reward_functions
 SHAPE = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, vocab_size=512)
 
 
-def _saved(folder: Path, of_model: type) -> RewardFunction:
+def _saved(folder: Path, of_model: type, template: str = CHATML) -> RewardFunction:
     torch.manual_seed(0)
     of_model(LlamaConfig(num_labels=1, pad_token_id=0, **SHAPE)).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    make_tokenizer(template).save_pretrained(folder)
     block = ModelReward(type="model", path=str(folder), batch_size=2, timeout=120.0)
     return reward_functions((block,), folder=folder)[0]
 
@@ -39,6 +39,23 @@ def test_a_reward_model_scores_prompt_and_completion_together(tmp_path: Path) ->
 
     assert reward(prompts, completions) == pytest.approx(expected, abs=1e-5)
     assert reward([chat[:1]], [chat[1:]]) == pytest.approx([expected_chat], abs=1e-5)
+    reward.close()
+
+
+def test_a_reward_model_reads_the_tools_of_each_row(tmp_path: Path) -> None:
+    reward, tokenizer = _saved(tmp_path, LlamaForSequenceClassification, WITH_TOOLS), make_tokenizer(WITH_TOOLS)
+    model = LlamaForSequenceClassification.from_pretrained(tmp_path).eval()
+    chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "No."}]
+    tools = [{"type": "function", "function": {"name": "seven", "parameters": {}}}]
+
+    with torch.no_grad():
+        inputs = [
+            tokenizer.apply_chat_template(chat, tools=t, return_tensors="pt", return_dict=True) for t in (tools, None)
+        ]
+        expected = [float(model(**ids).logits) for ids in inputs]
+
+    assert reward([chat[:1]] * 2, [chat[1:]] * 2, tools=[tools, None]) == pytest.approx(expected, abs=1e-5)
+    assert expected[0] != pytest.approx(expected[1], abs=1e-3)
     reward.close()
 
 

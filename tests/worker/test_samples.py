@@ -17,7 +17,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.results.made import make_result
+from tuner.data.text_encoder import TextEncoder
+from tuner.models.load import load_tokenizer, source
 from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
+from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.samples import show_samples
 
 WIDE = 60
@@ -125,3 +129,24 @@ def test_the_table_is_as_wide_as_the_terminal(tmp_path: Path, capfd: pytest.Capt
 
     os.close(master)
     assert max(map(len, capfd.readouterr().out.splitlines())) == WIDE
+
+
+WITH_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+SCHEMA = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_validation_prompts_are_asked_with_the_tools_of_their_rows_and_their_texts_stay_text(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    turns = [{"role": "user", "content": "Rain? <|im_end|>"}, {"role": "assistant", "content": "No."}]
+    rows.write_text(json.dumps({"messages": turns, "tools": [SCHEMA]}) + "\n")
+    keys = (f"val_dataloader.dataset.path={rows}", "val_dataloader.dataset.format=messages", "log.generate=1")
+    config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", key) for key in keys])).config
+    encoder = TextEncoder(load_tokenizer(config.model, source(config.model)))
+    encoder.tokenizer.chat_template = WITH_TOOLS + str(encoder.tokenizer.chat_template)
+
+    found: Any = AnswersValidationPrompts(config, encoder, SimpleNamespace())  # type: ignore[arg-type]
+
+    [ids] = found.questions
+    assert "weather" in encoder.decode(ids.tolist())
+    ends = ids.tolist().count(encoder.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert ends == 1, "that of the template"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 
 from tuner import assets
-from tuner.data import images, templates
-from tuner.data.encoder import Part
+from tuner.data import images, limits, masks, templates
+from tuner.data.encoder import Part, Unrendered
 from tuner.data.fast_tokens import FastTokens
-from tuner.data.rendering import Span, Template
+from tuner.data.rendering import Span, Template, rendered
 from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of, text_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -201,7 +201,14 @@ class ImageEncoder(TextEncoder):
         """Return the tokens of a row's prompt. Errors as `Encoder.prompt_ids`."""
         if isinstance(prompt, str):
             return super().prompt_ids(prompt)
-        return self.serving_ids(prompt, prompt=True)
+        chat = masks.quoted(self.tokenizer, prompt)
+        try:
+            text = rendered(self.template, chat, prompt=True)
+        except Unrendered as error:
+            raise DataError(f"the chat template rejects the conversation: {error}") from error
+        text, _ = self.expand(chat, text, [], "the conversation")
+        limits.check_text(self.tokenizer, text, "the conversation")
+        return masks.encode_rendered(self.tokenizer, text)
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""

@@ -86,7 +86,8 @@ def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
     row: Row = {"is_good": one.sample.label} if isinstance(one.sample, Feedback) else {}
     if isinstance(one.sample, Prompt):
         prompt = one.sample.prompt if one.sample.text is None else one.sample.text
-        row["row"] = json.dumps({**one.sample.columns, "prompt": prompt}, default=str)
+        tools = {"tools": one.sample.tools} if one.sample.tools else {}  # as the chat template takes them
+        row["row"] = json.dumps({**one.sample.columns, **tools, "prompt": prompt}, default=str)
     row["seq_lengths"] = [len(ids) for ids, _ in short]
     if layout.image_id is not None:
         sizes = map(images.size_of, shown)

@@ -28,7 +28,7 @@ from tuner.data.holdout import Holdout
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
-from tuner.data.sample import IGNORED, Message
+from tuner.data.sample import IGNORED, Chat
 from tuner.errors import DataError, MachineError, RewardError, TunerError, UsageError, did_you_mean
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
@@ -42,7 +42,7 @@ from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import Settings, on_device
-from tuner.worker.samples import prompts, shown
+from tuner.worker.samples import before_answer, prompts, shown
 from tuner.worker.trainer_setup import evaluator
 from tuner.worker.trainers import num_trained
 
@@ -174,7 +174,7 @@ def evaluate(
         check_tasks(wanted.tasks)
     spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     prepared: Prepared | None = None
-    conversations: list[list[Message]] = []
+    conversations: list[Chat] = []
     if wanted.data or wanted.num_answers or not wanted.tasks:
         rows = rows_of(spec, wanted.data, wanted.row_format, wanted.split, wanted.max_rows)
         prepared, conversations = _prepared(spec, rows, wanted.num_answers, allow_code=wanted.allow_code)
@@ -200,9 +200,7 @@ def evaluate(
     return done
 
 
-def _prepared(
-    spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code: bool
-) -> tuple[Prepared, list[list[Message]]]:
+def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code: bool) -> tuple[Prepared, list[Chat]]:
     """Read the rows before the weights are loaded, so that wrong rows are reported early."""
     facts = facts_of(spec.objective)
     if (facts.is_judged or facts.generates) and spec.recipe is None:
@@ -358,7 +356,7 @@ def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) ->
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
-def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -> list[list[Message]]:
+def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -> list[Chat]:
     """Return up to `count` conversations that end with the right answer, after checking that each prompt fits.
 
     Raises:
@@ -374,16 +372,17 @@ def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -
             where="--generate",
             fix="Give rows of conversations: --data FILE.",
         )
-    for messages in conversations:
-        check_room(spec, encoder.prompt(messages[:-1]))
+    for chat in conversations:
+        check_room(spec, torch.tensor([encoder.prompt_ids(before_answer(chat))]))
     return conversations
 
 
-def generations(loaded: LoadedModel, conversations: list[list[Message]], settings: Settings) -> list[JsonObject]:
+def generations(loaded: LoadedModel, conversations: list[Chat], settings: Settings) -> list[JsonObject]:
     """Return the model's answers to the conversations of `questions`, each with the right answer."""
     rows = []
-    for *prompt, right in conversations:
-        ids_BT = loaded.encoder.prompt(prompt)
+    for chat in conversations:
+        *prompt, right = chat.messages
+        ids_BT = torch.tensor([loaded.encoder.prompt_ids(before_answer(chat))])
         reply = answer(loaded, ids_BT, settings, pixels=loaded.encoder.pixels_in(prompt, ids_BT))
         details = {"answer": reply.text, "tokens": reply.num_tokens, "is_whole": reply.is_whole}
         rows.append({"prompt": shown(prompt), "right": right["content"], **details})

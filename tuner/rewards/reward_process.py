@@ -216,15 +216,21 @@ def _scoring_model(block: ModelReward) -> Reward:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
 
-    def texts(prompt: Completion, completion: Completion) -> str:
+    def texts(prompt: Completion, completion: Completion, tools: Sequence[object] | None) -> str:
         if isinstance(prompt, str):
             return prompt + (completion if isinstance(completion, str) else str(completion))
         answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else [*completion]
-        rendered: str = tokenizer.apply_chat_template([*prompt, *answer], tokenize=False)
+        rendered: str = tokenizer.apply_chat_template([*prompt, *answer], tools=tools, tokenize=False)
         return rendered
 
-    def reward(*, prompts: Sequence[Completion], completions: Sequence[Completion], **_: object) -> Scores:
-        rendered = [texts(*pair) for pair in zip(prompts, completions, strict=True)]
+    def reward(
+        *,
+        prompts: Sequence[Completion],
+        completions: Sequence[Completion],
+        **columns: Sequence[Any],
+    ) -> Scores:
+        described = columns.get("tools") or [None] * len(prompts)
+        rendered = [texts(*values) for values in zip(prompts, completions, described, strict=True)]
         scores: Scores = []
         for start in range(0, len(rendered), block.batch_size):
             part = rendered[start : start + block.batch_size]

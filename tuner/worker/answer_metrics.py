@@ -25,7 +25,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import ask_for_one_answer, on_device, stop_where_answers_end
 from tuner.worker.process import warn
-from tuner.worker.samples import prompts, same_text, shown
+from tuner.worker.samples import before_answer, prompts, same_text, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,9 +86,10 @@ class AnswersValidationPrompts:
         self.pixels: list[dict[str, torch.Tensor]] = []
         self.prompts: list[str] = []
         self.right: list[str] = []
-        for *prompt, answer in prompts(dataset, config.log.generate, config.objective.type):
+        for chat in prompts(dataset, config.log.generate, config.objective.type):
+            *prompt, answer = chat.messages
             try:
-                ids_T = encoder.prompt(prompt)[0]
+                ids_T = torch.tensor(encoder.prompt_ids(before_answer(chat)))
             except DataError:  # the preparation of the data has already reported this row
                 continue
             if len(ids_T) <= dataset.max_length:

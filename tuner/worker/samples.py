@@ -11,6 +11,7 @@ import json
 import os
 import textwrap
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
@@ -121,7 +122,7 @@ def _device(config: RecipeConfig, num_parameters: int, *, asks_host: bool) -> to
 def _show(
     config: RecipeConfig,
     encoder: Encoder,
-    conversations: list[list[Message]],
+    conversations: list[Chat],
     run: RunDirectory,
     guard: Guard,
     seconds: float,
@@ -132,7 +133,7 @@ def _show(
     began = time.monotonic()
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
-    questions = [messages[:-1] for messages in conversations]
+    questions = [before_answer(chat) for chat in conversations]
     result = pinned(written(config.model, run.final))
     if not config.reads_images:
         encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final, **result), day=run.day)
@@ -151,8 +152,8 @@ def _show(
     for title in ("prompt", "reference", *(["before training"] if before else []), "after training", ""):
         table.add_column(title)
     lines, num_right = [], 0
-    for messages, answer, first in itertools.zip_longest(conversations[: len(answers)], answers, before):
-        prompt, right = shown(messages[:-1]), messages[-1]["content"]
+    for chat, answer, first in itertools.zip_longest(conversations[: len(answers)], answers, before):
+        prompt, right = shown(chat.messages[:-1]), chat.messages[-1]["content"]
         is_right = same_text(answer, right)
         num_right += is_right
         answers_shown = (first or "", answer) if before else (answer,)
@@ -161,7 +162,7 @@ def _show(
         )
         table.add_row(*map(escape, cells), "✓" if is_right else "✗")
         line = {"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right}
-        if pictures := images_of(messages)[:_MAX_PICTURES]:
+        if pictures := images_of(chat.messages)[:_MAX_PICTURES]:
             line["images"] = [images.thumbnail(picture) for picture in pictures]
         lines.append(json.dumps(line))
     write_text(run.samples, "\n".join(lines) + "\n")
@@ -177,8 +178,8 @@ def _width(terminal: TextIO | None) -> int:
     return _WIDTH
 
 
-def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]:
-    """Return conversations that end with a reference answer, spread evenly over the split."""
+def prompts(dataset: Dataset, count: int, objective: str) -> list[Chat]:
+    """Return conversations that end with a reference answer, with their tools, spread evenly over the split."""
     pipeline = Pipeline(dataset, objective, decodes_images=False)
     tally = pipeline.tally()
     samples = itertools.islice(pipeline.samples(tally, tally.refuse), 100_000)
@@ -187,15 +188,20 @@ def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]
     return [chats[i * len(chats) // count] for i in range(count)]
 
 
-def _right(sample: Sample) -> list[Message] | None:
+def before_answer(chat: Chat) -> Chat:
+    """Return a conversation without its last turn, as it is asked."""
+    return replace(chat, messages=chat.messages[:-1])
+
+
+def _right(sample: Sample) -> Chat | None:
     """Return a sample as a conversation that ends with a reference answer; None if it has no such answer."""
     match sample:
-        case Chat(messages=messages):
-            return messages
+        case Chat():
+            return sample
         case Pair(prompt=prompt, chosen=answer) | Feedback(prompt=prompt, completion=answer, label=True):
-            return [*prompt, *answer]
+            return Chat([*prompt, *answer], sample.tools)
         case Prompt(prompt=prompt, text=None, columns={"answer": str(answer)}):
-            return [*prompt, {"role": "assistant", "content": answer}]
+            return Chat([*prompt, {"role": "assistant", "content": answer}], sample.tools)
     return None
 
 
@@ -203,7 +209,7 @@ def _before(
     config: RecipeConfig,
     model: PreTrainedModel | None,
     encoder: Encoder,
-    prompts: list[list[Message]],
+    prompts: list[Chat],
     guard: Guard,
     deadline: float,
     device: torch.device,
@@ -232,7 +238,7 @@ def _auto(config: RecipeConfig) -> Any:
 def _answers(
     model: PreTrainedModel,
     encoder: Encoder,
-    prompts: list[list[Message]],
+    prompts: list[Chat],
     guard: Guard,
     deadline: float,
 ) -> list[str]:
@@ -251,8 +257,8 @@ def _answers(
     answers = list[str]()
     with contextlib.suppress(_OutOfTime):
         for prompt in prompts:
-            ids_BT = encoder.prompt(prompt)
-            pixels = encoder.pixels_in(prompt, ids_BT)
+            ids_BT = torch.tensor([encoder.prompt_ids(prompt)])
+            pixels = encoder.pixels_in(prompt.messages, ids_BT)
             answers.append(generate(model.eval(), encoder, ids_BT, settings, pixels=pixels).text.strip())
     return answers
 
