@@ -89,7 +89,7 @@ def test_the_list_is_bounded_and_the_counts_are_not(
     jsonl: Write, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "MAX_LISTED", 2)
-    rows = [conversation("one")] * 5 + [conversation("one", "two")]
+    rows = [*(conversation(f"one {number}") for number in range(5)), conversation("one", "two")]
 
     prepared = prepare(Settings(str(jsonl(rows))), TextEncoder(tokenizer), objective="sft")
 

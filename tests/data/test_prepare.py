@@ -204,7 +204,7 @@ def test_several_ranks_may_prepare_the_same_rows_at_once(jsonl: Callable[..., Pa
 
 
 def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    path = jsonl([conversation("one", "two")] * 3)
+    path = jsonl([conversation("one", "two"), conversation("two", "one"), conversation("one", "one")])
     packed = prepare(Settings(str(path), max_length=64), TextEncoder(tokenizer), objective="sft")
     cut = prepare(
         Settings(str(path), format="messages", max_length=64, packing=False), TextEncoder(tokenizer), objective="sft"

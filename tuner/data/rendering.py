@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner import assets
-from tuner.data import compat, limits, thinking
+from tuner.data import compat_templates, limits, thinking
 from tuner.data.encoder import Unrendered
 from tuner.data.formats.cells import SURROGATE
 from tuner.data.sample import Chat, Message
@@ -206,7 +206,7 @@ def text_of(
     try:
         with limits.memory(), limits.processor_time(TooSlow()):
             if "strftime_now" in template:
-                compat.set_day(template, day)
+                compat_templates.set_day(template, day)
             texts, spans = render_jinja_template(
                 conversations=[list(messages)],
                 tools=None if tools is None else list(tools),
