@@ -139,3 +139,15 @@ def test_the_first_rows_of_a_mixture_are_counted() -> None:
 
     assert sum(one.taken or 0 for one in data_rows.sources(sets.config)) == 92
     assert read(sets) == [92, 8]
+
+
+def test_an_adapter_with_held_out_rows_ends_with_its_best_weights() -> None:
+    recipe = settled(rows("my.jsonl", 100))
+
+    assert recipe.config.adapter and recipe.config.checkpoint.save_best == "eval_loss"
+    assert settled(rows("few.jsonl", 5)).config.checkpoint.save_best is None
+
+
+@pytest.mark.parametrize("pair", ["save_best=None", "adapter=None", "train_dataloader.dataset.val_split=0.1"])
+def test_the_last_weights_are_kept_where_the_user_says_so_and_of_whole_models(pair: str) -> None:
+    assert settled(rows("my.jsonl", 100), pairs=(pair,)).config.checkpoint.save_best is None

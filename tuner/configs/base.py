@@ -204,7 +204,8 @@ checkpoint = dict(
     interval=500,
     # Checkpoints to keep; older ones are removed.
     max_keep_ckpts=2,
-    # 'eval_loss' (or 'auto'): save at each lower validation loss, keep the best and end with its weights. None: do not.
+    # 'eval_loss' (or 'auto'): save at each lower validation loss, keep the best and end with its weights. None: do not,
+    # unless tuner itself holds rows out and trains an adapter.
     save_best=None,
     # OWNER/NAME on the Hugging Face hub: the result is pushed there at the end. None: it is not. --push sets it.
     repository=None,

@@ -254,7 +254,8 @@ class TunerTrainer(CheckpointHooks):
         totals_2 = torch.tensor([sum(one.rows for one in counts), sum(one.trained for one in counts)], device=device)
         dist.all_reduce(totals_2)
         self.num_items_of_step = None if self.weighs_rows else totals_2[1]
-        self.rows_of_step = totals_2[0]
+        # One wait for the device a step; the loss of tokens reads neither number on the host.
+        self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]
         return self.batches_of_step, self.num_items_of_step
 
     # -- loss
@@ -278,7 +279,7 @@ class TunerTrainer(CheckpointHooks):
         self.rows_of_batch = None if counts is None else counts.rows
         if counts is None or not self.weighs_rows:
             return self.loss_of_objective(model, inputs, *args, **options)
-        num_batches, num_rows = self.current_gradient_accumulation_steps * self.args.world_size, int(self.rows_of_step)
+        num_batches, num_rows = self.current_gradient_accumulation_steps * self.args.world_size, self.rows_of_step
         if num_rows == num_batches * self.args.train_batch_size:
             return self.loss_of_objective(model, inputs, *args, **options)
         self.rows_of_ranks = self.accelerator.gather(torch.tensor([counts.rows], device=self.args.device))
