@@ -321,6 +321,26 @@ def test_an_end_of_sequence_that_the_template_does_not_write_stays_text_and_is_c
     assert "'</s>'" in reasons[0]
 
 
+def test_special_tokens_that_a_conversation_spells_are_counted(tokenizer: Any) -> None:
+    chat = Chat([{"role": "user", "content": "<|im_start|>user one"}, {"role": "assistant", "content": "two"}])
+    reasons: list[str] = []
+
+    encode(tokenizer, chat, on_change=lambda _, reason: reasons.append(reason))
+
+    assert len(reasons) == 1 and "'<|im_start|>'" in reasons[0]
+
+
+def test_an_end_that_a_template_writes_twice_behind_the_last_turn_is_trained_once() -> None:
+    # Phi 3's writes the end-of-sequence token behind the last turn, and some tokenizers name its end token so.
+    tokenizer = make_tokenizer(CHATML + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
+    tokenizer.chat_template = tokenizer.chat_template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    tokenizer.eos_token = "<|im_end|>"
+
+    parts = encode(tokenizer, Chat([{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]))
+
+    assert trained(tokenizer, *parts) == ["two<|im_end|>"]
+
+
 def test_the_named_template_for_tools_renders_conversations_with_tools() -> None:
     tokenizer = make_tokenizer(CHATML)
     tokenizer.chat_template = {"default": CHATML, "tool_use": family("qwen3")}

@@ -22,7 +22,7 @@ from tests.data.test_masks_families import (
     template_of,
 )
 from tests.each import each
-from tuner.data import rendering
+from tuner.data import rendering, thinking
 from tuner.data.rendering import Rendered, Template
 from tuner.data.sample import Chat, Message
 
@@ -71,6 +71,8 @@ TURNS_OF = PLAIN | THINKING | WITH_TOOLS
 
 def served(template: Template, turns: list[Message], tools: Any, **options: Any) -> str:
     """Return what transformers renders with the tokenizer's own template, as a server does."""
+    if template.moves_thoughts:  # a server takes them off an answer, and gives them back in a key of their own
+        turns = [thinking.apart(turn) if turn["role"] == "assistant" else turn for turn in turns]
     if template.in_parts:
         turns = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
     text: str = template.tokenizer.apply_chat_template(turns, tools=tools, tokenize=False, **options)
@@ -135,3 +137,21 @@ def test_what_qwen_3_and_gpt_oss_change_in_the_history_is_split(name: str, parts
 
     assert len(texts) == parts
     assert [text.text.count("<think>") for text in texts] == ([1, 1] if name == "trl/qwen3" else [0] * parts)
+
+
+@pytest.mark.parametrize("name", ["trl/gptoss", "trl/qwen3_8", "trl/gemma4_v5", "trl/qwen3", "trl/deepseek_r1_distill"])
+def test_thinking_in_the_text_of_an_answer_is_trained_as_that_of_a_key_of_its_own(name: str) -> None:
+    template = template_of(name)
+
+    one, other = (
+        "".join(rendering.texts_of(template, Chat([USER, answer]))[0].text.split())
+        for answer in (inline(ANSWER, "thoughtone"), thinks(ANSWER, "thoughtone"))
+    )
+
+    assert one == other and "thoughtone" in one
+
+
+def test_an_empty_thought_in_the_text_of_an_answer_is_no_empty_channel() -> None:
+    [text] = rendering.texts_of(template_of("trl/gptoss"), Chat([USER, inline(ANSWER, "")]))
+
+    assert "analysis<|message|>" not in text.text and "<think>" not in text.text

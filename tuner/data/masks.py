@@ -30,6 +30,7 @@ _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
+_SPELLS = "the {} spells special tokens such as {!r}, which stay text"
 _ENDS_ALREADY = "{} ends with {!r} already, which is taken off: the token itself follows"
 
 
@@ -57,7 +58,7 @@ def encode_texts(
     spelled = None if special_tokens else templates.special_tokens(tokenizer)
     for (place, _), text in zip(rows, texts, strict=True):
         if spelled and (token := spelled.search(text)):
-            on_change(place, f"the text spells special tokens such as {token[0]!r}, which stay text")
+            on_change(place, _SPELLS.format("text", token[0]))
     encoded = (ids for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some, fast, spelled))
     return [_all_trained(ids) for ids in encoded]
 
@@ -105,12 +106,7 @@ def encode_chats(
     tokenizer = template.tokenizer
     with limits.memory():
         chats = [
-            (
-                place,
-                _quoted(
-                    template.special, _ended(template, thinking_of_answers.applied(chat, thinking), place, on_change)
-                ),
-            )
+            (place, _as_text(template, thinking_of_answers.applied(chat, thinking), place, on_change))
             for place, chat in rows
         ]
         rendered = [render(template, chat, place, is_whole=train_all) for place, chat in chats]
@@ -133,12 +129,19 @@ def encode_chats(
     return [[Part(next(labelled), text.num_turns) for text in texts] for texts in rendered]
 
 
+def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
+    """Return a conversation whose special tokens will all be those of the template."""
+    chat = _ended(template, chat, place, on_change)
+    if spelled := next(_spelled([chat.messages, chat.tools], template.special), None):
+        on_change(place, _SPELLS.format("conversation", spelled))
+        return _quoted(template.special, chat)
+    return chat
+
+
 def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
     """Return a conversation whose answers do not end with what the template writes behind them: it does so once."""
-    end, eos = template.of(chat).end, str(template.tokenizer.eos_token or "")
+    end = template.of(chat).end
     ends = tuple(one for one in (end, end.strip()) if template.special.search(one))
-    if eos and eos not in end and any(_ends(turn, (eos,)) for turn in chat.messages):
-        on_change(place, f"an answer ends with {eos!r}, which the chat template does not write: it stays text")
     if not any(_ends(turn, ends) for turn in chat.messages):
         return chat
     on_change(place, _ENDS_ALREADY.format("an answer", end.strip()))
@@ -187,14 +190,16 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
 
 def _quoted(special: re.Pattern[str], chat: Chat) -> Chat:
     texts = [chat.messages, chat.tools]
-    return chat if not _spells(texts, special) else Chat(*_quote_special(texts, special))
+    return Chat(*_quote_special(texts, special)) if any(_spelled(texts, special)) else chat
 
 
-def _spells(value: Any, special: re.Pattern[str]) -> bool:
+def _spelled(value: Any, special: re.Pattern[str]) -> Iterator[str]:
+    """Yield the special tokens that texts spell."""
     if isinstance(value, str):
-        return special.search(value) is not None
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_spells(one, special) for one in inner)
+        yield from (match[0] for match in special.finditer(value))
+        return
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _spelled(inner, special)
 
 
 def _quote_special(value: Any, special: re.Pattern[str]) -> Any:

@@ -48,8 +48,9 @@ class Template:
     part that is an image becomes in a template that reads texts alone; empty: the template renders it itself. `end`:
     what it writes behind an answer. `after_end`: what it writes there only behind the last turn. `next_turns`: if it
     writes nothing, the tokens that begin the next turn after an answer and after tool calls, which a model generates to
-    stop (GLM). `leaves_out`: what it renders as nothing. `with_tools`: the tokenizer's named template for conversations
-    with tools; None: this one.
+    stop (GLM). `leaves_out`: what it renders as nothing. `moves_thoughts`: it writes thinking in its own way, so that
+    before what is said, in <think> tags, is given to it as `reasoning_content`. `with_tools`: the tokenizer's named
+    template for conversations with tools; None: this one.
     """
 
     tokenizer: Any
@@ -64,6 +65,7 @@ class Template:
     after_end: str = ""
     next_turns: tuple[str, str] = ("", "")
     leaves_out: tuple[str, ...] = ()
+    moves_thoughts: bool = False
     with_tools: Template | None = None
 
     @property
@@ -226,6 +228,8 @@ def text_of(
 
 def _message(template: Template, turn: Message) -> Message:
     """Return a turn in the form that the template reads."""
+    if template.moves_thoughts and turn["role"] == "assistant":
+        turn = thinking.apart(turn)
     message = {**turn, "content": _content(template, turn["content"])}
     if template.has_text_arguments and turn.get("tool_calls"):
         message["tool_calls"] = [_with_text_arguments(call) for call in turn["tool_calls"]]

@@ -42,6 +42,7 @@ _CALLS_PROBE: list[Message] = [
     _RESULT,
     _PROBE[-1],
 ]
+_THOUGHT: Message = {"role": "assistant", "content": "Because.", "reasoning_content": "thoughtmark"}
 _SCHEMA = {"name": "toolmark", "description": "Asks.", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -148,7 +149,8 @@ def _learned(template: Template) -> Template:
         warn_once(
             "The chat template does not end the assistant's turn with a special token; the model may not learn to stop."
         )
-    return replace(template, leaves_out=_left_out(template))
+    template = replace(template, leaves_out=_left_out(template))
+    return replace(template, moves_thoughts=_moves_thoughts(template))
 
 
 def _checked(template: Template) -> Template:
@@ -199,7 +201,7 @@ def _end_of_answers(template: Template) -> tuple[str, str]:
         return end, ""
     ends = [end[: match.end()] for token in template.controls for match in re.finditer(re.escape(token), end)]
     lasting = max((one for one in ends if history.startswith(one)), key=len, default="")
-    return (lasting, text.text.rpartition(lasting)[2]) if lasting else (end, "")
+    return (lasting, text.text.rpartition("Because.")[2].removeprefix(lasting)) if lasting else (end, "")
 
 
 def _next_turns(template: Template) -> tuple[str, str]:
@@ -229,16 +231,27 @@ def _text(template: Template, chat: Chat) -> str | None:
 def _left_out(template: Template) -> tuple[str, ...]:
     """Return what the template renders as nothing; what it refuses is told with the row that holds it."""
     schema = {"type": "function", "function": _SCHEMA}
-    thought = {"role": "assistant", "content": "Because.", "reasoning_content": "thoughtmark"}
     probes = {
         "system turns": ("systemmark", Chat([{"role": "system", "content": "systemmark"}, *_PROBE])),
         "descriptions of tools": ("toolmark", Chat(_PROBE, [schema])),
         "tool calls": ("callmark", Chat(_TOOLS_PROBE, [schema])),
         "all but one of a turn's tool calls": ("secondmark", Chat(_CALLS_PROBE, [schema])),
         "tool results": ("resultmark", Chat(_TOOLS_PROBE, [schema])),
-        "reasoning_content": ("thoughtmark", Chat([_QUESTION, thought])),
+        "reasoning_content": ("thoughtmark", Chat([_QUESTION, _THOUGHT])),
     }
     return tuple(name for name, (mark, chat) in probes.items() if not _shows(template, chat, mark))
+
+
+def _moves_thoughts(template: Template) -> bool:
+    """Return whether it renders thinking, and renders it otherwise where it stands before what is said.
+
+    gpt-oss and Gemma 4 have channels for it; Qwen 3.8 writes an empty thought before the tags in a text.
+    """
+    if "reasoning_content" in template.leaves_out:
+        return False
+    before = {**_PROBE[-1], "content": "<think>\nthoughtmark\n</think>\n\nBecause."}
+    texts = [_text(template, Chat([_QUESTION, turn])) for turn in (before, _THOUGHT)]
+    return None not in texts and len({"".join(str(text).split()) for text in texts}) > 1
 
 
 def _shows(template: Template, chat: Chat, mark: str) -> bool:

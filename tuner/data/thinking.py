@@ -42,6 +42,12 @@ def thought_of(turn: Message) -> str:
     return str(turn.get("reasoning_content") or (block[1] if block else ""))
 
 
+def apart(turn: Message) -> Message:
+    """Return an answer with its thinking under `reasoning_content` alone."""
+    thought = thought_of(turn).strip("\n")
+    return {**shorn(turn), "reasoning_content": thought} if thought.strip() else shorn(turn)
+
+
 def is_kept(turns: Sequence[Message], text: str) -> bool:
     """Return whether a text holds the thinking of every answer of these turns."""
     return all(thought_of(turn).strip() in text for turn in turns if turn["role"] == "assistant")

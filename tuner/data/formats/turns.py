@@ -160,9 +160,9 @@ def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]
     value = cells.value(turn, (key,), number)
     if isinstance(value, list):
         value = [cells.part_of(turn, one, "part") if isinstance(one, Mapping) else one for one in value]
-        for key in (*LOSS_KEYS, *_MASK_KEYS):
-            if any(isinstance(one, Mapping) and one.get(key) is not None for one in value):
-                raise Misfit(f"a part of turn {number} has {key}, and a turn is trained whole or not at all")
+        for name in (*LOSS_KEYS, *_MASK_KEYS):
+            if any(isinstance(one, Mapping) and one.get(name) is not None for one in value):
+                raise Misfit(f"a part of turn {number} has {name}, and a turn is trained whole or not at all")
     return read(value, f"{key} of turn {number}")
 
 
