@@ -36,7 +36,9 @@ from tuner.launch import supervise
 from tuner.runs.directory import RunDirectory
 run = RunDirectory(Path(sys.argv[2]))
 supervise._LOOK_S = supervise._STACKS_S = 0.1
-sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, **json.loads(sys.argv[3])))
+options = json.loads(sys.argv[3])
+supervise._TELL_S = options.pop("told_every_s", 10)
+sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, **options))
 """
 TERM_SAVES = "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\n"
 SAVES_LATER = """
@@ -355,7 +357,14 @@ def test_the_signals_are_given_back(run: RunDirectory) -> None:
 
 # Signals
 
-STOPPING = "Stopping. A run in a step ends the step and saves a checkpoint first. A second Ctrl-C kills it.\n"
+
+def _after_the_first_line(text: str) -> str:
+    """Return what was said after the line about the stop."""
+    first, _, others = text.partition("\n")
+    assert first.startswith("Stopping at SIG")
+    return others
+
+
 """What a person at the keyboard reads at once, however long the step takes."""
 
 
@@ -365,7 +374,8 @@ def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, num
 
     driven.send(number)
 
-    assert driven.end() == (75, (STOPPING if number == signal.SIGINT else "") + "saved\n")
+    code, text = driven.end()
+    assert (code, _after_the_first_line(text)) == (75, "saved\n")
     assert _status(run)["state"] == "stopped"
 
 
@@ -380,7 +390,8 @@ def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, number: int
     driven.send(number)
     (run.path / "go on").touch()
 
-    assert driven.end() == (75, "saved\n")
+    code, text = driven.end()
+    assert (code, _after_the_first_line(text)) == (75, "saved\n")
 
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGUSR2])
@@ -394,7 +405,8 @@ def test_sigterm_after_another_signal_does_not_interrupt_the_save(run: RunDirect
     time.sleep(0.5)
     (run.path / "go on").touch()
 
-    assert driven.end() == (75, "saved\n")
+    code, text = driven.end()
+    assert (code, _after_the_first_line(text)) == (75, "saved\n")
 
 
 def test_under_nohup_a_closing_terminal_ends_no_run(run: RunDirectory) -> None:
@@ -416,7 +428,8 @@ def test_a_signal_after_the_result_was_written_makes_no_failure_of_it(run: RunDi
 
     driven.send(signal.SIGTERM)
 
-    assert driven.end() == (0, "")
+    code, text = driven.end()
+    assert (code, _after_the_first_line(text)) == (0, "")
     assert _status(run)["state"] == "done"
 
 
@@ -444,8 +457,23 @@ def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, fi
 
     code, text = driven.end()
     assert code == 128 + signal.Signals[second]
-    assert text == (STOPPING if first == "SIGINT" else "") + "killed at the second signal\n"
+    assert _after_the_first_line(text) == "killed at the second signal\n"
     assert _status(run)["state"] == "failed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("doing", ["loading the model", "preparing the data", "validating", "saving step 3"])
+def test_a_stop_says_at_once_and_again_what_each_rank_does(run: RunDirectory, number: int, doing: str) -> None:
+    driven = _Driven(run, f"{SAVES_LATER}beat(0, doing={doing!r})\n{STAYS}", ranks=[{"RANK": "0"}], told_every_s=0.3)
+
+    driven.send(number)
+    time.sleep(1)
+    (run.path / "go on").touch()
+
+    first, *others = driven.end()[1].splitlines()
+    assert signal.Signals(number).name in first
+    assert f"rank 0: {doing}" in first
+    assert sum(f"rank 0: {doing}" in line for line in others) >= 2
 
 
 DEAF_RANK = f"{IGNORES_TERM}beat(1)\n{STAYS}"
@@ -459,7 +487,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory
 
     code, text = driven.end()
     assert code == 128 + signal.SIGKILL
-    assert text.startswith("error[did-not-stop]: a rank did not stop within ")
+    assert _after_the_first_line(text).startswith("error[did-not-stop]: a rank did not stop within ")
     assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
 
 
@@ -471,7 +499,8 @@ def test_the_grace_is_longer_than_saves_took(run: RunDirectory) -> None:
 
     driven.send(signal.SIGTERM)
 
-    assert driven.end() == (75, "saved\n")
+    code, text = driven.end()
+    assert (code, _after_the_first_line(text)) == (75, "saved\n")
 
 
 def test_once_a_rank_has_failed_the_others_do_not_get_the_whole_grace(
@@ -511,7 +540,8 @@ def test_a_run_that_stops_without_a_word_has_the_signals_code(run: RunDirectory)
 
     driven.send(signal.SIGINT)
 
-    assert driven.end() == (130, f"{STOPPING}stopped by SIGINT\n")
+    code, text = driven.end()
+    assert (code, _after_the_first_line(text)) == (130, "stopped by SIGINT\n")
 
 
 def test_a_signal_while_torchrun_is_being_started_is_not_lost(
@@ -559,7 +589,7 @@ def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: R
 
     code, text = driven.end()
     assert code == 128 + signal.SIGKILL
-    assert text.startswith("error[did-not-stop]: a rank did not stop within ")
+    assert _after_the_first_line(text).startswith("error[did-not-stop]: a rank did not stop within ")
     assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
 
 
@@ -617,7 +647,8 @@ sys.exit(75)
 
     driven.send(signal.SIGTERM)
 
-    assert driven.end() == (75, "saved, asked 1 time\n")
+    code_of_run, text = driven.end()
+    assert (code_of_run, _after_the_first_line(text)) == (75, "saved, asked 1 time\n")
     assert _status(run)["state"] == "stopped"
 
 
@@ -645,7 +676,8 @@ def test_the_second_signal_kills_every_rank(run: RunDirectory) -> None:
     time.sleep(0.5)
     driven.send(signal.SIGTERM)
 
-    assert driven.end() == (143, "killed at the second signal\n")
+    code_of_run, text = driven.end()
+    assert (code_of_run, _after_the_first_line(text)) == (143, "killed at the second signal\n")
 
 
 def test_rank_0_alone_inherits_the_socket_that_listens_at_the_port_of_all(run: RunDirectory) -> None:

@@ -43,6 +43,8 @@ _POLL_S = 0.1
 _REAP_S = 10.0
 """A killed process in a slow write, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
+_TELL_S = 10.0
+"""While ranks that were told to stop go on, what they do is told this often."""
 _AFTER_FAILURE_S = 10.0
 """Time for the other ranks to end once one has failed; they save nothing any more."""
 _STACKS_S = 1.0
@@ -180,6 +182,8 @@ class _Watch:
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
         self.forwarded = 0
+        self.told_s = 0.0
+        """When it was last told what the ranks do that are to stop."""
         self.ending_since_s: float | None = None
         """When the ranks were told to stop, or the first of them failed."""
         self.failed = False
@@ -275,9 +279,14 @@ class _Watch:
                 child.kill()
         elif self.received and not self.forwarded:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
+            doing = self._doing()  # before they are told: what comes later may be their end
             self.end()
-            if self.forwarded == signal.SIGINT:
-                _say("Stopping. A run in a step ends the step and saves a checkpoint first. A second Ctrl-C kills it.")
+            again = "Ctrl-C" if self.forwarded == signal.SIGINT else "SIGTERM"
+            _say(
+                f"Stopping at {signal.Signals(self.forwarded).name}: {doing}. "
+                f"In a step, the step ends and a checkpoint is saved first. A second {again} kills the run."
+            )
+            self.told_s = time.monotonic()
 
     def look(self) -> None:
         """Note the ranks and end late ones, once a second: the search reads every process of the machine."""
@@ -286,6 +295,25 @@ class _Watch:
             self.looked_s = now_s
             self.remember_ranks()
             self.end_late_ranks()
+            self._tell_what_is_waited_for()
+
+    def _tell_what_is_waited_for(self) -> None:
+        now_s = time.monotonic()
+        if self.forwarded and self.ending_since_s is not None and now_s - self.told_s >= _TELL_S:
+            self.told_s = now_s
+            waited_s, killed_s = now_s - self.ending_since_s, self._grace_s(beats.here(self.directory))
+            _say(f"Still stopping after {waited_s:.0f} s (killed after {killed_s:.0f} s): {self._doing()}.")
+
+    def _doing(self) -> str:
+        """Return what the ranks of this machine do by their last signs of life, ranks that do the same together."""
+        ranks: dict[str, list[str]] = {}
+        alive = {process.pid for process in self.ranks if _runs(process)}
+        last_beats = sorted(beats.here(self.directory).items())
+        for rank, beat in last_beats:
+            if beat.pid in alive:
+                ranks.setdefault(beat.doing, []).append(str(rank))
+        parts = [f"rank{'s' * (len(names) > 1)} {', '.join(names)}: {doing}" for doing, names in ranks.items()]
+        return "; ".join(parts) or ("the ranks have ended" if last_beats else "the ranks are starting")
 
     def end_late_ranks(self) -> None:
         """Kill the ranks that do not end in time: after the failure of another, or when told to stop."""
@@ -304,9 +332,7 @@ class _Watch:
 
     def _kill_if_over(self, waited_s: float) -> None:
         last_beats = beats.here(self.directory)
-        longest_s = max((beat.save_s for beat in last_beats.values()), default=0.0)
-        grace_s = _AFTER_FAILURE_S if self.failed else max(self.grace_s, _SAVES * longest_s)
-        if waited_s < grace_s:
+        if waited_s < self._grace_s(last_beats):
             return
         alive = {process.pid for process in self.ranks if _runs(process)}
         self.overdue = [rank for rank, beat in sorted(last_beats.items()) if beat.pid in alive]
@@ -318,6 +344,11 @@ class _Watch:
         self.killed = set(self.alive)
         for process in self.ranks:  # torchrun itself notices, and ends
             _kill(process)
+
+    def _grace_s(self, last_beats: Mapping[int, beats.Beat]) -> float:
+        """Return how long the ranks have to end, in seconds."""
+        longest_s = max((beat.save_s for beat in last_beats.values()), default=0.0)
+        return _AFTER_FAILURE_S if self.failed else max(self.grace_s, _SAVES * longest_s)
 
     def _of(self, pids: Iterable[int]) -> list[psutil.Process]:
         wanted = set(pids)
