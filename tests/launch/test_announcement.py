@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import made
-from tests.machine.gpus import A100, machine
+from tests.machine.gpus import A100, T4, machine
+from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.launch.announcement import announcement
 from tuner.launch.resolved_run import ResolvedRun
 
@@ -89,3 +90,14 @@ def test_memory_that_does_not_fit_is_a_warning_and_no_line_besides() -> None:
     tight = replace(run, fit=run.fit._replace(machines=run.fit.machines._replace(gpu_bytes=run.fit.peak.gpu_bytes / 2)))
 
     assert not [line for line in lines(tight) if line.startswith("memory: ")]
+
+
+def test_auto_that_offloads_names_the_changes_that_need_no_offloading_and_qlora_is_one() -> None:
+    config = "internlm2_7b_full_alpaca_e1"
+
+    found = lines(made(recipe=config, hardware=machine(*[T4] * 8)))
+    named = lines(made(recipe=config, hardware=machine(*[T4] * 8), deepspeed="zero3_offload"))
+
+    start = found.index(WITHOUT_OFFLOADING)
+    assert any("quantization=dict(bits=4)" in line for line in found[start + 1 : start + 4])
+    assert WITHOUT_OFFLOADING not in named

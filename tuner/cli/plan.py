@@ -183,11 +183,12 @@ def _print(report: Report, plan: Plan) -> None:
 
 def _advice(report: Report) -> Iterator[str]:
     """Yield the level to use, or the changes that make a level fit."""
+    from tuner.fit.advice import WITHOUT_OFFLOADING
     from tuner.fit.sizes import gib
 
     best = report.recommended
     if best and best.offloads and report.changes:
-        yield "Without offloading, each of these changes fits:"
+        yield WITHOUT_OFFLOADING
         yield from _numbered(report)
     if best:
         level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
@@ -202,7 +203,7 @@ def _advice(report: Report) -> Iterator[str]:
 
 def _numbered(report: Report) -> Iterator[str]:
     for number, change in enumerate(report.changes, 1):
-        yield f"  {number}. {change.description}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
+        yield f"  {number}. {change.text}"
 
 
 def _memory_rows(levels: Sequence[Fit], chosen: Fit | None) -> Iterator[list[str]]:

@@ -20,6 +20,8 @@ from tuner.recipes.schema.long_context import tokens_per_sample
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
+WITHOUT_OFFLOADING = "Without offloading, each of these changes fits:"
+"""What stands above the changes of a recipe that fits by offloading alone."""
 _SHORTEST = 256
 _MOST_OFFLOADED = "deepspeed_zero3_offload"
 _MOST_GPUS = 4096
@@ -32,6 +34,11 @@ class Change(NamedTuple):
     flags: str
     level: str
     machines: Machines
+
+    @property
+    def text(self) -> str:
+        """The change in words, and what to type."""
+        return f"{self.description}: {f'{self.flags} --deepspeed {self.level}'.strip()}"
 
 
 def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:

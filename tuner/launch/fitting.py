@@ -25,6 +25,9 @@ TOLERANCE = 0.1
 """An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
 
 
+_MAX_CHANGES = 3
+
+
 def choose_level(
     config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
 ) -> tuple[str, str]:
@@ -105,6 +108,16 @@ def describe(fit: Fit) -> str:
     return text
 
 
+def without_offloading(config: RecipeConfig, fit: Fit | None) -> list[str]:
+    """Return lines about the changes after which `fit`, a level that `auto` took, needs no offloading; [] if none."""
+    if fit is None or not fit.offloads or not fit.fits or config.architecture is None:
+        return []
+    from tuner.fit import advice  # only runs on GPUs need it
+
+    found = advice.changes(config, config.architecture, fit.machines)
+    return [advice.WITHOUT_OFFLOADING, *(f"  {change.text}" for change in found[:_MAX_CHANGES])] if found else []
+
+
 def warning(fit: Fit | None) -> str | None:
     """Return a warning about a run that may not fit, or None."""
     return f"This run may not fit: it needs {describe(fit)}." if fit and not fit.fits else None
@@ -125,7 +138,7 @@ def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     from tuner.fit import advice  # only runs on GPUs need it
 
     advised = advice.changes(config, config.architecture, fit.machines)
-    ways = [f"{change.description}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
+    ways = [change.text for change in advised[:_MAX_CHANGES]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
         f"this run does not fit: it needs {describe(fit)} at {fit.level}",

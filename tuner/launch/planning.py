@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tuner.errors import ModelError, UsageError
 from tuner.files import JsonObject
 from tuner.fit import sizes, step_time, summary
+from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.shares import data_parallel_ranks, possible
 from tuner.fit.step_time import Cluster, KnownGpu
@@ -118,7 +119,7 @@ class Plan(NamedTuple):
         ways = [f"{one.description}: {in_python(f'{one.flags} --deepspeed {one.level}'.strip())}" for one in changes]
         advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
         if advice and ways:
-            advice = ["Without offloading, each of these changes fits:", *ways[:_MAX_CHANGES], *advice]
+            advice = [WITHOUT_OFFLOADING, *ways[:_MAX_CHANGES], *advice]
         if self.report and not self.recommended:
             advice = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
         warnings = [f"warning: {brief(in_python(text))}" for text in self.warnings[:_MAX_WARNINGS]]
