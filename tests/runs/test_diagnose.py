@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, RewardError, TunerError, UsageError
 from tuner.runs.creation import create
 from tuner.runs.diagnose import Diagnosis, Evidence, diagnose
 from tuner.runs.directory import RunDirectory
@@ -350,3 +351,14 @@ def test_a_run_whose_files_are_gone_still_has_evidence(run: RunDirectory) -> Non
     found = gather(run)
 
     assert (found.reports, found.logs, found.facts) == ([], {}, {})
+
+
+@pytest.mark.parametrize("error", [UsageError, RecipeError, DeepSpeedConfigError, ModelError, RewardError, TunerError])
+def test_after_a_mistake_the_command_that_failed_is_not_proposed_again(error: type[TunerError]) -> None:
+    mistake = error("a wrong value", where="objective", fix="Change it.")
+
+    found = _found(_report(1, str(mistake), mistake.exit_code, cause=mistake.code))
+
+    assert found.cause == mistake.code
+    assert COMMANDS["again"] not in found.next_command
+    assert found.next_command.endswith("/ranks/1.log'")

@@ -13,8 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tuner.errors import Stopped
+
 _ROWS = Path(__file__).with_suffix(".toml")
 _AGAIN = "{again}"
+_SHOW_LOG = "tail -n 50 {log}"
 _MAX_LINE = 300
 _INDENTED = r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)'
 _PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
@@ -66,11 +69,11 @@ NOT_A_NUMBER = "not-a-number"
 PORT = "port-in-use"
 
 KILLED = Cause("killed", "killed by SIGKILL, usually because memory ran out", (), "dmesg --ctime | tail -n 20", 137)
-CRASHED = Cause("crashed", "crashed", (), "tail -n 50 {log}", 139)
-OVERDUE = Cause("did-not-stop", "did not stop when asked to", (), "tail -n 50 {log}", 137, Role.WAITED)
+CRASHED = Cause("crashed", "crashed", (), _SHOW_LOG, 139)
+OVERDUE = Cause("did-not-stop", "did not stop when asked to", (), _SHOW_LOG, 137, Role.WAITED)
 TOLD_TO_END = Cause("told-to-end", "received SIGTERM", exit_code=143, role=Role.LOST)
-BUG = Cause("bug", "an error that tuner does not know", (), "tail -n 50 {log}")
-SILENT = Cause("unknown", "ended without a report", (), "tail -n 50 {log}")
+BUG = Cause("bug", "an error that tuner does not know", (), _SHOW_LOG)
+SILENT = Cause("unknown", "ended without a report", (), _SHOW_LOG)
 
 
 @cache
@@ -101,5 +104,10 @@ def classify(text: str) -> tuple[Cause, str] | None:
 
 
 def named(name: str) -> Cause:
-    """Return the first cause of that name, or a new one for the code of a TunerError, which needs no more words."""
-    return next((cause for cause in table() if cause.name == name), None) or Cause(name)
+    """Return the first cause of that name, or a new one for the code of a TunerError, which needs no more words.
+
+    After a mistake the same command fails in the same way, so the next one shows the end of the log: it says what to
+    change. `tuner check` finds less there, because the start has made the same checks.
+    """
+    known = next((cause for cause in table() if cause.name == name), None)
+    return known or Cause(name, command=_AGAIN if name == Stopped.code else _SHOW_LOG)
