@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tuner.errors import DataError, ModelError, TunerError, UsageError
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
-from tuner.results.evaluate import generations, judged, likelihood, questions, rows_of
+from tuner.results.evaluate import Wanted, evaluate, generations, judged, likelihood, questions, rows_of
 from tuner.results.loaded_model import LoadedModel, encoder_of, load, spec_of
 from tuner.worker.generation import Answer, Settings
 
@@ -103,6 +104,24 @@ def test_a_reward_model_is_judged_by_the_pairs_that_it_orders_right(tmp_path: Pa
         measured = judged(found, found.spec.recipe, rows, batch_size, CPU)
         right = sum(chosen > rejected for chosen, rejected in scores) / len(scores)
         assert measured["accuracy"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_reward_model_without_its_run_has_the_metrics_that_it_has_with_it(method: str, tmp_path: Path) -> None:
+    found = result(tmp_path / "run", f"tiny_reward_{method}_sample_preferences_e1", *FEW)
+    assert found.spec.recipe is not None
+    saved = found.spec.adapter or Path(found.spec.path)
+    alone = str(shutil.copytree(saved, tmp_path / "alone"))
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "Two and two?", "chosen": "Four.", "rejected": "Five."}\n' * 2)
+
+    measured = evaluate(alone, Wanted(data=str(pairs)), CPU)
+
+    rows = prepare(rows_of(found.spec, str(pairs)), found.encoder, objective="reward")
+    with_run = judged(found, found.spec.recipe, rows, 1, CPU)
+    assert spec_of(alone, None).recipe is None
+    assert {"accuracy", "margin", "loss"} <= measured.metrics.keys()
+    assert measured.metrics == pytest.approx(with_run)
 
 
 @pytest.mark.parametrize("objective", ["orpo", "kto"])

@@ -34,6 +34,7 @@ from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import load_reference, source
 from tuner.notebook import lines_of, table
+from tuner.recipes import loading as recipes
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.recipes.schema.objectives import facts_of
 from tuner.results.chat import answer, check_can_answer, check_room
@@ -49,6 +50,8 @@ from tuner.worker.trainers import num_trained
 _LENGTH = 2048
 """Limit of tokens per sample, if neither a recipe nor the model has one."""
 _JUDGED, _REWARDS = ("eval_loss", "eval_accuracy", "eval_margin"), "eval_rewards/"
+_SCORER = "tiny_reward_full_sample_preferences_e1"
+"""A recipe with the defaults of reward models, for one whose run is not known."""
 _MAX_SHOWN = 15
 """How many numbers the text of an evaluation shows."""
 _MOST_NATS = 700.0
@@ -203,7 +206,8 @@ def evaluate(
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code: bool) -> tuple[Prepared, list[Chat]]:
     """Read the rows before the weights are loaded, so that wrong rows are reported early."""
     facts = facts_of(spec.objective)
-    if (facts.is_judged or facts.generates) and spec.recipe is None:
+    needs_recipe = (facts.is_judged and not facts.scores) or facts.generates
+    if needs_recipe and spec.recipe is None:
         problem = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(problem, where="SOURCE", fix="Give the run directory that it comes from.")
     if spec.recipe and not allow_code and (functions := spec.recipe.objective.own_functions):
@@ -220,12 +224,21 @@ def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch
         wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
         size = 1 if wanted == "auto" else wanted
     if facts_of(loaded.spec.objective).is_judged:
-        assert recipe is not None, "checked with the rows"
-        return judged(loaded, recipe, prepared, size, hardware)
+        return judged(loaded, recipe or _of_scorer(loaded.spec), prepared, size, hardware)
     if facts_of(loaded.spec.objective).generates:
         assert recipe is not None, "checked with the rows"
         return completed(loaded, recipe, prepared, size)
     return likelihood(loaded, prepared, size)
+
+
+def _of_scorer(spec: ModelSpec) -> RecipeConfig:
+    """Return a recipe for a model that scores answers and comes without its run: the objective's defaults.
+
+    Its evaluation compares two scores, so it needs nothing else of the training.
+    """
+    config = recipes.load(_SCORER).config
+    no_training = {"architecture": None, "adapter": None, "quantization": None, "val_dataloader": None}
+    return config.model_copy(update={"model": spec.model, **no_training})
 
 
 def rows_of(
