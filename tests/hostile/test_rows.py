@@ -56,6 +56,8 @@ BAD_TURNS: dict[str, str] = {
     "half a surrogate pair in a call": ASKED % (CALL % '{"a": "\\ud83d"}'),
     "half a surrogate pair in the tools": (ASKED % (CALL % "{}")).removesuffix("}")
     + ', "tools": [{"name": "\\ud83d"}]}',
+    "a part whose type is an object": ASKED.replace('"a"', '[{"type": {}, "text": "a"}]') % (CALL % "{}"),
+    "a part whose type is a list": ASKED.replace('"a"', '[{"type": ["text"], "text": "a"}]') % (CALL % "{}"),
     "turns that are numbers": '{"messages": [1, 2]}',
     "a role that is a list": '{"messages": [{"role": [], "content": "a"}]}',
 }

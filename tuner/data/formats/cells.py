@@ -120,7 +120,7 @@ def _part(part: Mapping[str, Any], name: str) -> dict[str, Any]:
     kind_of_part = part.get("type")
     if kind_of_part == "text":
         return {"type": "text", "text": text(part.get("text"), name)}
-    if kind_of_part not in _IMAGE_KEYS:
+    if not isinstance(kind_of_part, str) or kind_of_part not in _IMAGE_KEYS:
         raise Misfit(f"{name} has a part of type {kind_of_part!r}, and only {_TYPES} are supported")
     # Parquet gives every part the keys of all parts, with nulls.
     image = next((part[key] for key in _IMAGE_KEYS[kind_of_part] if part.get(key) is not None), None)
