@@ -32,6 +32,8 @@ _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser may send. A page of another site that points its name to this machine sends that name."""
 _EVERY_S = 1.0
 _PATIENCE_S = 30.0
+_MAX_CONNECTIONS = 32
+"""Each has a thread; a browser opens six to a server, so this serves five at once."""
 _NOTHING = "default-src 'none'"
 
 
@@ -131,9 +133,24 @@ class Server(ThreadingTCPServer):
     daemon_threads = True
 
     def __init__(self, paths: Sequence[Path], port: int = 0) -> None:
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self.watched, self.token = Watched(paths), secrets.token_urlsafe(24)
         super().__init__((_ADDRESS, port), _Handler)
         self.url = f"http://{_ADDRESS}:{self.server_address[1]}/{self.token}/"
+
+    def process_request(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Answer in a thread; close a connection beyond the largest number at once."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Answer, and let the next connection in."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
         """Show the traceback of a bug; ignore a browser that left early."""

@@ -47,6 +47,12 @@ _LIVE = "; connect-src 'self'"
 _GIB = 1024**3
 _PICTURE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/=]{1,30000}")
 _MAX_REASONS = 20
+_SYMBOLS = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
+    | {127: 0x2421}
+    | dict.fromkeys((*range(0x80, 0xA0), 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+)
+"""Control characters, and marks that turn text around, become the symbols that Unicode has for them."""
 _LINES = {
     "weights": "weights",
     "gradients": "gradients",
@@ -106,7 +112,7 @@ def page(runs: Sequence[Gathered], shown: Mapping[str, str], chart_data: JsonObj
         script=Markup(_script(_PAGE)),  # noqa: S704 (our own)
     )
     # Names of files need not be UTF-8.
-    return text.encode(errors="backslashreplace").decode()
+    return text.encode(errors="backslashreplace").decode().translate(_SYMBOLS)
 
 
 def parts(runs: Sequence[Gathered]) -> dict[str, str]:
@@ -134,7 +140,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "next_commands": [table(run.status, "diagnosis").get("next_command") for run in runs],
         }
     )
-    return {name: str(getattr(module, name)()).strip() for name in (*_ABOVE, *SECTIONS)}
+    return {name: str(getattr(module, name)()).strip().translate(_SYMBOLS) for name in (*_ABOVE, *SECTIONS)}
 
 
 def policy(*, is_live: bool = False) -> str:
