@@ -1,4 +1,4 @@
-"""Writes that are whole or not there at all, and content hashes; the only module that writes files of a run.
+"""Writes that are whole or not there at all, reads that end, content hashes; it alone writes files of a run.
 
 It knows nothing of recipes, runs or checkpoints.
 """
@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from tuner.errors import DiskError, TunerError
 
@@ -29,6 +29,9 @@ _DISK_ERRORS = {
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ESTALE),
 }
 _MAX_WHOLE, _MAX_DIGITS = 1 << 63, 18
+MAX_BYTES = 1 << 26
+"""Of a whole file that is read as text or JSON; the largest published tokenizer.json has 33 MB."""
+_MAX_LINE_BYTES = 1 << 24
 _NOTHING_TO_FLUSH = {errno.EINVAL, errno.ENOTSUP}
 """What network file systems answer that have nothing to flush for a folder."""
 
@@ -39,7 +42,7 @@ def is_disk_error(error: BaseException) -> bool:
 
 
 @contextmanager
-def disk_errors(path: Path, fix: str = "Free space or choose another --work-dir.") -> Iterator[None]:
+def disk_errors(path: Path, fix: str = "Free space there, or write to another disk.") -> Iterator[None]:
     """Turn the operating system's disk errors into a `DiskError` that names `path`.
 
     Raises:
@@ -147,6 +150,58 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError("nested too deep") from error
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. A pipe, which may never answer, and a device, which may never end, are refused.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is not a regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without it a pipe waits for its writer
+    try:
+        mode = os.fstat(handle).st_mode  # of what was opened: what is at the path may be another file by now
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: as for `open_regular`, or it is larger than `max_bytes`.
+    """
+    with open_regular(path) as stream:
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(path))
+    return content
+
+
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """Return the text of a regular file.
+
+    Raises:
+        OSError: as for `read_bytes`.
+        ValueError: it is not UTF-8.
+    """
+    return read_bytes(path, max_bytes).decode("utf-8")
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a regular file, a log or metrics, however large; parts of 16 MiB of a line without an end.
+
+    Raises:
+        OSError: as for `open_regular`.
+    """
+    with open_regular(path) as stream:
+        while line := stream.readline(_MAX_LINE_BYTES):
+            yield line.decode("utf-8", errors="replace")
+
+
 def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix: str, name: str) -> str:
     """Return the text of a file that a user named.
 
@@ -161,19 +216,12 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
         TunerError: there is no such file, it is not a regular one, cannot be read, is too large or not UTF-8.
     """
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise error(f"{name!r} is {kind}", fix=fix)
-        with path.open("rb") as stream:
-            content = stream.read(max_bytes + 1)
+        content = read_bytes(path, max_bytes)
     except FileNotFoundError:
         raise error(f"there is no file {name!r}", fix=fix) from None
     except (OSError, ValueError) as reason:  # ValueError: a NUL in the path
         problem = f"{name!r} cannot be read: {getattr(reason, 'strerror', None) or reason}"
         raise error(problem, fix=fix) from reason
-    if len(content) > max_bytes:
-        raise error(f"the file is larger than {max_bytes:,} bytes", where=name, fix=fix)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as reason:
@@ -187,7 +235,7 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
 def read_json_object(path: Path) -> JsonObject:
     """Return the object in a JSON file of another program; an empty one if the file is missing or not readable."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tuner import paths
 from tuner.errors import ModelError
-from tuner.files import disk_errors, make_folder, read_json_object, sha256, write_json
+from tuner.files import MAX_BYTES, disk_errors, make_folder, open_regular, read_json_object, sha256, write_json
 
 FLAG = "--trust-remote-code"
 KEY = "model.trust_remote_code"
@@ -178,3 +178,28 @@ def _references(folder: Path) -> Iterator[tuple[str, str]]:
             for reference in value if isinstance(value, list | tuple) else [value]:
                 if reference is not None:
                     yield file, str(reference)
+
+
+def unsafe_file(folder: Path) -> str | None:
+    """Return what no library may read in a model's folder, or None.
+
+    That is a text or JSON file which is not a regular one or larger than `files.MAX_BYTES`, and an index of safetensors
+    that names other files than safetensors of this folder: transformers loads others as pickles.
+    """
+    try:
+        texts = [file for file in sorted(folder.iterdir()) if file.suffix in _TEXTS and not file.is_dir()]
+        for file in texts:
+            with open_regular(file) as stream:
+                if os.fstat(stream.fileno()).st_size > MAX_BYTES:
+                    return f"{file} is larger than {MAX_BYTES:,} bytes"
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    for file in folder.glob("*.safetensors.index.json"):
+        named = read_json_object(file).get("weight_map")
+        for name in named.values() if isinstance(named, dict) else ():
+            if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
+                return f"{file} names {name!r}, which is no *.safetensors file of the folder"
+    return None
+
+
+_TEXTS = (".json", ".jinja", ".txt", ".model", ".py")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import ModelError
-from tuner.files import JsonObject, read_json_object
+from tuner.files import JsonObject, read_json_object, read_text
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _KEY = "model.resize_embeddings"
@@ -59,17 +59,18 @@ def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
             added[one["content"]] = int(id_)
             special |= {one["content"]: int(id_)} if one.get("special") else {}
         added |= read_json_object(folder / "added_tokens.json")
+        template = _template(folder, settings, chat_template)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     named = [settings.get(name) for name in _NAMED]
-    return Vocabulary({**ids, **added}, idle(special, named, _template(folder, settings, chat_template)))
+    return Vocabulary({**ids, **added}, idle(special, named, template))
 
 
 def _template(folder: Path, settings: JsonObject, override: str | None) -> str:
     file = folder / "chat_template.jinja"
     if override is not None:
         return override
-    return file.read_text(encoding="utf-8") if file.is_file() else str(settings.get("chat_template"))
+    return read_text(file) if file.is_file() else str(settings.get("chat_template"))
 
 
 def too_few_rows(token: str, id_: int, num_rows: int, where: str) -> ModelError:

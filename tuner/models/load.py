@@ -467,7 +467,9 @@ class explained:
     def __init__(self, path: str, where: str = "model.path", flag: str = "--model") -> None:
         self.path, self.where, self.flag = path, where, flag
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        if problem := remote_code.unsafe_file(Path(self.path)) if os.path.isdir(self.path) else None:  # noqa: PTH112
+            raise ModelError(problem, where=self.where, fix="Use a folder written by save_pretrained.")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError
-from tuner.files import is_writable
+from tuner.files import is_writable, open_regular
 from tuner.recipes.merging import Keys, Kind, leaves
 from tuner.recipes.recipe_file import DOCUMENTS, MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
@@ -96,7 +96,7 @@ def imports_xtuner(path: Path) -> bool:
 def beginning(path: Path) -> str:
     """Return the beginning of a file's text; an empty text if it cannot be read."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError):
         return ""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tuner import assets, paths
 from tuner.assets import without_generation_marks
 from tuner.errors import RecipeError
-from tuner.files import JsonObject, read_json_object
+from tuner.files import JsonObject, read_json_object, read_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
@@ -182,7 +182,7 @@ def chat_template_of(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     try:
         if paths.is_file(file):
-            return file.read_text(encoding="utf-8")
+            return read_text(file)
     except (OSError, ValueError):
         return None
     template = read_json_object(folder / "tokenizer_config.json").get("chat_template")

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError
-from tuner.files import JsonObject, dump_json, load_json, read_json_object
+from tuner.files import JsonObject, dump_json, lines, load_json, open_regular, read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
@@ -189,8 +189,8 @@ def _object(run: RunDirectory, file: Path) -> JsonObject:
 
 def _objects(file: Path) -> Iterator[JsonObject]:
     """Yield the lines of a JSONL file that can be read."""
-    with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
+    with contextlib.suppress(OSError):
+        for line in lines(file):
             with contextlib.suppress(ValueError):
                 value = load_json(line)
                 if isinstance(value, dict):
@@ -289,8 +289,8 @@ def _communication(run: RunDirectory) -> list[JsonObject]:
 
 def _beginning(file: Path) -> str:
     try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(_MAX_PROFILE)
+        with open_regular(file) as stream:
+            return stream.read(_MAX_PROFILE).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tuner.errors import DiskError, ModelError, TunerError
-from tuner.files import JsonObject, write_json
+from tuner.files import JsonObject, read_text, write_json
 from tuner.progress import shown
 
 Tensors = dict[str, Tensor]
@@ -82,8 +82,8 @@ def _files(folder: Path, stem: str) -> list[Path]:
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            names = set(json.loads(read_text(index))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{index} cannot be read", fix="Download or copy the model again.") from error
         return [folder / name for name in sorted(names)]
     whole = folder / f"{stem}.safetensors"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.errors import MachineError, RewardError
-from tuner.files import load_json
+from tuner.files import load_json, read_bytes
 from tuner.recipes.schema import rewards as blocks
 from tuner.recipes.schema.rewards import RewardBlock
 
@@ -164,7 +164,7 @@ def _validator(schema: Mapping[str, object] | str | None) -> Callable[[object], 
         raise MachineError(problem, fix="pip install jsonschema") from error
     where = schema if isinstance(schema, str) else "objective.rewards"
     try:
-        document = load_json(Path(schema).read_bytes()) if isinstance(schema, str) else schema
+        document = load_json(read_bytes(Path(schema))) if isinstance(schema, str) else schema
         Draft202012Validator.check_schema(document)
     except (OSError, ValueError, SchemaError) as error:
         problem = f"the JSON schema cannot be used: {str(error).splitlines()[0]}"

@@ -13,7 +13,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuner.files import load_json
+from tuner.files import load_json, read_bytes
 from tuner.runs.directory import RunDirectory
 
 _NAME = re.compile(r"([0-9]{1,7})\.beat")
@@ -82,7 +82,7 @@ def log_before_failure(run: RunDirectory) -> int | None:
 
 def _read(file: Path) -> Beat | None:
     try:
-        return Beat(**load_json(file.read_bytes()))
+        return Beat(**load_json(read_bytes(file)))
     except (OSError, ValueError, TypeError):  # half written, or by another version
         return None
 

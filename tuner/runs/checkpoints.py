@@ -28,6 +28,7 @@ from tuner.files import (
     disk_errors,
     flush,
     load_json,
+    read_text,
     sha256,
     write_json,
     write_text,
@@ -166,7 +167,7 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     named = _NAME.fullmatch(folder.name)
     step = int(named[1]) if named else 0
     try:
-        manifest = load_json((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = load_json(read_text(folder / MANIFEST))
         expected = {str(name): _Expected.of(entry) for name, entry in manifest["files"].items()}
         facts = dict(manifest.get("facts", {}))
         saved_at = int(facts.get("step", step))
@@ -231,7 +232,7 @@ def facts(folder: Path) -> JsonObject:
     Raises:
         OSError, ValueError: there is no manifest, or it is not readable.
     """
-    return dict(load_json((folder / MANIFEST).read_text(encoding="utf-8")).get("facts", {}))
+    return dict(load_json(read_text(folder / MANIFEST)).get("facts", {}))
 
 
 def listed(folder: Path) -> list[Checkpoint]:

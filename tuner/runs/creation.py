@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, write_new_text, write_text
+from tuner.files import disk_errors, lines, write_new_text, write_text
 from tuner.runs import checkpoints, lock
 from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
 
@@ -88,11 +88,11 @@ def _keep_earlier_attempt(path: Path, step: int) -> None:
 def _cut(metrics: Path, kept: Path, step: int) -> None:
     if not metrics.is_file():
         return
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    repeated = [line for line in lines if not _is_before(line, step)]
+    written = list(lines(metrics))
+    repeated = [line for line in written if not _is_before(line, step)]
     if repeated:
         write_text(kept, "".join(repeated))
-        write_text(metrics, "".join(line for line in lines if _is_before(line, step)))
+        write_text(metrics, "".join(line for line in written if _is_before(line, step)))
 
 
 def _is_before(line: str, step: int) -> bool:

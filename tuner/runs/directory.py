@@ -48,6 +48,7 @@ from tuner.files import (
     is_writable,
     load_json,
     read_json_object,
+    read_text,
     write_json,
     write_text,
 )
@@ -107,8 +108,13 @@ class RunDirectory:
             RunDirectoryError: it is missing, not JSON, or no object.
         """
         try:
-            value = load_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            value = load_json(read_text(file))
+        except FileNotFoundError as error:
+            raise RunDirectoryError(f"{file.name} is missing or is not JSON", where=self.path) from error
+        except OSError as error:
+            problem = f"{file.name} cannot be read: {error.strerror}"
+            raise RunDirectoryError(problem, where=self.path) from error
+        except ValueError as error:
             raise RunDirectoryError(f"{file.name} is missing or is not JSON", where=self.path) from error
         if not isinstance(value, dict):
             raise RunDirectoryError(f"{file.name} is not a JSON object", where=self.path)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from tuner.files import open_regular
+
 _POLL_S = 0.1
 _LAST_S = 3.0
 _CHUNK_BYTES = 1 << 20
@@ -23,7 +25,7 @@ _ERASE_LINE, _SHOW_CURSOR = b"\r\x1b[K", b"\x1b[?25h"
 def tail(file: Path) -> str:
     """Return the last 64 KiB of a file, or an empty text if it cannot be read."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
             return stream.read().decode(errors="replace")
     except OSError:
@@ -53,7 +55,7 @@ class Growing:
     def read(self, *, whole_lines: bool = True) -> bytes:
         """Return what is new, at most a megabyte; a line that has no end yet is left for later."""
         try:
-            with self._file.open("rb") as stream:
+            with open_regular(self._file) as stream:
                 stream.seek(self.num_read)
                 data = stream.read(_CHUNK_BYTES)
         except OSError:

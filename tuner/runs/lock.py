@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 from tuner.assets import WORKER
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, load_json
+from tuner.files import disk_errors, load_json, read_bytes
 
 NAME = "lock"
 _SAME_S = 0.5
@@ -181,7 +181,8 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
     """
     this = Holder.here(environ)
     with disk_errors(run), _opened(run / NAME, "a+") as file:
-        holder = _read(file)
+        file.seek(0)
+        holder = _read(file.read())
         if holder and not holder.lets(run, this, has_ended):
             raise _taken(run, holder)
         if holder and not holder.is_process(this):
@@ -193,7 +194,7 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
 def release(run: Path) -> None:
     """Release a run directory, if this process holds it."""
     with suppress(OSError), _opened(run / NAME, "r") as file:
-        holder, this = _read(file), Holder.here({})
+        holder, this = _read(file.read()), Holder.here({})
         if holder and holder.is_process(this):
             (run / NAME).unlink()
             _let_go(os.path.realpath(run))
@@ -212,8 +213,8 @@ def check(run: Path) -> None:
 
 def holder(run: Path) -> Holder | None:
     """Return the holder of a run directory, or None if it is free."""
-    with suppress(OSError), (run / NAME).open(encoding="utf-8") as file:
-        return _read(file)
+    with suppress(OSError):
+        return _read(read_bytes(run / NAME))
     return None
 
 
@@ -253,11 +254,10 @@ def _opened(path: Path, mode: str) -> Iterator[IO[str]]:
                 return
 
 
-def _read(file: IO[str]) -> Holder | None:
-    """Return the holder that a lock file names, or None if it names no holder yet."""
-    file.seek(0)
+def _read(content: str | bytes) -> Holder | None:
+    """Return the holder that a lock file's content names, or None if it names no holder yet."""
     try:
-        stored = Holder(**load_json(file.read()))
+        stored = Holder(**load_json(content))
         whole = stored._replace(pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts))
     except (ValueError, TypeError, OverflowError):
         return None

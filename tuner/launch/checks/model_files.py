@@ -50,6 +50,9 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     place = folder(run)
     if place is None:
         return
+    if paths.is_folder(place) and (problem := codes.unsafe_file(place)):
+        yield ModelError(problem, where=_WHERE, fix="Use a folder written by save_pretrained.")
+        return
     config = read_json_object(place / "config.json")
     if not config:
         yield ModelError(
