@@ -5,11 +5,14 @@ The export is written next to its destination and renamed at the end, so a failu
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -139,13 +142,36 @@ def export(
     return _export(saved, dest, options)
 
 
+@contextmanager
+def unfinished(dest: Path) -> Iterator[str]:
+    """Give a hidden folder beside `dest`, and remove those that killed exports of it left; a live one holds a lock."""
+    prefix = f".{dest.name}.exporting-"
+    for left in dest.parent.iterdir():
+        if left.name.startswith(prefix) and left.is_dir() and not left.is_symlink():
+            handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(handle)
+    with tempfile.TemporaryDirectory(dir=dest.parent, prefix=prefix) as temporary:
+        handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)  # the kernel lets go when the process ends
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield temporary
+        finally:
+            os.close(handle)
+
+
 def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava_layouts.Name) -> Exported:
     """Write a whole model first, with an adapter merged into its base, and convert it."""
     recipe = saved.recipe()
     tower = recipe.model.vision.path if recipe and recipe.model.vision else None
     with disk_errors(dest, _ROOM):
         dest.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+        with unfinished(dest) as temporary:
             whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
             done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
             tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
@@ -161,7 +187,7 @@ def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) 
     """Write a whole model first, with an adapter merged into its base, and convert it."""
     with disk_errors(dest, _ROOM):
         dest.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+        with unfinished(dest) as temporary:
             whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
             done = _export(saved, whole, replace(options, merge=saved.is_adapter))
             size = gguf.pack(script, whole, draft, options.dtype)
@@ -180,7 +206,7 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
         if free < needed + _BESIDES_BYTES:
             problem = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
             raise DiskError(problem, where=dest.parent, fix=_ROOM)
-        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+        with unfinished(dest) as temporary:
             draft = Path(temporary) / dest.name
             draft.mkdir()
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
