@@ -19,7 +19,8 @@ from tuner.recipes.python_calls import ARGUMENTS, COMMANDS, SWITCHES, in_python,
 ROOT = Path(tuner.__file__).parent
 FUNCTIONS = ("chat", "check", "evaluate", "export", "load_recipe", "plan", "preview_data", "serve", "train")
 SHELL = {
-    *("--all", "--array", "--bind-cores-to-rank", "--catalog", "--chat-template", "--datasets", "--dry-run"),
+    *("--all", "--array", "--bad", "--bind-cores-to-rank", "--catalog", "--chat-template", "--dry-run"),
+    "--datasets",
     *("--exclude", "--from", "--hostfile", "--include", "--launcher", "--master-addr", "--master-port", "--module"),
     *("--name", "--nnodes", "--node-rank", "--output", "--sbatch", "--ssh", "--stop-before", "--time", "--watch"),
     *("--max-requeues", "--set", "--ds", "--cfg-options", "--json", "--debug"),

@@ -182,7 +182,7 @@ def test_presets_and_keys_are_completed() -> None:
 
     assert presets == [("plain", "deepspeed_zero2"), ("plain", "deepspeed_zero2_offload")]
     assert ("plain", "optim_wrapper.optimizer.lr") in completed("train", "x", "--set", "optim_wrapper.o")
-    assert completed("show", "x", "--cfg-options", "warmup") == [("plain", "warmup_ratio")]
+    assert completed("show", "x", "--cfg-options", "warmup") == [("plain", "warmup_ratio"), ("plain", "warmup_steps")]
     assert ("plain", "zero_optimization.overlap_comm") in completed("train", "x", "--ds", "zero_optimization.o")
     assert completed("check", "x", "--ds", "overlap_c") == [("plain", "overlap_comm")]
 

@@ -80,7 +80,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("no environment variable sets the number of this rank or node", "WORLD_SIZE"),
     ),
     "a filter without a hostfile": ([TINY, "--include", "a"], ("--include without --hostfile",)),
-    "no hostfile": ([TINY, "--hostfile", "none"], ("none cannot be read", "NAME slots=N")),
+    "no hostfile": ([TINY, "--hostfile", "none"], ("'none'", "NAME slots=N")),
     "a node beside a hostfile": ([TINY, "--hostfile", "h", "--node-rank", "1"], ("--node-rank=1 with --hostfile",)),
     "unknown launcher": ([TINY, "--launcher", "pdsh"], ("'pdsh'", "--launcher")),
     "no model": ([TINY, "--model", "./no model"], ("'./no model'", "model.path", "Check the path")),
@@ -96,7 +96,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "stray pair": ([TINY, "lr=1"], ("'lr=1'", "--set KEY=VALUE")),
     "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),
     "flag without a value": ([TINY, "--deepspeed"], ("--deepspeed", "tuner train --help")),
-    "no recipe": ([], ("RECIPE",)),
+    "no recipe": ([], ("--model", "--data")),
 }
 
 

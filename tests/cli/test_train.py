@@ -133,7 +133,8 @@ def test_a_dry_run_of_a_hostfile_shows_its_hosts_and_reaches_none(tuner: Tuner) 
     Path("hosts").write_text("n1 slots=2\nn2 slots=4\n")
     Path(".deepspeed_env").write_text("WANDB_API_KEY=not shown\n")
 
-    shown = tuner("train", TINY, "--hostfile", "hosts", "--include", "n1@n2:1,3", "--ssh", "/not/there", "--dry-run")
+    hosts = ("--hostfile", "hosts", "--include", "n1@n2:1,3", "--ssh", "/not/there")
+    shown = tuner("train", TINY, *hosts, "--allow-code", "--dry-run")
 
     assert shown.code == 0, shown.err
     assert "n1: node 0 of 2, 2 processes\n" in shown.out

@@ -117,7 +117,7 @@ def test_a_pair_that_teaches_nothing_is_dropped_and_counted(
 
 
 def test_describe_counts_pairs_and_says_that_packing_does_not_apply(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    made = prepared(jsonl([SKY, SKY]), tokenizer, "dpo", max_length=64)
+    made = prepared(jsonl([SKY, {**SKY, "prompt": "How?"}]), tokenizer, "dpo", max_length=64)
 
     counts = made.counts
     assert not counts.packing

@@ -185,7 +185,7 @@ def test_who_writes_programs_reads_json_exit_codes_and_brings_a_function(person:
     assert "lora" in person.reads("list")["methods"]
     shown = person.reads("show ./mine.py --set lr=1e-3")
     assert shown["recipe"]["optim_wrapper"]["optimizer"]["lr"] == 1e-3
-    assert person.reads("check ./mine.py")["ok"] is True
+    assert person.reads("check ./mine.py", PYTHONPATH=person.importing)["ok"] is True
     counted = person.reads("data ./mine.py", PYTHONPATH=person.importing)["data"]["train"]["counts"]
     assert (counted["read"], counted["bad"]) == (30, 0)
     told = person.reads("train ./mine.py --dry-run", PYTHONPATH=person.importing)

@@ -169,15 +169,14 @@ def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path
     row, told = '{"messages": [{"role": "user", "content": "Hi"}', "it ends before the closing '}'"
     data = tmp_path / "my data.jsonl"
     good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
-    data.write_text(f"{good}\n" * 20 + f"{row}\n")  # the first rows are looked at before any rank starts
+    data.write_text(f"{good}\n" * 20 + f"{row}\n")
 
     run = train(quick(tmp_path, "full"), tmp_path / "run", "--data", data, ranks=1)
 
     assert run.code == 2, run.text
     assert f"{data}:21" in run.text and told in run.text, run.text
     assert "Traceback" not in run.text
-    status = run.json("status.json")
-    assert (status["state"], status["exit_code"], status["diagnosis"]["cause"]) == ("failed", 2, "bad-data")
+    assert not (run.path / "status.json").exists(), "all rows of a small file are read before a rank starts"
 
 
 def test_a_hub_id_without_a_network_is_told_in_one_message(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def batches(config: RecipeConfig, ranks: int = 2) -> list[tuple[int, int]]:
             [(2, 8)],
         ),
         ("qwen3_8b_orpo_lora_custom_e1", (), [(1, 16)]),
-        ("qwen3_8b_dpo_lora_custom_e1", ("loss_type=aot", "accumulative_counts=auto"), [(1, 16)]),
+        ("qwen3_8b_dpo_lora_custom_e1", ("loss_type=aot", "accumulative_counts=auto"), [(2, 8)]),
     ],
 )
 def test_a_recipe_leaves_the_splits_of_its_global_batch_open(

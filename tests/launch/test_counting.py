@@ -81,7 +81,9 @@ def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_sp
 
     assert data_rows.num_rows(dataset) == 65
     train = dataset.model_copy(update={"held_out": False})
-    taken = [data_rows._less_held_out(one, at, train).taken for at, one in enumerate(data_rows._weighted(train))]
+    taken = [
+        data_rows._less_held_out(one, at, train, "pretrain").taken for at, one in enumerate(data_rows._weighted(train))
+    ]
     assert sum(filter(None, taken)) == len(list(mixing.open(train).read()))
 
 

@@ -123,8 +123,8 @@ def own_rows(folder: Path, count: int, words: int = 30) -> str:
     """Write chats of about 4 x `words` bytes each."""
     file = folder / "rows.jsonl"
     answer = "word " * words
-    row = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
-    file.write_text(f"{json.dumps(row)}\n" * count)
+    turns = ([{"role": "user", "content": f"{at}?"}, {"role": "assistant", "content": answer}] for at in range(count))
+    file.write_text("".join(f"{json.dumps({'messages': two})}\n" for two in turns))
     return str(file)
 
 

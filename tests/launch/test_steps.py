@@ -49,7 +49,7 @@ def test_data_that_is_not_counted_has_at_most_max_rows() -> None:
 
     assert numbers(found) == (10, 10, 3, 6)
     assert found.total.most == 6
-    assert str(found.total) == str(found.rows) == "at most: max_rows, and owner/data is on the hub"
+    assert str(found.total) == str(found.rows) == "at most: max_rows is 10; owner/data is on the hub"
     assert numbers(steps(HUB)) == (None, None, None, None)
     assert steps(HUB).describe() == "known once the data is read (owner/data is on the hub)"
 

@@ -103,6 +103,12 @@ def test_a_loss_that_rises_after_its_lowest_names_that_step_and_what_keeps_it() 
     )
 
 
+def test_a_steep_rise_after_the_lowest_loss_is_no_noise_of_the_fall_before_it() -> None:
+    found = verdict({0: 7.5, 1: 5.5, 2: 8.1, 3: 8.9})
+
+    assert found.outcome is Outcome.OVERFIT
+
+
 def test_the_loss_is_that_of_the_weights_that_the_result_has() -> None:
     found = verdict({0: 4.52, 40: 3.21, 80: 3.3, 120: 3.4}, result_step=40)
 

@@ -73,6 +73,12 @@ def test_a_run_warns_of_keys_of_turns_and_weights_of_rows_that_it_does_not_read(
     ]
 
 
+def _uncounted(run: RunDirectory) -> None:
+    """Let the plan not know the number of samples, so that it has said nothing of few steps."""
+    facts = run.read_json(run.run)
+    run.run.write_text(json.dumps({**facts, "batch": {**facts["batch"], "samples": None}}))
+
+
 def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +86,9 @@ def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     steps = ("train_dataloader.batch_size=1", "accumulative_counts=16", "train_dataloader.dataset.packing=True")
     config, found, run = prepared(tmp_path, *rows, sets=steps)
 
+    rank_data.warn_of_few_steps(config, found, run)
+    assert capsys.readouterr().out == "", "the plan has said it"
+    _uncounted(run)
     rank_data.warn_of_few_steps(config, found, run)
 
     counts, told = found.counts, capsys.readouterr().out
@@ -94,6 +103,7 @@ def test_steps_on_generated_completions_are_counted_by_completions(
     one_step = ("train_dataloader.batch_size=8", "accumulative_counts=1", "train_cfg.max_epochs=6")
     prompts = [{"prompt": f"{number} + 1 ="} for number in range(4)]
     config, found, run = prepared(tmp_path, *prompts, sets=one_step, recipe="tiny_grpo_full_custom_e6")
+    _uncounted(run)
 
     rank_data.warn_of_few_steps(config, found, run)
 

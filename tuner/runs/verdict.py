@@ -161,8 +161,10 @@ def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: 
         return verdict(Outcome.KNOWN, _known())
     by_heart = _learned_by_heart(training)
     values = [value for _, value in points[1:]]
-    if _fell(before, best, _noise_of_fall(values) * _lowest_of(len(values))):
-        if best_step != last and _fell(at_end, best, _noise_of_rise(values, best_index) * _lowest_of(len(values))):
+    # After a clear minimum the course rises: those moves are no noise of the fall before it.
+    chance = _noise_of_rise(values, best_index) * _lowest_of(len(values))
+    if _fell(before, best, chance):
+        if best_step != last and _fell(at_end, best, chance):
             return verdict(Outcome.OVERFIT, _overfit(best_step, best, last, at_end, trained))
         if trained.planned_steps > last:
             return verdict(Outcome.LEARNED)
