@@ -64,14 +64,14 @@ def padded_batches(rows: list[Row], num_tokens: int) -> Iterator[list[Row]]:
     yield batch
 
 
-def summed_loss(model: Any, rows: list[Row]) -> tuple[torch.Tensor, int]:
-    """Return the sum of the losses of the answers' tokens, and their number."""
+def summed_loss(model: Any, rows: list[Row], *, autocast: bool = True) -> tuple[torch.Tensor, int]:
+    """Return the sum of the losses of the answers' tokens, and their number; without `autocast` in the model's type."""
     ids_BT = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
     labels_BT = pad_sequence([torch.tensor(labels) for _, labels in rows], batch_first=True, padding_value=IGNORED)
     targets_BT = labels_BT[:, 1:]
     is_trained_BT = targets_BT != IGNORED
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         hidden_BTD = causal.model(ids_BT).last_hidden_state[:, :-1]
         logits_NV = causal.lm_head(hidden_BTD[is_trained_BT])
     loss = F.cross_entropy(logits_NV.float(), targets_BT[is_trained_BT], reduction="sum")
@@ -79,9 +79,9 @@ def summed_loss(model: Any, rows: list[Row]) -> tuple[torch.Tensor, int]:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, rows: list[Row]) -> float:
+def mean_loss(model: Any, rows: list[Row], *, autocast: bool = True) -> float:
     model.eval()
-    measured = [summed_loss(model, batch) for batch in padded_batches(rows, 2048)]
+    measured = [summed_loss(model, batch, autocast=autocast) for batch in padded_batches(rows, 2048)]
     model.train()
     return float(sum(loss for loss, _ in measured)) / sum(count for _, count in measured)
 
