@@ -1,7 +1,8 @@
 """The Python API: the functions behind the commands, for scripts and notebooks. Its names are those of `tuner` itself.
 
 It decides nothing: a call becomes the same request that the command line makes, and both continue the same way.
-The environment, the working directory and the random state of the caller do not change.
+The environment, the working directory and the random state of the caller do not change. Libraries are silent in calls
+that load a model or data in this process, unless the caller has set otherwise.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tuner.files import JsonObject
 from tuner.hooks import recipe_of_other_tool
 from tuner.recipes import loading, python_calls
 from tuner.recipes.recipe import Asked, Overrides, Recipe
+from tuner.worker.quiet import quiet
 
 # What trains, plans or exports is imported in the function that needs it; `tuner.load_recipe` does not.
 if TYPE_CHECKING:
@@ -292,6 +294,7 @@ def train(
 
 
 @_in_python_words
+@quiet()
 def export(
     source: PathLike,
     dest: PathLike,
@@ -351,6 +354,7 @@ def export(
 
 
 @_in_python_words
+@quiet()
 def chat(
     source: PathLike,
     *,
@@ -405,6 +409,7 @@ def chat(
 
 
 @_in_python_words
+@quiet()
 def evaluate(
     source: PathLike,
     *,
@@ -542,6 +547,7 @@ def serve(
 
 
 @_in_python_words
+@quiet()
 def preview_data(
     data: Data | None = None,
     *,

@@ -13,6 +13,7 @@ from tuner.recipes.python_calls import in_python
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
+from tuner.worker.quiet import quiet
 
 
 class Run:
@@ -75,6 +76,7 @@ class Run:
             page.write([self.path], self._files.report)
         return self._files.report
 
+    @quiet()
     def model(self, *, bits: int | None = None, trust_remote_code: bool = False) -> Any:
         """Load the result, or the newest checkpoint, onto the GPUs of this machine or the CPU, for inference only.
 
@@ -94,6 +96,7 @@ class Run:
         spec = spec_of(str(self.path), None, trust_remote_code=trust_remote_code)
         return load(spec, detect(os.environ), bits).model  # effect: as the command line
 
+    @quiet()
     def tokenizer(self, *, trust_remote_code: bool = False) -> Any:
         """Load the tokenizer with the chat template of the training. Argument and errors as for `model`."""
         from tuner.results.loaded_model import encoder_of, spec_of
