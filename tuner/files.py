@@ -220,6 +220,8 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
     except FileNotFoundError:
         raise error(f"there is no file {name!r}", fix=fix) from None
     except (OSError, ValueError) as reason:  # ValueError: a NUL in the path
+        if isinstance(reason, OSError) and reason.errno == errno.EFBIG:
+            raise error(f"the file is larger than {max_bytes:,} bytes", where=name, fix=fix) from None
         problem = f"{name!r} cannot be read: {getattr(reason, 'strerror', None) or reason}"
         raise error(problem, fix=fix) from reason
     try:
