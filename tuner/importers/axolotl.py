@@ -165,16 +165,6 @@ def chat_template(t: Translation, setting: Setting) -> None:
         shared_rules.named_template(t, setting, _TEMPLATES)
 
 
-def jinja(t: Translation, setting: Setting) -> None:
-    """Set the chat template if it is a file; the text of one has no place in a recipe."""
-    text = str(setting.value)
-    if text.endswith(".jinja"):
-        t.set(setting, "model.chat_template", text)
-    else:
-        why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
-
-
 _FORMATS = {
     **dict.fromkeys(("alpaca", "alpaca_chat", "gpteacher", "oasst", "reflection"), "alpaca"),
     "sharegpt": "sharegpt",
@@ -212,7 +202,7 @@ def datasets(t: Translation, setting: Setting) -> None:
         if not entry.get("path"):
             raise t.document.wrong("the data set has no path", keys, "Set path to a file or a hub id.")
         t.check_block("a data set", entry, keys, _OF_ENTRY, _WORDS.blocks["dataset"])
-        for key, rule in (("chat_template", chat_template), ("chat_template_jinja", jinja)):
+        for key, rule in (("chat_template", chat_template), ("chat_template_jinja", shared_rules.jinja_template)):
             if entry.get(key):
                 rule(t, t.inner((*keys, key), entry[key]))
         dataset = {
@@ -346,7 +336,7 @@ TABLE: Mapping[str, Rule] = {
             "wandb_project": wandb_project,
             "use_wandb use_tensorboard use_mlflow use_comet use_trackio": tracker,
             "chat_template": chat_template,
-            "chat_template_jinja": jinja,
+            "chat_template_jinja": shared_rules.jinja_template,
             "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval", "num_epochs"),
             "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval", "num_epochs"),
             "rpo_alpha": shared_rules.sft_term,

@@ -343,3 +343,13 @@ def attention(t: Translation, setting: Setting) -> None:
     """Set the attention kernel, by any tool's name for it."""
     ours = aliases.table()["attn_impl"].value(str(setting.value))
     t.set(setting, "model.attn_implementation", None if ours == "None" else ours)
+
+
+def jinja_template(t: Translation, setting: Setting) -> None:
+    """Set the chat template if it is a file; the text of one has no place in a recipe."""
+    text = str(setting.value)
+    if text.endswith(".jinja"):
+        t.set(setting, "model.chat_template", text)
+    else:
+        why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)

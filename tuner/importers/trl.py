@@ -137,16 +137,6 @@ def mixer(t: Translation, setting: Setting) -> None:
     t.note(setting, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
 
 
-def chat_template(t: Translation, setting: Setting) -> None:
-    """Set the chat template if it is a file; the text of one has no place in a recipe."""
-    text = str(setting.value)
-    if text.endswith(".jinja"):
-        t.set(setting, "model.chat_template", text)
-    else:
-        why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
-
-
 def _settle(t: Translation) -> None:
     """Record TRL's default loss and the obstacle, after all keys are translated."""
     if t.objective == "sft" and not t.obstacle and t.value("assistant_only_loss") is None:
@@ -211,7 +201,7 @@ TABLE: Mapping[str, Rule] = {
             "dataset_mixer": mixer,
             "dataset_splits dataset_configs": recorded_with("dataset_mixer"),
             "dataset_prompt_column": prompt_column,
-            "chat_template chat_template_path": chat_template,
+            "chat_template chat_template_path": shared_rules.jinja_template,
             "system_prompt": shared_rules.system,
             "loss_type": reward_keys.loss_type,
             "rpo_alpha": shared_rules.sft_term,

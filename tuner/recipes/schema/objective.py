@@ -82,6 +82,13 @@ class Teacher:
     bits: int
 
 
+def only_with_precomputed_reference(cls: type[Block], value: int | None, info: ValidationInfo) -> int | None:
+    """Refuse a batch size of the reference's pass before training where there is no such pass: a field validator."""
+    if not info.data.get("precompute_ref_log_probs", True):
+        refuse_unread(cls, str(info.field_name), value, "without precompute_ref_log_probs")
+    return value
+
+
 class Generation(Block):
     """The program that generates, and where it runs. What belongs to vLLM is refused with another program."""
 

@@ -14,7 +14,13 @@ from pydantic import (
 )
 
 from tuner.recipes.schema.block import Lax, refuse_unread, wrong_key
-from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, Share
+from tuner.recipes.schema.objective import (
+    EQUAL_OR_NO_LOSS,
+    Objective,
+    ObjectiveFacts,
+    Share,
+    only_with_precomputed_reference,
+)
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 DpoLoss = Literal[
@@ -130,12 +136,7 @@ class Dpo(Objective):
             refuse_unread(cls, "f_alpha_divergence_coef", value, f"with the f_divergence_type {divergence}")
         return value
 
-    @field_validator("precompute_ref_batch_size")
-    @classmethod
-    def _is_of_a_pass_before_training(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if not info.data.get("precompute_ref_log_probs", True):
-            refuse_unread(cls, "precompute_ref_batch_size", value, "without precompute_ref_log_probs")
-        return value
+    _batch_is_read = field_validator("precompute_ref_batch_size")(only_with_precomputed_reference)
 
     @property
     def least_batch_size(self) -> int:

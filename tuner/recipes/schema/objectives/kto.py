@@ -2,10 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import PositiveFloat, PositiveInt, field_validator
 
-from tuner.recipes.schema.block import refuse_unread
-from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, only_with_precomputed_reference
 
 
 class Kto(Objective):
@@ -32,12 +31,7 @@ class Kto(Objective):
     # Samples that the reference model judges at a time. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
 
-    @field_validator("precompute_ref_batch_size")
-    @classmethod
-    def _is_of_a_pass_before_training(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if not info.data.get("precompute_ref_log_probs", True):
-            refuse_unread(cls, "precompute_ref_batch_size", value, "without precompute_ref_log_probs")
-        return value
+    _batch_is_read = field_validator("precompute_ref_batch_size")(only_with_precomputed_reference)
 
     @property
     def least_batch_size(self) -> int:
