@@ -6,6 +6,7 @@ import pytest
 
 from tuner.data import formats
 from tuner.data.sample import Chat, lacks
+from tuner.errors import DataError
 
 
 def said(*turns: str) -> list[dict[str, Any]]:
@@ -253,3 +254,13 @@ def test_msagent_answers_are_split_where_a_tool_returned_something() -> None:
             f"assistant: {think}",
         )
     )
+
+
+@pytest.mark.parametrize(
+    "cell", ['[{"role": "user", "content": "a", "content": "b"}]', "[{'role': 'user', 'role': 'x'}]"]
+)
+def test_a_key_that_stands_twice_in_the_turns_of_a_csv_cell_makes_the_row_bad(cell: str) -> None:
+    assert formats.detect([{"messages": cell}], "x") == "messages"
+
+    with pytest.raises(DataError, match="twice"):
+        formats.read("messages", {"messages": cell}, "x")

@@ -72,7 +72,22 @@ def test_arguments_that_are_empty_null_or_missing_are_an_empty_object(written: A
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "function_call"])
-@pytest.mark.parametrize("arguments", ['{"a": 1', "[1]", "1", '"a"', "a=1", [1], 3, {"a": float("nan")}, '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": 1',
+        "[1]",
+        "1",
+        '"a"',
+        "a=1",
+        [1],
+        3,
+        {"a": float("nan")},
+        '{"a": NaN}',
+        '{"a": 1, "a": 2}',
+        '{"a": {"b": 1, "b": 1}}',
+    ],
+)
 def test_arguments_that_are_no_json_object_make_the_row_bad(key: str, arguments: Any) -> None:
     function = {"name": "add", "arguments": arguments}
 
@@ -99,6 +114,10 @@ def test_arguments_that_are_no_json_object_make_the_row_bad(key: str, arguments:
         {"from": "function_call", "value": "[]"},
         {"from": "function_call", "value": "[1]"},
         {"from": "function_call", "value": '{"name": "add", "arguments": "{"}'},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "a": 2}}'},
+        {"from": "function_call", "value": '{"name": "add", "name": "sub"}'},
+        {"role": "assistant", "tool_calls": '[{"name": "add", "arguments": {"a": 1, "a": 2}}]'},
+        {"role": "assistant", "tool_calls": "[{'name': 'add', 'arguments': {'a': 1, 'a': 2}}]"},
     ],
 )
 def test_what_is_no_call_makes_the_row_bad(turn: dict[str, Any]) -> None:

@@ -183,7 +183,7 @@ def test_pretraining_refuses_a_turn_that_is_not_to_be_trained(jsonl: Write, toke
 def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(jsonl: Write, tokenizer: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}, "index": 3}
     rows = [
-        {**messages({"emotion": "calm", "id": 7, "audio": None, "tags": []}), "source": "forum", "weight": 0.5},
+        {**messages({"emotion": "calm", "id": 7, "audio": None, "tags": []}), "source": "forum", "weight": 72.5},
         {**messages({"emotion": "calm", "tool_calls": [call]}), "system": "", "messages_count": 4},
         {"messages": [{**USER, "content": [{"type": "text", "text": "one", "cache": True}]}, LAST], "source": "wiki"},
         {"messages": [{"role": "system", "content": "s"}, USER, LAST], "system": "another"},
@@ -205,6 +205,89 @@ def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(jsonl: Write, toke
     }
     assert result.facts()["unread"][0]["rows"] == 2
     assert "'emotion'" in describe(result)
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [USER, LAST]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "four"}]},
+    "rounds": {"conversation": [{"input": "one", "output": "four"}]},
+    "alpaca": {"instruction": "one", "output": "four"},
+    "prompt_completion": {"prompt": "one", "completion": "four"},
+}
+OF_ROWS: list[dict[str, Any]] = [{"sample_weight": 0}, {"weight": "0"}, {"train": "false"}, {"loss_weight": "0.0"}]
+
+
+@pytest.mark.parametrize("shape", ROWS)
+def test_a_row_that_is_not_to_be_trained_is_dropped_with_a_count(jsonl: Write, tokenizer: Any, shape: str) -> None:
+    rows = [{**ROWS[shape], **keys} for keys in [*LEAVES_OUT, *OF_ROWS]]
+
+    result = prepared(jsonl, tokenizer, [*rows, ROWS[shape]])
+
+    assert (result.counts.kept, result.counts.dropped, result.counts.bad) == (1, len(rows), 0)
+    assert result.unread == ()
+    assert all("leaves it out" in total.reason for total in result.totals)
+
+
+@pytest.mark.parametrize("keys", [*TRAINS[:5], {"train": None, "weight": ""}, {"loss_weight": float("nan")}])
+def test_a_row_that_is_to_be_trained_is(jsonl: Write, tokenizer: Any, keys: dict[str, Any]) -> None:
+    result = prepared(jsonl, tokenizer, [{**row, **keys} for row in ROWS.values()][:1])
+
+    assert (result.counts.kept, result.unread) == (1, ())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"weight": 0.5},
+        {"loss": 0.25},
+        {"weight": "0.5"},
+        {"mask": 1},
+        {"sample_weight": 2},
+        {"loss_weight": 72.5},
+        {"loss_mask": [0, 1]},
+        {"loss_scale": "last_round"},
+        {"train": True, "weight": 0},
+        {"train": True, "masked": True},
+    ],
+)
+@pytest.mark.parametrize("shape", ROWS)
+def test_a_row_that_asks_for_a_part_of_the_loss_is_bad(shape: str, keys: dict[str, Any]) -> None:
+    with pytest.raises(DataError) as error:
+        formats.read(shape, {**ROWS[shape], **keys}, "x", on_left_out=lambda _: None)
+    assert error.value.of_row
+    assert next(iter(keys)) in error.value.what
+
+
+def test_a_row_that_is_left_out_and_has_a_turn_that_is_trained_is_bad() -> None:
+    row = {"messages": [USER, {**LAST, "train": True}], "weight": 0}
+
+    with pytest.raises(DataError, match="contradict"):
+        formats.read("messages", row, "x", on_left_out=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"weight": 72.5}, {"weight": "heavy"}, {"loss": 1.7}, {"train": "ICE 4"}, {"mask": [0, 1]}, {"margin": 0}]
+)
+def test_a_column_of_data_is_named_and_its_row_is_trained(jsonl: Write, tokenizer: Any, keys: dict[str, Any]) -> None:
+    result = prepared(jsonl, tokenizer, [{**ROWS["alpaca"], **keys}])
+
+    assert result.counts.kept == 1
+    assert [(one.owner, one.key) for one in result.unread] == [("loss column", next(iter(keys)))]
+
+
+def test_texts_pairs_and_judged_answers_are_left_out_too(jsonl: Write, tokenizer: Any) -> None:
+    pair = {"prompt": "one", "chosen": "two", "rejected": "four"}
+    rows = {"pretrain": {"text": "one"}, "dpo": pair, "reward": pair, "kto": {**ROWS["prompt_completion"], "label": 1}}
+
+    for objective, row in rows.items():
+        counts = prepared(jsonl, tokenizer, [row, {**row, "train": False}], objective).counts
+        assert (counts.read, counts.dropped) == (2, 1), objective
+
+
+def test_rewards_get_a_column_that_would_leave_a_row_out(jsonl: Write, tokenizer: Any) -> None:
+    counts = prepared(jsonl, tokenizer, [{"prompt": "one", "weight": 0, "loss": 0.5}], "grpo").counts
+
+    assert (counts.kept, counts.dropped) == (1, 0)
 
 
 def test_rows_that_are_read_whole_name_nothing(jsonl: Write, tokenizer: Any) -> None:

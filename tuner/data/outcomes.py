@@ -62,7 +62,7 @@ class Unread:
 
 _OWNERS: dict[Owner, str] = {
     "column": "the column {!r}",
-    "loss column": "the column {!r}, and no row has a loss of its own",
+    "loss column": "the column {!r}, by which no row is weighed",
     "turn": "the key {!r} of turns",
     "part": "the key {!r} of parts of a turn",
     "call": "the key {!r} of tool calls",

@@ -136,11 +136,13 @@ class Pipeline:
 
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from of some rows; `on_error` as for `samples`."""
-        is_prompt = facts_of(self.objective).rows == "prompts"
+        facts = facts_of(self.objective)
+        gives_columns = facts.rows == "prompts" and not facts.has_teacher  # rewards get them
         for number, (place, row) in rows:
             one, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)
             unread: list[tuple[Owner, str]] = []
+            left_out_by: list[str] = []
             try:
                 sample = formats.read(
                     name,
@@ -150,10 +152,10 @@ class Pipeline:
                     system=one.system,
                     images=one.images,
                     on_unread=unread.append,
+                    on_left_out=None if gives_columns else left_out_by.append,
                 )
                 if self.decodes_images:
                     _check_images(sample, place)
-                tally.seen.append((key_of(sample), place_of(place)))
                 parts = for_objective(sample, self.objective, name, place)
                 parts = tuple(with_columns(part, renamed(row, one.columns, place)) for part in parts)
             except DataError as error:
@@ -162,8 +164,12 @@ class Pipeline:
                 self.refuse(error, on_error if error.of_row else fail)
                 continue
             for owner, key in unread:
-                if not (owner in ("column", "loss column") and is_prompt):  # rewards get the columns
+                if not (owner in ("column", "loss column") and gives_columns):
                     tally.ignore(owner, key, place)
+            if left_out_by:
+                tally.drop(place, f"its column {left_out_by[0]!r} leaves it out")
+                continue
+            tally.seen.append((key_of(sample), place_of(place)))
             for part in parts:
                 if reason := lacks(part):
                     tally.drop(place, reason)

@@ -13,7 +13,7 @@ from tuner.data.formats.cells import Misfit, Row, TrackedRow, names
 from tuner.data.formats.columns import Columns, check_names, refuse_media, renamed
 from tuner.data.formats.image_places import ImagePaths, with_images
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
-from tuner.data.formats.turns import LOSS_COLUMNS
+from tuner.data.formats.turns import LOSS_COLUMNS, left_out_by
 from tuner.data.sample import Chat, Owner, Sample
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import DataError, did_you_mean, nearest
@@ -116,6 +116,7 @@ def read(
     system: str | None = None,
     images: ImagePaths = _HERE,
     on_unread: Callable[[tuple[Owner, str]], object] = lambda unread: None,
+    on_left_out: Callable[[str], object] | None = None,
 ) -> Sample:
     """Return the sample that a row of format `name` is.
 
@@ -128,14 +129,17 @@ def read(
         system: A system turn for conversations that have none.
         images: Where the paths of images begin.
         on_unread: Called once for each key with content that nothing was made of: what it belongs to, and its name.
+        on_left_out: Called with the column that leaves the whole row out of the training. None: no column does.
 
     Raises:
-        DataError: the format or a column is unknown, or the row is too long or does not have its format's shape.
+        DataError: the format or a column is unknown, or the row is too long or does not have its format's shape, or it
+            asks for a part of the loss.
     """
     if ":" in name:
         sample, mapped = sample_of(name, renamed(row, columns, place), place)
         try:
             sample = with_images(sample, mapped, images, place)
+            _report_left_out(mapped, on_left_out)
         except Misfit as misfit:
             raise DataError(f"{name} did not return a sample: {misfit}", where=place, of_row=True) from misfit
         _report_unread(mapped, on_unread)
@@ -144,12 +148,18 @@ def read(
     mapped = TrackedRow(renamed(row, columns, place))
     try:
         sample = with_images(FORMATS[name].read(mapped), mapped, images, place)
+        _report_left_out(mapped, on_left_out)
         _report_unread(mapped, on_unread)
         refuse_media(mapped, sample, FORMATS[name].columns, place)
         return _fitting_in(_with_system(sample, system, place), place)
     except Misfit as misfit:
         problem = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
         raise DataError(problem, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
+
+
+def _report_left_out(row: Row, on_left_out: Callable[[str], object] | None) -> None:
+    if on_left_out and (column := left_out_by(row)):
+        on_left_out(column)
 
 
 def _report_unread(row: Row, on_unread: Callable[[tuple[Owner, str]], object]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tuner.data.sample import Owner
 from tuner.errors import nearest
+from tuner.files import RepeatedKey, unique_keys
 
 Row = Mapping[str, Any]
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -43,10 +44,15 @@ class TrackedRow(dict[str, Any]):
         self._parts.append(TrackedRow(values, owner))
         return self._parts[-1]
 
+    def parts(self, owner: Owner) -> Iterator[TrackedRow]:
+        """Yield the objects in this row that are tracked as those of `owner`."""
+        return (part for part in self._parts if part._owner == owner)
+
     def unread(self) -> Iterator[tuple[Owner, str]]:
         """Yield the owner and name of each key with content that nobody has read; perhaps more than once."""
         for key, value in self.items():
-            if key not in self._read and value is not None and value not in ("", [], {}):
+            has_content = value is not None and value == value and value not in ("", [], {})  # NaN: pandas has no value
+            if key not in self._read and has_content:
                 yield self._owner, key
         for part in self._parts:
             yield from part.unread()
@@ -148,22 +154,39 @@ def kind(value: Any) -> str:
     return "null" if value is None else f"of type {type(value).__name__}"
 
 
-def listed(value: Any) -> Any:
-    """Return the list that a text such as a CSV cell spells as JSON or as Python writes it, anything else as it is."""
+def listed(value: Any, *, allows_repeated_keys: bool = False) -> Any:
+    """Return the list that a text such as a CSV cell spells as JSON or as Python writes it, anything else as it is.
+
+    Raises:
+        Misfit: an object in the list has a key twice, of which one value would be lost.
+    """
     if not (isinstance(value, str) and value.lstrip().startswith("[")):
         return value
     try:
-        values = json.loads(value)
+        values = json.loads(value, object_pairs_hook=None if allows_repeated_keys else unique_keys)
     except RecursionError:
         return value
+    except RepeatedKey as error:
+        raise Misfit(str(error)) from error
     except ValueError:
         if len(value) > _MAX_LITERAL:
             return value
         try:
-            values = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            tree = ast.parse(value.strip(), mode="eval")
+            values = ast.literal_eval(tree)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return value
+        if not allows_repeated_keys:
+            _refuse_repeated_keys(tree)
     return values if isinstance(values, list) else value
+
+
+def _refuse_repeated_keys(literal: ast.Expression) -> None:
+    for node in ast.walk(literal):
+        if isinstance(node, ast.Dict):
+            keys = [ast.unparse(key) for key in node.keys if key]
+            if repeated := next((key for key in keys if keys.count(key) > 1), None):
+                raise Misfit(f"key {repeated} appears twice in one object")
 
 
 def truth(value: Any) -> bool | None:
@@ -194,7 +217,7 @@ def turns(row: Row, name: str) -> Sequence[Row]:
 def first_turn(row: Row, columns: Iterable[str]) -> Row:
     """Return what the first turn of the first of these columns that holds turns has, without nulls; or nothing."""
     for name in columns:
-        items = listed(row.get(name))
+        items = listed(row.get(name), allows_repeated_keys=True)  # the format's reader refuses them
         if isinstance(items, list | tuple) and items and isinstance(items[0], dict):
             return {key: value for key, value in items[0].items() if value is not None}
     return {}

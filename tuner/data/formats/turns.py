@@ -14,6 +14,7 @@ from typing import Any
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Message
+from tuner.files import unique_keys
 
 _ROLES = {
     "system": "system",
@@ -54,7 +55,10 @@ LOSS_KEYS = (
 """The keys of a turn that say whether it is trained, with the tools whose words they are."""
 _MASK_KEYS = ("masked", "mask")
 """Those that say that it is not; `masked` is torchtune's."""
-LOSS_COLUMNS = (*LOSS_KEYS, *_MASK_KEYS, "sample_weight", "margin")
+_LOSS_ALONE = {"loss_scale", "loss_weight", "loss_mask", "step_loss_mask", "output_with_loss", "sample_weight"}
+"""The columns of a row that say nothing but how it is trained; the others may hold a person's weight, or a text."""
+_ROW_KEYS = {*LOSS_KEYS, *_MASK_KEYS, "sample_weight"}
+LOSS_COLUMNS = {*_ROW_KEYS, "margin"}
 """The columns that other tools weigh a row by; `margin` is TRL's for reward models."""
 _DETAILS = ("train_detail", "training_detail")
 """Axolotl's keys for single characters."""
@@ -135,23 +139,80 @@ def is_trained(turn: Row, role: str, number: int) -> bool:
         if turn.get(key):
             raise Misfit(f"turn {number} has {key}, and a turn is trained whole or not at all")
     values = {key: turn[key] for key in (*LOSS_KEYS, *_MASK_KEYS) if turn.get(key) is not None}
-    trained = {key: _flag(value, key, number) != (key in _MASK_KEYS) for key, value in values.items()}
-    if len(set(trained.values())) > 1:
-        both = " and ".join(f"{key} = {values[key]!r}" for key in trained)
-        raise Misfit(f"turn {number} has {both}, which contradict each other")
+    trained = _trained_by_key(values, f"turn {number}", "a turn")
     if role != "assistant" and True in trained.values():
         key = next(iter(trained))
         raise Misfit(f"turn {number} has {key} = {values[key]!r}, and only the assistant's turns are trained")
     return False not in trained.values()
 
 
-def _flag(value: Any, key: str, number: int) -> bool:
+def left_out_by(row: Row) -> str | None:
+    """Return the column that leaves a whole row out of the training; None if it is trained.
+
+    A column whose name also has another meaning is read if it holds true, false or a number from 0 to 1.
+
+    Raises:
+        Misfit: a column asks for a part of the loss; or columns, or a column and a turn, contradict each other.
+    """
+    values = {key: _number_of_cell(row[key]) for key, value in row.items() if _weighs(key, value)}
+    trained = _trained_by_key(values, "the row", "a row")
+    if False not in trained.values():
+        return None
+    key = next(iter(trained))
+    for turn in row.parts("turn") if isinstance(row, cells.TrackedRow) else ():
+        if opposed := next((name for name in (*LOSS_KEYS, *_MASK_KEYS) if _wants_loss(turn, name)), None):
+            both = f"{key} = {values[key]!r}, and a turn of it {opposed} = {turn[opposed]!r}"
+            raise Misfit(f"the row has {both}, which contradict each other")
+    return key
+
+
+def _weighs(key: str, value: Any) -> bool:
+    """Return whether a column says how its row is trained."""
+    if key not in _ROW_KEYS or value is None or value == "":
+        return False
+    number = _number_of_cell(value)
+    if number != number:  # pandas writes NaN where a row has no value
+        return False
+    return key in _LOSS_ALONE or (isinstance(number, int | float) and 0 <= number <= 1)
+
+
+def _number_of_cell(value: Any) -> Any:
+    """Return the truth or the number that a text such as a CSV cell spells, anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    if (truth := cells.truth(value)) is not None:
+        return truth if value.strip().isalpha() else int(truth)
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _wants_loss(turn: Row, key: str) -> bool:
+    value = turn.get(key)
+    return isinstance(value, int | float) and value in (0, 1) and bool(value) != (key in _MASK_KEYS)
+
+
+def _trained_by_key(values: Row, where: str, noun: str) -> dict[str, bool]:
+    """Return whether each loss key of a turn or a row wants loss.
+
+    Raises:
+        Misfit: one asks for a part of the loss, or two contradict each other.
+    """
+    trained = {key: _flag(value, key, where, noun) != (key in _MASK_KEYS) for key, value in values.items()}
+    if len(set(trained.values())) > 1:
+        both = " and ".join(f"{key} = {values[key]!r}" for key in trained)
+        raise Misfit(f"{where} has {both}, which contradict each other")
+    return trained
+
+
+def _flag(value: Any, key: str, where: str, noun: str) -> bool:
     if key == "mask" and not isinstance(value, bool):  # 1 is "leave it out" to some, and "train it" to others
-        raise Misfit(f"turn {number} has mask = {value!r}, which has two meanings; write train: true or false")
+        raise Misfit(f"{where} has mask = {value!r}, which has two meanings; write train: true or false")
     if not isinstance(value, int | float) or value not in (0, 1):
-        raise Misfit(
-            f"turn {number} has {key} = {value!r}, and a turn is trained whole or not at all: true, false, 1 or 0"
-        )
+        other = "; rename the column if it means something else" if noun == "a row" else ""
+        allowed = "true, false, 1 or 0"
+        raise Misfit(f"{where} has {key} = {value!r}, and {noun} is trained whole or not at all: {allowed}{other}")
     return bool(value)
 
 
@@ -203,7 +264,7 @@ def _calls_in_text(turn: Row, key: str, number: int) -> tuple[str, list[Message]
 
 def _values(text: str, start: int, where: str) -> Iterator[Any]:
     """Yield the JSON values that stand one after the other in a text from `start` on."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     while (start := _BETWEEN.match(text, start).end()) < len(text):  # type: ignore[union-attr]
         try:
             value, start = decoder.raw_decode(text, start)
@@ -214,13 +275,16 @@ def _values(text: str, start: int, where: str) -> Iterator[Any]:
 
 def _decoded(value: Any, where: str) -> Any:
     """Return a value, or what it spells if it is a text; None for an empty one."""
-    value = cells.listed(value)
+    try:
+        value = cells.listed(value)
+    except Misfit as misfit:
+        raise Misfit(f"{where} is no JSON: {misfit}") from misfit
     if not isinstance(value, str):
         return value
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return json.loads(value, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise Misfit(f"{where} is no JSON: {_reason(error)}") from error
 

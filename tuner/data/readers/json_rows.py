@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tuner.data.readers import text_files
-from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row
+from tuner.data.readers.text_files import Cursor, OnError, PlacedRow
 from tuner.errors import DataError
+from tuner.files import unique_keys
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 # No token of JSON but a string is longer: an error so near the end of what was read may be for want of the rest.
@@ -24,7 +25,7 @@ _LONGEST_TOKEN = 32
 
 def read_jsonl(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield the row of each line that is not blank."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     for number, line in text_files.lines(path, on_error, at):
         if written := line.rstrip():
             try:
@@ -127,7 +128,7 @@ def _refuse_object(window: _Window) -> None:
 
 
 def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
-    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     window.at += 1
     following, number, before = ",", 0, 0
     while following == "," and window.next() not in ("]", ""):
@@ -146,14 +147,6 @@ def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
     if end != "]" or window.next():
         problem = "',' or ']' is missing after a row" if end else "the array is truncated"
         raise DataError(problem, where=f"{window.path}:{line}", fix="Correct the file, or create it again.")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Row:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice in one object")
-    return row
 
 
 def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:
