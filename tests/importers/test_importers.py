@@ -584,6 +584,15 @@ sample_backend: hf
 """
 
 
+def test_what_belongs_to_4_bits_is_left_out_of_an_import_with_8() -> None:
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nfinetuning_type: lora\nstage: sft\ndataset: alpaca_en_demo\n"
+    imported = _imported(f"{text}quantization_bit: 8\nquantization_type: fp4\ndouble_quantization: false\n")
+
+    assert _loaded(imported)["quantization.bits"] == 8
+    left_out = [entry.setting.key for entry in imported.entries if entry.outcome is Outcome.LEFT_OUT]
+    assert {"quantization_type", "double_quantization"} <= set(left_out)
+
+
 def test_a_config_of_llamafactorys_rewrite_is_read_with_its_own_defaults_and_lines() -> None:
     Path("sets.yaml").write_text("one:\n  path: one.jsonl\n  source: local\n  converter: alpaca\n  num_samples: 5\n")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import made
-from tuner.errors import DataError, TunerError
+from tuner.errors import DataError, RecipeError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import inputs
 from tuner.launch.resolved_run import ResolvedRun
@@ -231,3 +231,25 @@ def test_validation_rows_that_stand_in_the_training_rows_are_counted_by_the_plan
     (warning,) = [one for one in plan.warnings if "validation rows" in one]
     assert warning.startswith("2 of the 3 validation rows")
     assert f"{val}:2 has those of {train}:6" in warning
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told_with_both_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", *[GOOD] * 20)
+    sets = (f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.packing=False", "global_batch_size=2")
+
+    for given, is_told in (("warmup_steps=11", True), ("warmup_steps=10", False), ("warmup_ratio=0.9", False)):
+        plan = made(*sets, given, recipe=SFT)
+        told = [one for one in preflight.foresee(plan) if "warm-up" in one]
+        assert bool(told) is is_told, given
+        assert told == [one for one in preflight.check_elsewhere(plan, quick=True) if "warm-up" in one]
+        assert not is_told or ("11 steps" in told[0] and "the run 10" in told[0])
+
+
+@pytest.mark.parametrize(("rate", "is_refused"), [("1e-7", True), ("5e-8", True), ("2e-7", False)])
+def test_a_rate_that_the_polynomial_schedule_cannot_begin_with_is_refused(rate: str, is_refused: bool) -> None:
+    plan = made("param_scheduler.type=polynomial", f"optimizer.lr={rate}")
+
+    found = [one for one in preflight.inspect(plan) if isinstance(one, RecipeError)]
+
+    assert [one.where for one in found] == ["param_scheduler.type"] * is_refused
+    assert not list(preflight.polynomial(made("param_scheduler.type=linear", f"optimizer.lr={rate}")))

@@ -287,3 +287,10 @@ def test_names_of_layers_in_one_text_are_a_list_and_not_a_regular_expression(wri
     assert targets(written) == names
     assert targets("all-linear") == "all-linear"
     assert targets(r".*\.q_proj") == r".*\.q_proj"
+
+
+@pytest.mark.parametrize("key", ["quant_type=fp4", "double_quant=False"])
+def test_what_belongs_to_4_bits_is_refused_with_8(key: str) -> None:
+    assert "nothing reads it with 8 bits" in _refused("tiny_qlora_sample_e1", "quantization.bits=8", key)
+    loading.load("tiny_qlora_sample_e1", Overrides(pairs=[("--set", "quantization.bits=8")]))
+    loading.load("tiny_qlora_sample_e1", Overrides(pairs=[("--set", key)]))

@@ -56,7 +56,7 @@ def test_a_run_warns_of_keys_of_turns_and_weights_of_rows_that_it_does_not_read(
 ) -> None:
     row = conversation("one", "two")
     row["messages"][1]["mood"] = "calm"
-    _, read, run = prepared(tmp_path, {**row, "source": "forum", "weight": 0.5}, row)
+    _, read, run = prepared(tmp_path, {**row, "source": "forum", "weight": 72.5}, row)
 
     rank_data.show_data({"train": read}, run)
 
@@ -116,3 +116,18 @@ def test_steps_that_the_recipe_sets_are_not_told(tmp_path: Path, capsys: pytest.
     rank_data.warn_of_few_steps(config, found, run)
 
     assert capsys.readouterr().out == ""
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told_once_its_steps_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [conversation("one", "two")] * 40
+    sets = ("train_dataloader.batch_size=1", "accumulative_counts=1", "train_dataloader.dataset.packing=False")
+    config, found, run = prepared(tmp_path, *rows, sets=(*sets, "warmup_steps=50"))
+
+    rank_data.warn_of_few_steps(config, found, run)
+    assert capsys.readouterr().out == "", "the plan has said it"
+    _uncounted(run)
+    rank_data.warn_of_few_steps(config, found, run)
+
+    assert "warm-up takes 50 steps and the run 40" in capsys.readouterr().out

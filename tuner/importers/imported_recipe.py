@@ -120,14 +120,19 @@ def _check(merged: Merged) -> None:
 
 
 def _settle_method(t: Translation) -> None:
-    """Remove the adapter's values if all weights are trained."""
-    if t.method in _ADAPTED:
-        return
-    for keys in [keys for keys in t.values if keys[0] in ("adapter", "quantization")]:
+    """Remove the adapter's values if all weights are trained, and those of 4 bits if the base has 8."""
+    if t.method not in _ADAPTED:
+        _leave_out(t, ("adapter.", "quantization."), "all weights are trained: there is no adapter")
+    elif t.values.get(("quantization", "bits")) == 8:
+        _leave_out(t, ("quantization.quant_type", "quantization.double_quant"), "belongs to 4 bits, and these are 8")
+
+
+def _leave_out(t: Translation, ours: tuple[str, ...], why: str) -> None:
+    """Remove the values of the keys that begin so."""
+    for keys in [keys for keys in t.values if ".".join(keys).startswith(ours)]:
         del t.values[keys], t.places[keys]
     for number, entry in enumerate(t.entries):
-        if entry.ours and entry.ours.startswith(("adapter.", "quantization.")):
-            why = "all weights are trained: there is no adapter"
+        if entry.ours and entry.ours.startswith(ours):
             t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
 
 

@@ -250,7 +250,7 @@ def _utilisation(wanted: Wanted) -> float:
 
 
 def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, Batch, tuple[str, ...]]:
-    """Return the optimizer steps of the run, its batch, and the warnings about the recipe and about too few steps.
+    """Return the optimizer steps of the run, its batch, and the warnings about the recipe and its steps.
 
     Args:
         config: The recipe with its split.
@@ -258,5 +258,4 @@ def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, Bat
     """
     batch = Batch(*config.split[:2], ranks)
     counted = steps.count_steps(config, batch, data_rows.sources(config))
-    few = steps.too_few(config, batch, counted)
-    return counted, batch, (*recipe.warnings, *([few] if few else []))
+    return counted, batch, (*recipe.warnings, *steps.warnings(config, batch, counted))

@@ -7,22 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tuner.errors import TunerError, together
-from tuner.launch import fitting
+from tuner.errors import RecipeError, TunerError, together
+from tuner.launch import fitting, steps
 from tuner.launch.checks import Finding, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.launch.steps import too_few
 from tuner.zero.recipe_values import is_stage_0
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
 _HIGH_RATE = 1e-2
 """Above it even a small new model rarely learns with Adam."""
+_POLYNOMIAL_END = 1e-7
+"""The `lr_end` of transformers' polynomial schedule, which raises ValueError for a rate that is not above it (5.23)."""
 
 
 def few_steps(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a run of too few optimizer steps."""
-    if warning := too_few(run.recipe.config, run.batch, run.steps):
-        yield warning
+    """Find a run of too few optimizer steps, or of fewer than its warm-up."""
+    yield from steps.warnings(run.recipe.config, run.batch, run.steps)
+
+
+def polynomial(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a rate that the polynomial schedule of transformers cannot begin with."""
+    config = run.recipe.config
+    if config.param_scheduler.type == "polynomial" and config.optim_wrapper.optimizer.lr <= _POLYNOMIAL_END:
+        problem = (
+            f"the polynomial schedule ends at a rate of {_POLYNOMIAL_END:g}, and lr = "
+            f"{config.optim_wrapper.optimizer.lr:g} is not above it"
+        )
+        fix = "Use another schedule such as param_scheduler.type=linear, or a higher lr."
+        yield RecipeError(problem, where="param_scheduler.type", fix=fix)
 
 
 def high_rate(run: ResolvedRun) -> Iterator[Finding]:
@@ -90,6 +102,7 @@ def _generation(name: str) -> Check:
 
 _ELSEWHERE: tuple[Check, ...] = (
     high_rate,
+    polynomial,
     _streamed,
     model_files.remote_code,
     model_files.architecture,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tuner.machine.topology import Batch, few_steps_warning
+from tuner.machine.topology import Batch, few_steps_warning, long_warm_up_warning
 from tuner.recipes.schema import RecipeConfig
 
 _BYTES_PER_TOKEN = 4
@@ -228,12 +228,14 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
     return max(1, round((rows + len(room)) * num_rows / len(sample)))
 
 
-def too_few(config: RecipeConfig, batch: Batch, steps: Steps) -> str | None:
-    """Return a warning about a run of too few steps; None if their number is unknown or the recipe sets it."""
-    samples = steps.samples
-    if config.train_cfg.max_steps or samples.value is None:
-        return None
-    return few_steps_warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
+def warnings(config: RecipeConfig, batch: Batch, steps: Steps) -> tuple[str, ...]:
+    """Return warnings about a run of too few steps, unless the recipe sets them, and about a warm-up beyond its end."""
+    samples, total, warm_up = steps.samples, steps.total.value, config.param_scheduler.warmup_steps
+    few = None
+    if not config.train_cfg.max_steps and samples.value is not None:
+        few = few_steps_warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
+    long = long_warm_up_warning(warm_up, total) if warm_up and total else None
+    return tuple(filter(None, (few, long)))
 
 
 def _described(samples: Count) -> str:

@@ -140,6 +140,16 @@ ENOUGH = 1000
 loss of 2.72, 131 steps 2.89 (docs/learning.md). On a GPU so many small steps cost minutes."""
 
 
+def long_warm_up_warning(warm_up: int, total: int) -> str | None:
+    """Return that a warm-up of `warm_up` steps ends behind the last of `total` steps; None if it does not."""
+    if warm_up <= total:
+        return None
+    return (
+        f"The warm-up takes {warm_up:,} steps and the run {total:,}: the learning rate only rises, to "
+        f"{total / warm_up:.0%} of lr. Use a smaller warmup_steps, or warmup_ratio"
+    )
+
+
 def few_steps_warning(
     batch: Batch, epochs: float, rows: int, description: str, *, unpacked: int | None = None
 ) -> str | None:

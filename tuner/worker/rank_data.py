@@ -23,7 +23,7 @@ from tuner.data.prepared import Prepared
 from tuner.data.stream import Rows, Stream
 from tuner.errors import DataError, Stopped
 from tuner.files import JsonObject, make_folder
-from tuner.machine.topology import Batch, Rank, few_steps_warning
+from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_warning
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
@@ -207,9 +207,10 @@ def warn_unless_planned(warnings: Iterable[str], run: RunDirectory) -> None:
 
 
 def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirectory) -> None:
-    """Warn if the rows make too few optimizer steps to learn from, unless the recipe sets the number of steps.
+    """Warn if the rows make too few optimizer steps to learn from, or fewer than the warm-up has.
 
-    It is silent if the plan has said so of the rows that it counted.
+    It is silent if the plan has said so of the rows that it counted. Of a number of steps that the recipe sets the plan
+    has said all.
     """
     if rows is None or config.train_cfg.max_steps:
         return
@@ -224,9 +225,14 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
         else f"{num_samples:,} samples"
     )
     unpacked = counts.kept if counts.packing else None
-    epochs = config.train_cfg.max_epochs
+    epochs, warm_up = config.train_cfg.max_epochs, config.param_scheduler.warmup_steps or 0
+
+    def warnings(samples: int) -> list[str | None]:
+        few = few_steps_warning(batch, epochs, samples, description, unpacked=unpacked)
+        return [few, long_warm_up_warning(warm_up, batch.steps(samples, epochs)) if samples else None]
+
     planned = sizes.get("samples")
-    if planned is not None and few_steps_warning(batch, epochs, planned, ""):
-        return
-    if warning := few_steps_warning(batch, epochs, num_samples, description, unpacked=unpacked):
-        warn(run, f"{warning}.")
+    foreseen = [None, None] if planned is None else warnings(planned)
+    for warning, told in zip(warnings(num_samples), foreseen, strict=True):
+        if warning and not told:
+            warn(run, f"{warning}.")

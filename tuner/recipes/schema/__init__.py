@@ -27,7 +27,7 @@ from pydantic import (
 from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.block import Block, Fraction, Lax, wrong_key
+from tuner.recipes.schema.block import Block, Fraction, Lax, refuse_unread, wrong_key
 from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective, blocks_of, takes_images
 
 LOADERS = ("train_dataloader", "val_dataloader")
@@ -122,6 +122,13 @@ class Quantization(Block):
     quant_type: Literal["nf4", "fp4"] = "nf4"
     # Quantize the scales too, which saves about 0.4 bits a weight.
     double_quant: bool = True
+
+    @field_validator("quant_type", "double_quant")
+    @classmethod
+    def _only_4_bits_have_a_type(cls, value: object, info: ValidationInfo) -> object:
+        if info.data.get("bits") == 8:
+            refuse_unread(cls, str(info.field_name), value, "with 8 bits")
+        return value
 
 
 INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
