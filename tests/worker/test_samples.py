@@ -17,12 +17,14 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.results.made import make_result
+from tuner.data.sample import Chat
+from tuner.data.sample_kinds import before_last_answer
 from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import load_tokenizer, source
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker.answer_metrics import AnswersValidationPrompts
-from tuner.worker.samples import show_samples
+from tuner.worker.samples import right_answer, show_samples, shown
 
 WIDE = 60
 
@@ -150,3 +152,34 @@ def test_validation_prompts_are_asked_with_the_tools_of_their_rows_and_their_tex
     assert "weather" in encoder.decode(ids.tolist())
     ends = ids.tolist().count(encoder.tokenizer.convert_tokens_to_ids("<|im_end|>"))
     assert ends == 1, "that of the template"
+
+
+CALLS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["", "I look."])
+def test_a_reference_answer_that_calls_a_tool_shows_the_call_as_the_template_writes_it(content: str) -> None:
+    config = load("tiny_full_sample_e1").config
+    encoder = TextEncoder(load_tokenizer(config.model, source(config.model)))
+    encoder.tokenizer.chat_template = CALLS
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    history = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "Where?"}]
+    answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+    chat = Chat([*history, {"role": "user", "content": "Rome"}, answer])
+
+    written = '{"name": "weather", "arguments": {"city": "Rome"}}'
+    assert right_answer(encoder, chat) == f"{content}<tool_call>{written}</tool_call>"
+    assert right_answer(encoder, Chat([*history, history[0], history[1]])) == "Where?"
+    assert shown([*chat.messages, history[0]]).splitlines()[-2] == (written if content else f"assistant: {written}")
+
+
+def test_a_call_that_ends_a_conversation_is_the_answer_that_rewards_get() -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": {}}}
+    chat = Chat([{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call]}])
+
+    assert before_last_answer(chat).columns == {"answer": '{"name": "weather", "arguments": {}}'}

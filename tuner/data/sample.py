@@ -5,6 +5,7 @@ It reads no rows: `formats` makes samples, `masks` turns them into tokens, `samp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -77,6 +78,13 @@ Sample = Chat | str | Pair | Feedback | Prompt
 def text_of(content: Any) -> str:
     """Return the text of a turn's content, without its images."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def spoken(turn: Message) -> str:
+    """Return the text of a turn, with a line of JSON for each of its calls of tools."""
+    calls = [call["function"] for call in turn.get("tool_calls") or ()]
+    lines = [json.dumps(call, ensure_ascii=False, default=str) for call in calls]
+    return "\n".join(filter(None, [text_of(turn.get("content") or ""), *lines]))
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, lacks, text_of
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, lacks, spoken
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 
@@ -87,7 +87,7 @@ def _refuse_untrained(turns: Sequence[Message], reason: str, place: str) -> None
 def before_last_answer(chat: Chat) -> Prompt:
     """Return the conversation before its last answer, which becomes the column `answer`."""
     at = max((number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"), default=0)
-    answer = text_of(chat.messages[at].get("content") or "") if at else None
+    answer = spoken(chat.messages[at]) if at else None
     return Prompt(chat.messages[:at], {ANSWER: answer}, tools=chat.tools)
 
 

@@ -43,7 +43,7 @@ from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import Settings, on_device
-from tuner.worker.samples import before_answer, prompts, shown
+from tuner.worker.samples import before_answer, prompts, right_answer, shown
 from tuner.worker.trainer_setup import evaluator
 from tuner.worker.trainers import num_trained
 
@@ -394,11 +394,11 @@ def generations(loaded: LoadedModel, conversations: list[Chat], settings: Settin
     """Return the model's answers to the conversations of `questions`, each with the right answer."""
     rows = []
     for chat in conversations:
-        *prompt, right = chat.messages
+        prompt = chat.messages[:-1]
         ids_BT = torch.tensor([loaded.encoder.prompt_ids(before_answer(chat))])
         reply = answer(loaded, ids_BT, settings, pixels=loaded.encoder.pixels_in(prompt, ids_BT))
         details = {"answer": reply.text, "tokens": reply.num_tokens, "is_whole": reply.is_whole}
-        rows.append({"prompt": shown(prompt), "right": right["content"], **details})
+        rows.append({"prompt": shown(prompt), "right": right_answer(loaded.encoder, chat), **details})
     return rows
 
 

@@ -25,7 +25,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import ask_for_one_answer, on_device, stop_where_answers_end
 from tuner.worker.process import warn
-from tuner.worker.samples import before_answer, prompts, same_text, shown
+from tuner.worker.samples import before_answer, prompts, right_answer, same_text, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ class AnswersValidationPrompts:
         self.prompts: list[str] = []
         self.right: list[str] = []
         for chat in prompts(dataset, config.log.generate, config.objective.type):
-            *prompt, answer = chat.messages
+            prompt = chat.messages[:-1]
             try:
                 ids_T = torch.tensor(encoder.prompt_ids(before_answer(chat)))
             except DataError:  # the preparation of the data has already reported this row
@@ -96,7 +96,7 @@ class AnswersValidationPrompts:
                 self.questions.append(ids_T)
                 self.pixels.append(encoder.pixels_in(prompt, ids_T[None]))
                 self.prompts.append(shown(prompt))
-                self.right.append(str(answer["content"]))
+                self.right.append(right_answer(encoder, chat))
         if not self.questions and dist.get_rank() == 0:
             warn(run, "log.generate is ignored: no validation row has a prompt that fits dataset.max_length.")
 

@@ -25,9 +25,9 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from tuner.data import images
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
-from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, images_of
+from tuner.data.sample import IGNORED, Chat, Feedback, Message, Pair, Prompt, Sample, images_of, spoken, text_of
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import visible
+from tuner.errors import DataError, visible
 from tuner.files import write_text
 from tuner.models.arguments import pinned, written
 from tuner.models.load import source
@@ -153,7 +153,7 @@ def _show(
         table.add_column(title)
     lines, num_right = [], 0
     for chat, answer, first in itertools.zip_longest(conversations[: len(answers)], answers, before):
-        prompt, right = shown(chat.messages[:-1]), chat.messages[-1]["content"]
+        prompt, right = shown(chat.messages[:-1]), right_answer(encoder, chat)
         is_right = same_text(answer, right)
         num_right += is_right
         answers_shown = (first or "", answer) if before else (answer,)
@@ -191,6 +191,21 @@ def prompts(dataset: Dataset, count: int, objective: str) -> list[Chat]:
 def before_answer(chat: Chat) -> Chat:
     """Return a conversation without its last turn, as it is asked."""
     return replace(chat, messages=chat.messages[:-1])
+
+
+def right_answer(encoder: Encoder, chat: Chat) -> str:
+    """Return the reference answer, the last turn, as text; calls of tools as the chat template writes them."""
+    *before, answer = chat.messages
+    if not answer.get("tool_calls") and answer["content"]:
+        return text_of(answer["content"])
+    asked = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
+    trained = {key: value for key, value in answer.items() if key != "weight"}
+    try:
+        [parts] = encoder.encode([("the reference", Chat([*asked, trained], chat.tools))])
+    except DataError:  # the preparation of the data has reported the row
+        return spoken(answer)
+    ids, labels = parts[-1].labelled
+    return encoder.decode(ids[labels != IGNORED].tolist(), skips_special=True).strip()
 
 
 def _right(sample: Sample) -> Chat | None:
@@ -270,14 +285,15 @@ def _message(error: Exception) -> str:
 def shown(messages: list[Message]) -> str:
     """Return a prompt as text: a single question as it is, a conversation with the roles of its turns."""
     if len(messages) == 1:
-        return _with_places(messages[0]["content"])
-    return "\n".join(f"{message['role']}: {_with_places(message['content'])}" for message in messages)
+        return _with_places(messages[0])
+    return "\n".join(f"{message['role']}: {_with_places(message)}" for message in messages)
 
 
-def _with_places(content: object) -> str:
-    """Return the text of a turn, with `<image>` for each image."""
+def _with_places(message: Message) -> str:
+    """Return the text of a turn, with `<image>` for each image, and with its calls of tools."""
+    content = message["content"]
     if not isinstance(content, list):
-        return str(content)
+        return spoken(message)
     return "".join("<image>" if part["type"] == "image" else part["text"] for part in content)
 
 
