@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.launch.processes import wait_until
-from tuner.machine.kernel import num_oom_kills, stopped
+from tuner.machine.kernel import num_oom_kills, peak_resident_bytes, stopped
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -89,3 +89,27 @@ def test_a_stopped_process_is_known_by_its_state() -> None:
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: stopped({0: process.pid, 1: gone}) == [0])
         process.kill()
+
+
+PEAK = """
+from tuner.machine.kernel import peak_resident_bytes
+
+before = peak_resident_bytes()
+block = b"1" * (200 << 20)
+del block
+print(before, peak_resident_bytes())
+"""
+
+
+def test_the_peak_of_a_process_counts_memory_that_it_has_freed_and_none_of_the_process_that_started_it() -> None:
+    ballast = bytearray(b"1" * (300 << 20))
+    ended = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    del ballast
+
+    before, after = map(int, ended.stdout.split())
+    assert before < 150 << 20, "a Python with few modules"
+    assert (190 << 20) < after - before < (250 << 20)
+
+
+def test_without_a_kernel_that_names_the_peak_the_one_of_getrusage_counts(tmp_path: Path) -> None:
+    assert peak_resident_bytes(tmp_path) > 10 << 20

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tuner.errors import DiskError, NotANumber
 from tuner.files import JsonObject
+from tuner.machine.kernel import peak_resident_bytes
 from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.verdict import REWARD
@@ -171,11 +171,11 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this rank: tensors on its device, or the whole process on a CPU."""
+    """Return the peak memory of this rank: tensors on its device, or the whole process, without children, on a CPU."""
     accelerator = get_accelerator()
     if accelerator.device_name() != "cpu":
         return int(accelerator.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_resident_bytes()
 
 
 def _finite(logs: Logs) -> Logs:
