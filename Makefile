@@ -7,6 +7,8 @@
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
 # make test-oldest  the same with the oldest that pyproject.toml allows
 # make check        lint (the Dockerfiles too) and types
+# make audit        known security holes of the pinned packages; it asks the package registry
+# make pins         write constraints.txt and hashes.txt anew, after a change of requirements.txt
 # make docs         the documentation as a site, build/site/index.html; a broken link is an error
 # make install      set up alone: .venv/bin/tuner
 
@@ -19,14 +21,19 @@ TESTS ?= tests
 # The tests start tuner hundreds of times: its bytecode is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-long golden real test-gpu test-latest test-oldest check docs clean
+.PHONY: install quickstart test test-long golden real test-gpu test-latest test-oldest check audit pins docs clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): requirements.txt pyproject.toml
+# pip, setuptools and wheel come first: they build the two packages that have no wheel. Then all that has one hash
+# everywhere, and then torch, whose builds differ.
+BUILDERS := '/^\(pip\|setuptools\|wheel\)==/,/[^\]$$/p'
+
+$(INSTALLED): requirements.txt constraints.txt hashes.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tuner needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip setuptools wheel
+	sed -n $(BUILDERS) hashes.txt | $(BIN)/pip install --quiet --no-deps --require-hashes -r /dev/stdin
+	$(BIN)/pip install --quiet --no-deps --require-hashes --no-build-isolation -r hashes.txt
 	$(BIN)/pip install --quiet -r requirements.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(INSTALLED)
@@ -68,6 +75,18 @@ check: install
 	$(BIN)/ruff format --check tuner tests bench
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/*.Dockerfile
+	$(BIN)/zizmor --quiet --offline .github/workflows
+
+audit: install
+	$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+# What is pinned stays as it is where requirements.txt allows it; to renew all, remove the two files first.
+# hashes.txt leaves out torch and the packages of its CUDA build: another build has others.
+pins: COMPILE := uv pip compile --quiet --universal --python-version 3.11 --custom-compile-command 'make pins'
+pins:
+	sed '/^-c/d' requirements.txt | $(COMPILE) --annotation-style line --output-file constraints.txt -
+	sed -E '/^(torch|triton|cuda-|nvidia-[^m])/d' constraints.txt \
+		| $(COMPILE) --no-deps --no-annotate --generate-hashes --output-file hashes.txt -
 
 docs: install
 	$(BIN)/zensical build --clean --strict

@@ -95,7 +95,7 @@ def test_an_image_has_a_pinned_base_an_ordinary_user_and_no_secret(dockerfile: P
     lines = dockerfile.read_text(encoding="utf-8").splitlines()
     words = {word: [line.split(maxsplit=1)[1] for line in lines if line.startswith(f"{word} ")] for word in _WORDS}
 
-    assert all(re.fullmatch(r"\S+:\d+\.\d+\.\d+-\S+", base) for base in words["FROM"])
+    assert all(re.fullmatch(r"\S+:\d+\.\d+\.\d+-\S+@sha256:[0-9a-f]{64}", base) for base in words["FROM"])
     assert words["USER"] == ["$UID"] and words["ARG"] == ["UID=1000"]
     assert not re.search(r"(?i)token|secret|password|_key", "\n".join(words["ENV"] + words["ARG"] + words["RUN"]))
     assert words["ENTRYPOINT"] == ['["tuner"]']
