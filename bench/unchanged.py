@@ -3,9 +3,9 @@
     python -m bench.unchanged record before.json
     python -m bench.unchanged compare before.json after.json
 
-A recording holds exit code and output of `train --dry-run --json`, at one rank and at two with ZeRO-3, and of
-`plan --json` for eight GPUs. Paths of the checkout and of Python, and how
-much of the disk is free, are left out, so two checkouts can be compared.
+A recording holds exit code and output of `train --dry-run --json`, at one rank and at two with ZeRO-3, of
+`plan --json` for eight GPUs, and of `show --json` for one GPU and for two nodes. Paths of the checkout and of Python,
+and how much of the disk is free, are left out, so two checkouts can be compared.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ COMMANDS = (
     ({}, "train {} --dry-run --json --work-dir run"),
     ({"NPROC_PER_NODE": "2"}, "train {} --dry-run --json --work-dir run --deepspeed deepspeed_zero3"),
     ({}, "plan {} --gpu a100 --gpus 8 --json"),
+    ({}, "show {} --gpu rtx4090 --json"),
+    ({}, "show {} --gpu h100 --gpus 8 --nodes 2 --json"),
 )
 
 

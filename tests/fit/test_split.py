@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import RecipeError
-from tuner.fit.advice import MARGIN, fastest
-from tuner.fit.estimate import peak
-from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.candidates import MARGIN, candidates, choose
+from tuner.fit.levels import Level, Machines
 from tuner.fit.shares import possible
 from tuner.fit.step_time import GPUS, Cluster
 from tuner.recipes import loading
@@ -75,11 +74,12 @@ def taken(name: str, level: str, gpu: str, gpus: int, nodes: int = 1, *sets: str
     config, machines = config_of(name, *sets), Machines(gpus, GPUS[gpu].memory_bytes, nodes)
     assert config.architecture is not None
     preset = Level.of_preset(level, config.architecture.hidden_size)
-    split = fastest(config, config.architecture, machines, preset, level, Cluster.of(GPUS[gpu], nodes))
-    if split is None:
+    splits = possible(config, machines.world_size)
+    cluster = Cluster.of(GPUS[gpu], nodes)
+    choice = choose(candidates(config, config.architecture, machines, {level: preset}, splits, cluster))
+    if choice is None:
         return None, 0.0
-    needs = peak(config.with_split(split), config.architecture, preset, machines.world_size, gpus)
-    return split, Fit(level, needs, machines).room
+    return choice.taken.split, choice.taken.fit.room
 
 
 def test_what_fits_without_is_not_computed_again() -> None:
@@ -105,5 +105,5 @@ def test_where_the_network_is_slower_than_the_arithmetic_recomputing_in_fewer_ro
     assert many is not None and many.recompute and many.micro_batch > one.micro_batch
 
 
-def test_where_nothing_leaves_the_margin_nothing_is_taken() -> None:
+def test_where_nothing_fits_nothing_is_taken() -> None:
     assert taken(OPEN, "none", "rtx4090", 1)[0] is None

@@ -60,7 +60,8 @@ def test_kernels_that_are_on_are_measured_off_too(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastest() -> None:
     base = made(recipe=OPEN, hardware=CPU, deepspeed="zero2")
-    base = replace(base, document=choice.laid(base.document, [choice.of_flag("steps_per_print=7")]))
+    changed = choice.laid(base.document, [choice.of_flag("steps_per_print=7")])
+    base = replace(base, chosen=replace(base.chosen, document=changed))
     first = next(candidates(base, Tuned(base.recipe, Path("tuned.py"), 1, [])))
 
     assert first.applied(base.recipe.config).deepspeed == {"base": "deepspeed_zero2", "steps_per_print": 7}

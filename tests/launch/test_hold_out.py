@@ -11,7 +11,8 @@ from tests.machine.gpus import CPU
 from tuner.data import mixing
 from tuner.data.pipeline import Pipeline
 from tuner.launch import data_rows
-from tuner.launch.resolve import resolve_recipe
+from tuner.launch.machine_facts import RunPlace
+from tuner.launch.resolve import decide
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
@@ -102,7 +103,7 @@ def test_a_run_trains_and_validates_on_the_rows_that_its_plan_has() -> None:
     loaded = loading.load(None, Overrides(model="tiny", data=rows("my.jsonl", 200)))
     topology = resolve(LaunchFlags(), {}, 0)
 
-    recipe = resolve_recipe(loaded, None, topology, CPU).recipe
+    recipe = decide(loaded, None, RunPlace.of(CPU, topology)).recipe
     Path("run.py").write_text(recipe.standalone())
 
     assert read(loading.load("./run.py")) == read(recipe) == [190, 10]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -163,7 +164,8 @@ def test_local_models_and_data_ask_nobody(serve: Serve, tmp_path: Path) -> None:
 def test_ranks_that_do_not_lead_ask_nobody(serve: Serve) -> None:
     asked = serve(status(404, "RepoNotFound"))
     plan = made(model=ID)
-    object.__setattr__(plan, "topology", Topology("slurm", 1, 0, 2, 2, rank=1, local_rank=1))
+    topology = Topology("slurm", 1, 0, 2, 2, rank=1, local_rank=1)
+    plan = replace(plan, place=plan.place._replace(topology=topology))
 
     assert list(inputs.reachable(plan)) == []
     assert asked == []

@@ -13,7 +13,7 @@ from tests.launch.plans import checkpoint, made, task
 from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError, UsageError
-from tuner.launch import execute, fitting, preflight, render
+from tuner.launch import execute, preflight, render, resolve
 from tuner.machine.hardware import Hardware
 from tuner.runs import checkpoints
 
@@ -189,8 +189,13 @@ def test_where_every_checkpoint_is_damaged_no_attempt_begins_anew_unasked(
 
 def test_auto_is_decided_once_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[str] = []
-    real = fitting.choose_level
-    monkeypatch.setattr(fitting, "choose_level", lambda *given, **more: decided.append("") or real(*given, **more))
+    real = resolve.choose_level_and_split
+
+    def choose(config: Any, named: Any, *more: Any) -> Any:
+        decided.extend([""] if named is None else [])
+        return real(config, named, *more)
+
+    monkeypatch.setattr(resolve, "choose_level_and_split", choose)
     run = tmp_path / "run"
 
     _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2", deepspeed=None)

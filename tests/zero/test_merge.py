@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
-from tuner.launch.batch_size import lightest
+from tuner.fit.shares import possible
+from tuner.launch.batch_size import with_split
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading
@@ -34,7 +35,8 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def _recipe(*sets: str, name: str = TINY) -> Recipe:
-    return lightest(loading.load(name, Overrides(pairs=[("--set", text) for text in sets])), 1)
+    loaded = loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
+    return with_split(loaded, possible(loaded.config, 1)[0], "derived: the least memory")
 
 
 def _batch(loaded: Recipe, ranks: int) -> Batch:

@@ -10,7 +10,8 @@ import pytest
 from tests.each import each
 from tests.machine.gpus import CPU
 from tuner.errors import DeepSpeedConfigError
-from tuner.launch.resolve import resolve_recipe
+from tuner.launch.machine_facts import RunPlace
+from tuner.launch.resolve import decide
 from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
@@ -25,7 +26,7 @@ ZERO = "zero_optimization"
 
 def _resolved(recipe: str, deepspeed: str | None, *ds: str) -> ResolvedRecipe:
     loaded = loading.load(recipe, Overrides(ds=ds))
-    return resolve_recipe(loaded, deepspeed, resolve(LaunchFlags(), {}, 0), CPU)
+    return decide(loaded, deepspeed, RunPlace.of(CPU, resolve(LaunchFlags(), {}, 0)))
 
 
 def _recipe(folder: Path, deepspeed: str) -> str:

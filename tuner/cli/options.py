@@ -111,7 +111,7 @@ deepspeed_option = all_of(
         metavar="PRESET|FILE",
         shell_complete=complete.deepspeed,
         help="DeepSpeed config: zero1, zero2, zero2_offload, zero3, zero3_offload, a JSON file, an accelerate config, "
-        "none, or auto: the lowest ZeRO level that fits. [default: the recipe's, auto]",
+        "none, or auto: the fastest ZeRO level that fits. [default: the recipe's, auto]",
     ),
     click.option(
         "--ds",

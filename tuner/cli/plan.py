@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +23,7 @@ from tuner.errors import UsageError
 if TYPE_CHECKING:
     from tuner.fit.levels import Fit, Machines
     from tuner.fit.summary import Longest, Report, Step
-    from tuner.launch.planning import Plan
+    from tuner.launch.planning import Chosen, Plan
     from tuner.recipes.recipe import Recipe
 
 _PARTS = {
@@ -100,6 +100,7 @@ def command(
     """
     from tuner.files import dump_json
     from tuner.launch import planning
+    from tuner.machine.hardware import decide_precision
     from tuner.recipes import loading
 
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
@@ -108,8 +109,9 @@ def command(
         if deepspeed or loaded.ds:
             fix = "Remove one of them; every level is tried."
             raise UsageError("both choose levels", where="--max-context and --deepspeed", fix=fix)
-        place = planning.place_of(wanted, loaded.config.optim_wrapper.dtype, os.environ)
-        _show_longest(loaded, place.machines, place.name, as_json=as_json)
+        planned = planning.machines_of(wanted, os.environ)
+        precision = decide_precision(loaded.config.optim_wrapper.dtype, planned.place.hardware)
+        _show_longest(loaded, planned.place.machines(precision), planned.name, as_json=as_json)
         return
     plan = planning.make(loaded, wanted, os.environ, deepspeed)
     if as_json:
@@ -161,11 +163,11 @@ def _print_head(plan: Plan, *more: str) -> None:
 
 
 def _print(report: Report, plan: Plan) -> None:
-    chosen = f"gradient checkpointing: {'on' if report.config.split.recompute else 'off'}"
-    _print_head(plan, *([] if report.config == plan.recipe.config else [chosen]))
+    _print_head(plan)
     click.secho("Peak memory (GiB): per GPU, and per node (row 'host')", italic=True)
-    bold = report.fits.index(report.recommended) + 1 if report.recommended else None
-    say_table(_memory_rows(report.fits, plan.chosen.fit if plan.chosen else None), bold=bold)
+    names = [level.level for level in report.levels]
+    bold = names.index(report.recommended.level) + 1 if report.recommended else None
+    say_table(_memory_rows(report, plan.chosen), bold=bold)
     if plan.chosen:
         say(wrapped(f"chosen: {plan.chosen.fit.level}, {plan.chosen.split}"))
     for line in _advice(report):
@@ -186,14 +188,14 @@ def _advice(report: Report) -> Iterator[str]:
     from tuner.fit.advice import WITHOUT_OFFLOADING
     from tuner.fit.sizes import gib
 
-    best = report.recommended
+    choice, best = report.choice, report.recommended
     if best and best.offloads and report.changes:
         yield WITHOUT_OFFLOADING
         yield from _numbered(report)
-    if best:
+    if choice and best:
         level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
         use = "Unchanged, use" if best.offloads and report.changes else "Use"
-        yield f"{use} {level}: {best.why}. It leaves {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        yield f"{use} {level}: {choice.describe()}. It leaves {gib(best.spare_gpu_bytes)} to spare on each GPU."
         if not report.machines.host_bytes:
             yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
         return
@@ -206,10 +208,14 @@ def _numbered(report: Report) -> Iterator[str]:
         yield f"  {number}. {change.text}"
 
 
-def _memory_rows(levels: Sequence[Fit], chosen: Fit | None) -> Iterator[list[str]]:
+def _memory_rows(report: Report, chosen: Chosen | None) -> Iterator[list[str]]:
     """Yield a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
-    fits = [*levels, *([chosen] if chosen else [])]
-    yield ["", *(fit.level.removeprefix("deepspeed_") for fit in levels), *(["chosen"] if chosen else [])]
+    fits = [*(level.fit for level in report.levels), *([chosen.fit] if chosen else [])]
+    splits = [*(level.split for level in report.levels), *([chosen.split] if chosen else [])]
+    names = [level.level.removeprefix("deepspeed_") for level in report.levels]
+    yield ["", *names, *(["chosen"] if chosen else [])]
+    yield ["split", *(f"{split.micro_batch}x{split.accumulation}" for split in splits)]
+    yield ["recompute", *("yes" if split.recompute else "no" for split in splits)]
     for title, keys in _PARTS.items():
         sizes = [sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in fits]
         if title in _OF_SOME and not any(sizes):

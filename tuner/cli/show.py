@@ -137,23 +137,25 @@ def _recipe(
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
+    from tuner.launch import fitting
     from tuner.launch.final_config import launch_flags
     from tuner.launch.machine_facts import look_up as machines_of
-    from tuner.launch.resolve import resolve_recipe
+    from tuner.launch.resolve import decide
 
-    hardware, topology = machines_of(machines, os.environ, launch_flags(loaded, deepspeed))
-    resolved = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
+    place = machines_of(machines, os.environ, launch_flags(loaded, deepspeed))
+    resolved = decide(loaded, deepspeed, place, ignore_fit=True)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
-    why = f" ({resolved.level_reason})" if resolved.level_reason else ""
+    reason = fitting.why(resolved.chosen)
+    why = f" ({reason})" if reason else ""
     head = (
         *loaded.notes,
-        f"{loaded.name} on {hardware.describe()}; {topology.describe()}",
+        f"{loaded.name} on {place.hardware.describe()}; {place.topology.describe()}",
         f"DeepSpeed: {resolved.level}{why}",
     )
     facts = {
-        "machine": f"{hardware.describe()}; {topology.describe()}",
-        "level": {"name": resolved.level, "reason": resolved.level_reason},
+        "machine": f"{place.hardware.describe()}; {place.topology.describe()}",
+        "level": {"name": resolved.level, "reason": reason},
         "warnings": list(resolved.warnings),
     }
     return Shown(loaded.name, sections, head, resolved.warnings, facts)

@@ -222,7 +222,7 @@ def _is_terminal() -> bool:
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
     from tuner.files import dump_json
-    from tuner.launch import render
+    from tuner.launch import fitting, render
 
     argv, env, batch = render.argv(run), render.environment(run), render.batch_json(run)
     ranks = render.of_ranks(run.topology)
@@ -235,7 +235,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
             "batch": batch,
             "origins": origins_json(run.final.origins),
             "warnings": [*run.warnings, *warnings],
-            "level": {"name": run.level, "reason": run.level_reason},
+            "level": {"name": run.level, "reason": fitting.why(run.chosen)},
             "fit": run.fit.to_json() if run.fit else None,
             "precision": {"dtype": run.precision.dtype, "reason": run.precision.reason},
             "run_directory": str(run.run_path),

@@ -237,6 +237,6 @@ log = dict(
 # Seed of weights, data order and dropout.
 randomness = dict(seed=42)
 
-# A preset's name, a path to a DeepSpeed config, 'auto' (the lowest level that fits) or 'none'; dict(base=...) changes
+# A preset's name, a path to a DeepSpeed config, 'auto' (the fastest level that fits) or 'none'; dict(base=...) changes
 # values of one. --deepspeed overrides it.
 deepspeed = "auto"

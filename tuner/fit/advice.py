@@ -1,4 +1,4 @@
-"""Which ZeRO level and which split of a step to take; if no level fits, the cheapest change with which one does.
+"""What each ZeRO level needs, and the cheapest change with which one fits if none does.
 
 Every answer is checked by the arithmetic of `estimate`; nothing is guessed.
 """
@@ -9,14 +9,11 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tuner.fit.estimate import frozen_bytes, peak_on
+from tuner.fit.candidates import Candidate, choose
+from tuner.fit.estimate import peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
-from tuner.fit.parameters import active_parameters, backward_share, count, trained_share
-from tuner.fit.shares import data_parallel_ranks, possible
-from tuner.fit.step_time import Cluster, Traffic, flops_of_step, step_time, zero_traffic
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import tokens_per_sample
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
@@ -51,15 +48,6 @@ def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, le
     preset = Level.of_preset(level, architecture.hidden_size)
     needs = peak_on(recipe, architecture, preset, machines)
     return Fit(level, needs, machines)
-
-
-def recommended(fits: list[Fit]) -> Fit | None:
-    """Return the level to take: of those that fit the first by `Fit.rank`; None if none fits.
-
-    One GPU shards nothing, so there 'none' comes first; else ZeRO-1 does.
-    """
-    possible = [fit for fit in fits if fit.fits and (fit.level != "none" or fit.machines.world_size == 1)]
-    return min(possible, key=lambda fit: fit.rank, default=None)
 
 
 def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
@@ -125,8 +113,14 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
 
 
 def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool = True) -> Fit | None:
-    best = recommended(levels(recipe, architecture, machines))
-    return None if best and best.offloads and not offload else best
+    """Return the level to take with the recipe's own split; None if none fits."""
+    fits = levels(recipe, architecture, machines)
+    choice = choose(
+        [Candidate(recipe, fit, 0.0, None) for fit in fits if fit.level != "none" or machines.world_size == 1]
+    )
+    if choice is None or (choice.taken.fit.offloads and not offload):
+        return None
+    return choice.taken.fit
 
 
 Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
@@ -213,68 +207,3 @@ def _more_gpus(
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None
-
-
-# --- The split of a recipe ---
-
-MARGIN = 0.1
-"""The part of each GPU that a split of our choice leaves free: fragmentation and contexts are known to a few per cent,
-and a step that runs out of memory after an hour costs more than the last tenth would bring (docs/plan.md)."""
-
-
-def fastest(
-    recipe: RecipeConfig,
-    architecture: Architecture,
-    machines: Machines,
-    level: Level,
-    name: str,
-    cluster: Cluster | None,
-) -> Split | None:
-    """Return the split that takes the least time by the plan's model among those that leave `MARGIN` free, or None.
-
-    Of equally fast ones the largest micro-batch: kernels start less often.
-
-    Args:
-        level: What of the DeepSpeed config costs memory.
-        name: The level of `fit.levels.LEVELS` that sends what it sends.
-        cluster: What a step's seconds are worked out with; None: its arithmetic alone decides.
-    """
-
-    def room(split: Split) -> float:
-        config = recipe.with_split(split)
-        needs = peak_on(config, architecture, level, machines)
-        return Fit(name, needs, machines).room
-
-    def cost(split: Split) -> tuple[float, int]:
-        config = recipe.with_split(split)
-        flops = step_flops(config, architecture)
-        volume = traffic(config, architecture, machines, name)
-        time_s = step_time(name, volume, flops, cluster).total_s if cluster else flops
-        return time_s, -split.micro_batch
-
-    options = possible(recipe, data_parallel_ranks(recipe, machines.world_size))
-    return min((one for one in options if room(one) >= MARGIN), key=cost, default=None)
-
-
-def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
-    """Return the FLOPs of one rank's share of an optimizer step, if every row is one sample of the full length.
-
-    A token attends to half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values.
-    """
-    width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
-    return flops_of_step(
-        active_parameters(architecture),
-        trained_share(recipe, architecture),
-        recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
-        recompute=recipe.split.recompute,
-        attention=2.0 * width * recipe.train_dataloader.dataset.max_length,
-        backward_share=backward_share(recipe, architecture),
-    )
-
-
-def traffic(recipe: RecipeConfig, architecture: Architecture, machines: Machines, name: str) -> Traffic:
-    """Return what a rank sends for one step of the recipe."""
-    parameters, ranks = count(recipe, architecture), machines.world_size
-    trained = machines.weight_bytes * parameters.trainable
-    frozen = frozen_bytes(parameters, machines.weight_bytes)
-    return zero_traffic(name, trained, frozen, ranks, recipe.split.accumulation, machines.gpus_per_node)

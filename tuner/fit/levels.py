@@ -16,9 +16,6 @@ LEVELS = (
 )
 """In the order in which they are tried. Each shards more than the one before; those that offload, which is several
 times slower and needs the host's memory, come after all others."""
-TIGHT = 0.05
-"""A level that leaves less than this part of a GPU free is taken only if no other leaves more: the estimate itself is
-known to a few per cent (docs/plan.md)."""
 _ALLGATHER_BUCKET = 200_000_000
 _MAX_LIVE = 1_000_000_000
 _SUB_GROUP = 1_000_000_000
@@ -181,25 +178,6 @@ class Fit(NamedTuple):
     @property
     def offloads(self) -> bool:
         return self.level.endswith("_offload")
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """The place of a level that fits among others; the least comes first, and of equals the first in `LEVELS`.
-
-        All without offloading come before all with it. Those that leave enough free are equal; behind them, the one
-        that leaves the most comes first.
-        """
-        spare = self.spare_gpu_bytes / self.machines.gpu_bytes
-        return self.offloads, 0.0 if spare >= TIGHT else 1.0 - spare
-
-    @property
-    def why(self) -> str:
-        """Why a level is taken that comes first by `rank`."""
-        if self.offloads:
-            return "nothing fits without offloading"
-        if self.rank[1]:
-            return f"no level leaves {TIGHT:.0%} of each GPU free, and this one leaves the most"
-        return f"the lowest level that leaves {TIGHT:.0%} of each GPU free"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; sizes are whole bytes."""

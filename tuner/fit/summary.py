@@ -6,18 +6,19 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tuner import paths
 from tuner.errors import ModelError
 from tuner.fit import advice, step_time
-from tuner.fit.advice import Change, changes, fastest, levels, recommended, step_flops, traffic
-from tuner.fit.levels import LEVELS, Fit, Level, Machines
+from tuner.fit.advice import Change, changes
+from tuner.fit.candidates import Candidate, Choice, best_of_levels, step_flops, traffic
+from tuner.fit.levels import LEVELS, Fit, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
-from tuner.fit.shares import data_parallel_ranks, possible, sizes
+from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic
-from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import KINDS, tokens_per_sample
@@ -38,7 +39,11 @@ class Step(NamedTuple):
 class Report(NamedTuple):
     """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes.
 
-    `config` is the recipe with its split, which the plan chose where the recipe says 'auto'.
+    Args:
+        config: The recipe with the split of the level to take.
+        levels: Each level with its best split.
+        choice: The level to take; None if nothing fits.
+        tokens_per_step: Of all ranks; every split has as many.
     """
 
     name: str
@@ -46,54 +51,56 @@ class Report(NamedTuple):
     architecture: Architecture
     parameters: Parameters
     machines: Machines
-    fits: list[Fit]
-    recommended: Fit | None
+    levels: list[Candidate]
+    choice: Choice | None
     changes: list[Change]
     steps: list[Step]
     tokens_per_step: int
 
+    @property
+    def recommended(self) -> Fit | None:
+        """The level to take; None if nothing fits."""
+        return self.choice.taken.fit if self.choice else None
 
-def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: Cluster | None = None) -> Report:
-    """Work out everything.
+
+def make(
+    name: str,
+    config: RecipeConfig,
+    machines: Machines,
+    candidates: Sequence[Candidate],
+    choice: Choice | None,
+    *,
+    cluster: Cluster | None,
+    assumed: Cluster | None = None,
+) -> Report:
+    """Gather everything.
 
     Args:
-        cluster: What a step's seconds are worked out with; None: they are not.
-        assumed: The same where no network was named, to choose a split by.
+        config: The recipe with the split that is taken.
+        candidates: All pairs of level and split.
+        choice: What was chosen of them; None if nothing fits.
+        cluster: What a step's seconds are shown for; None: they are not.
+        assumed: What the seconds of one GPU are computed with where no network is named.
 
     Raises:
         ModelError: nothing is known of the model, or there is no formula for its architecture.
-        RecipeError: the ranks cannot share the global batch.
     """
-    architecture = known_architecture(recipe.config)
-    config = _settled(recipe.config, architecture, machines, cluster or assumed)
-    fits = levels(config, architecture, machines)
-    best = recommended(fits)
+    architecture = known_architecture(config)
+    best = choice.taken.fit if choice else None
+    levels = best_of_levels(candidates)
     ranks = data_parallel_ranks(config, machines.world_size)
-    tokens = config.split.samples * tokens_per_sample(config) * ranks
     return Report(
-        name=recipe.name,
+        name=name,
         config=config,
         architecture=architecture,
         parameters=count(config, architecture),
         machines=machines,
-        fits=fits,
-        recommended=best,
+        levels=levels,
+        choice=choice,
         changes=[] if best and not best.offloads else changes(config, architecture, machines),
-        steps=_steps(config, architecture, machines, cluster, assumed),
-        tokens_per_step=tokens,
+        steps=_steps(config, architecture, machines, levels, cluster, assumed),
+        tokens_per_step=config.split.samples * tokens_per_sample(config) * ranks,
     )
-
-
-def _settled(
-    config: RecipeConfig, architecture: Architecture, machines: Machines, cluster: Cluster | None
-) -> RecipeConfig:
-    """Return the recipe with the fastest split at the level to take, which is the lowest at which any split fits."""
-    lightest, *others = possible(config, data_parallel_ranks(config, machines.world_size))
-    best = recommended(levels(config.with_split(lightest), architecture, machines))
-    if best is None or not others:
-        return config.with_split(lightest)
-    level = Level.of_preset(best.level, architecture.hidden_size)
-    return config.with_split(fastest(config, architecture, machines, level, best.level, cluster) or lightest)
 
 
 def known_architecture(config: RecipeConfig) -> Architecture:
@@ -131,6 +138,7 @@ def _steps(
     config: RecipeConfig,
     architecture: Architecture,
     machines: Machines,
+    levels: Sequence[Candidate],
     cluster: Cluster | None,
     assumed: Cluster | None,
 ) -> list[Step]:
@@ -142,13 +150,16 @@ def _steps(
         peak_s = flops * alone.utilisation / alone.flops_s
         least, most = (peak_s / part for part in reversed(step_time.USUAL_UTILISATION))
         return [Step("none", Traffic(), step_time.step_time("none", Traffic(), flops, alone), (least, most))]
-    names = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] + [HIERARCHICAL] * (machines.num_nodes > 1)
-    volumes = {name: traffic(config, architecture, machines, name) for name in names}
-    flops = step_flops(config, architecture)
-    return [
-        Step(name, volume, step_time.step_time(name, volume, flops, cluster) if cluster else None)
-        for name, volume in volumes.items()
-    ]
+    sent = {one.level: (one.level, one.config) for one in levels if one.level != "none" and not one.fit.offloads}
+    if machines.num_nodes > 1:
+        sent[HIERARCHICAL] = (HIERARCHICAL, sent["deepspeed_zero3"][1])
+    steps = []
+    for name, (sends, of_level) in sent.items():
+        volume = traffic(of_level, architecture, machines, sends)
+        flops = step_flops(of_level, architecture)
+        time = step_time.step_time(sends, volume, flops, cluster) if cluster else None
+        steps.append(Step(name, volume, time))
+    return steps
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -170,11 +181,17 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "split": report.config.split._asdict(),
         "tokens_per_step": report.tokens_per_step,
-        "presets": {fit.level: fit.to_json() for fit in report.fits},
+        "presets": {one.level: {"split": one.split._asdict(), **one.fit.to_json()} for one in report.levels},
         "recommended": report.recommended.level if report.recommended else None,
+        "runner_up": _candidate_json(report.choice.runner_up) if report.choice and report.choice.runner_up else None,
         "changes": [{"what": one.description, "flags": one.flags, "level": one.level} for one in report.changes],
         "communication": {step.level: _step_json(step) for step in report.steps},
     }
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    seconds = candidate.time.total_s if candidate.time else None
+    return {"level": candidate.level, "split": candidate.split._asdict(), "step_s": seconds}
 
 
 def _step_json(step: Step) -> dict[str, Any]:

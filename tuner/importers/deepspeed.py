@@ -37,7 +37,7 @@ def chosen(t: Translation, setting: Setting) -> None:
         return
     name = preset(text)
     if name is None:
-        t.leave(setting, "that file is missing and its name shows no level; 'auto' uses the lowest that fits")
+        t.leave(setting, "that file is missing and its name shows no level; 'auto' uses the fastest that fits")
     elif Path(text).suffix:
         t.set(setting, "deepspeed", name, "that file is missing; its name shows this preset", changed=True)
     else:

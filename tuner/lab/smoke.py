@@ -19,9 +19,9 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors, write_text
+from tuner.fit.shares import possible
 from tuner.lab import stand_ins
-from tuner.launch import preflight, render, supervise
-from tuner.launch.batch_size import lightest
+from tuner.launch import batch_size, preflight, render, supervise
 from tuner.launch.resolve import load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
@@ -128,7 +128,9 @@ class _Smoke:
     def __init__(self, request: Request, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.request, self.loaded, self.scratch = request, loaded, scratch
         self.environ = without_variables(environ)  # they are for the real run
-        self.values, self.notes = smaller(lightest(loaded, _RANKS).config)
+        lightest = possible(loaded.config, _RANKS)[0]
+        small = batch_size.with_split(loaded, lightest, "derived: the least memory").config
+        self.values, self.notes = smaller(small)
         self.processor: ProcessorMixin | None = None
         self.encoder: TextEncoder | None = None
         self.first: ResolvedRun | None = None

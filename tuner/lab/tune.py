@@ -20,13 +20,14 @@ from tuner import paths
 from tuner.errors import UsageError
 from tuner.files import JsonObject, disk_errors, write_text
 from tuner.fit import advice
-from tuner.fit.levels import LEVELS
+from tuner.fit.candidates import TOLERANCE, best_of_levels
+from tuner.fit.candidates import candidates as planned_candidates
+from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import has_formula
 from tuner.fit.shares import possible, samples_of_rank
 from tuner.launch import final_config, preflight, render, supervise
-from tuner.launch.fitting import TOLERANCE
-from tuner.launch.machine_facts import fit_machines
-from tuner.launch.resolve import load, resolve_recipe, resolve_run
+from tuner.launch.machine_facts import RunPlace
+from tuner.launch.resolve import decide, load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
@@ -143,7 +144,7 @@ def tune(
     topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = resolve_recipe(loaded, request.deepspeed, topology, here, ignore_fit=True)
+    base = decide(loaded, request.deepspeed, RunPlace.of(here, topology), ignore_fit=True)
     scratch = Path(tempfile.mkdtemp(prefix="tuner-tune-"))
     tuned = Tuned(loaded, path, topology.world_size, [])
     try:
@@ -170,7 +171,8 @@ def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], 
 def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
     """Yield the candidates to measure: the plan's own choice, other splits, loss, kernels, then other levels.
 
-    Each step varies the fastest candidate so far. Micro-batches larger than one that ran out of memory are skipped.
+    Each level comes with its own best split by the plan; loss and kernels vary the fastest candidate so far.
+    Micro-batches larger than one that ran out of memory are skipped.
 
     Args:
         tuned: The measurements of the candidates so far.
@@ -178,7 +180,8 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
     config = base.recipe.config
     first = Candidate(config.split, base.level, config.train_cfg.loss, base.document.changes)
     yield first
-    for split in _splits(base):
+    opened = _with_open_split(config, base.batch.ranks)
+    for split in _splits(base, opened):
         if split != first.split and not _is_hopeless(split, tuned.measured):
             yield replace(first, split=split)
     best = tuned.fastest.candidate if tuned.fastest else first
@@ -188,14 +191,13 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
         best = tuned.fastest.candidate if tuned.fastest else first
         yield replace(best, kernels={**best.kernels, **kernels})
     best = tuned.fastest.candidate if tuned.fastest else first
-    for level in _levels(base, best):
-        yield replace(best, level=level)
+    for level, split in _levels(base, opened, best):
+        yield replace(best, level=level, split=split)
 
 
-def _splits(base: ResolvedRecipe) -> list[Split]:
-    """Return every split of the same global batch that fits in memory by the plan."""
-    config, ranks = base.recipe.config, base.batch.ranks
-    opened = config.with_values(
+def _with_open_split(config: RecipeConfig, ranks: int) -> RecipeConfig:
+    """Return the recipe with an open split of the same global batch."""
+    return config.with_values(
         {
             "train_dataloader.batch_size": "auto",
             "optim_wrapper.accumulative_counts": "auto",
@@ -203,8 +205,12 @@ def _splits(base: ResolvedRecipe) -> list[Split]:
             "train_cfg.global_batch_size": samples_of_rank(config, ranks) * ranks,
         }
     )
-    every = sorted(possible(opened, ranks), key=lambda split: (split.recompute, split.micro_batch))
-    return [split for split in every if _may_fit(base, config.with_split(split), base.level)]
+
+
+def _splits(base: ResolvedRecipe, opened: RecipeConfig) -> list[Split]:
+    """Return every split of the same global batch that fits in memory by the plan."""
+    every = sorted(possible(opened, base.batch.ranks), key=lambda split: (split.recompute, split.micro_batch))
+    return [split for split in every if _may_fit(base, opened.with_split(split), base.level)]
 
 
 def _kernels(config: RecipeConfig) -> Iterator[dict[str, object]]:
@@ -216,20 +222,31 @@ def _kernels(config: RecipeConfig) -> Iterator[dict[str, object]]:
         yield {"attn_implementation": "sdpa"}
 
 
-def _levels(base: ResolvedRecipe, best: Candidate) -> list[str]:
-    """Return the other presets without offload; none for one rank, or with a user's own JSON."""
+def _levels(base: ResolvedRecipe, opened: RecipeConfig, best: Candidate) -> Iterator[tuple[str, Split]]:
+    """Yield the other presets without offloading, each with its best split by the plan.
+
+    None for one rank, or with a user's own JSON. Where the memory is not known, each has the fastest split so far.
+    """
     if base.topology.world_size == 1 or best.level not in LEVELS:
-        return []
+        return
     others = [name for name in LEVELS if name not in ("none", best.level) and not name.endswith("_offload")]
-    return [name for name in others if _may_fit(base, best.applied(base.recipe.config), name)]
+    architecture = opened.architecture
+    if not base.hardware.gpus or architecture is None or not has_formula(architecture):
+        yield from ((name, best.split) for name in others)
+        return
+    levels = {name: Level.of_preset(name, architecture.hidden_size) for name in others}
+    splits, machines = possible(opened, base.batch.ranks), base.place.machines(base.precision)
+    of_levels = planned_candidates(opened, architecture, machines, levels, splits, base.place.cluster)
+    for level in best_of_levels(of_levels):
+        if level.fit.room >= -TOLERANCE:
+            yield level.level, level.split
 
 
 def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
     architecture = config.architecture
     if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
         return True
-    here = fit_machines(base.topology, base.hardware, base.precision)
-    return advice.fit(config, architecture, here, level).room >= -TOLERANCE
+    return advice.fit(config, architecture, base.place.machines(base.precision), level).room >= -TOLERANCE
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:

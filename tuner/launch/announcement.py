@@ -29,7 +29,7 @@ def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[str]:
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *_memory(run),
-        *(fitting.without_offloading(run.recipe.config, run.fit) if run.level_reason else []),
+        *(fitting.without_offloading(run.recipe.config, run.fit) if run.chosen.level_reason else []),
         f"run directory: {_from_here(run.run_path)}",
         *run.notes,
         *(f"WARNING: {warning}" for warning in dict.fromkeys((*run.warnings, *warnings))),
@@ -155,7 +155,7 @@ def _level(run: ResolvedRun) -> str:
         return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
     offloaded = " with offloading" if level.offload_optimizer or level.offload_param else ""
     # The reason's end is the memory of the level's lightest split; the memory of this run has a line of its own.
-    why = (run.level_reason or "").partition(": ")[0] if run.hardware.gpus else ""
+    why = (run.chosen.level_reason or "") if run.hardware.gpus else ""
     source = run.level if run.level in LEVELS else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
     return f"{before}ZeRO-{level.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"

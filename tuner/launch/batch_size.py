@@ -1,30 +1,24 @@
-"""The batch of an optimizer step: how large it is, how long packed rows are, and how it is split over the ranks.
+"""The batch of an optimizer step: how large it is, and how long packed rows are.
 
 Few data get small batches, so that there are enough steps. The global batch depends on the data and the recipe alone,
-so a run learns the same on one GPU and on eight. Which split is fast and fits is calculated by `fit.step_time`.
+so a run learns the same on one GPU and on eight. `level_and_split` chooses how it is split over the ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 
 from tuner.errors import RecipeError
-from tuner.fit import activations, shares
-from tuner.fit.levels import Level, Machines
-from tuner.fit.parameters import has_formula
-from tuner.fit.shares import data_parallel_ranks, samples_of_rank
+from tuner.fit.shares import samples_of_rank
 from tuner.launch import data_rows, steps
-from tuner.launch.machine_facts import cluster, fit_machines
-from tuner.machine.hardware import Hardware, Precision
-from tuner.machine.topology import ENOUGH, Batch, Topology
+from tuner.machine.topology import ENOUGH, Batch
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
-from tuner.recipes.schema.long_context import sees_whole_samples
-from tuner.zero.config import Document, FinalConfig
+from tuner.zero.config import Document
 
 MAX_TOKENS = 32_768
 """Most tokens of a step that tuner chooses: 16 rows of 2,048.
@@ -165,17 +159,6 @@ def _power_of_2(number: float) -> int:
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"
-OF_HOST = 0.5
-"""The part of the host's memory that a chosen split may take on a CPU; the formulas are those of GPUs."""
-
-
-def lightest(loaded: Recipe, ranks: int) -> Recipe:
-    """Return the recipe with the split that needs the least memory on this number of data-parallel ranks.
-
-    Raises:
-        RecipeError: the ranks cannot share the global batch.
-    """
-    return _settled(loaded, shares.possible(loaded.config, ranks)[0], "derived: the least memory")
 
 
 def with_dtype(loaded: Recipe, document: Document) -> Recipe:
@@ -215,78 +198,14 @@ def with_batch(loaded: Recipe, document: Document) -> Recipe:
     return loaded
 
 
-def choose_split(
-    loaded: Recipe,
-    topology: Topology,
-    hardware: Hardware,
-    precision: Precision,
-    merged: Callable[[Recipe, Batch], FinalConfig],
-) -> Recipe:
-    """Return the recipe with the split that 'auto' means here: the fastest that fits at the level of the config.
-
-    Args:
-        merged: Returns the final DeepSpeed config of a recipe with a batch.
-
-    Raises:
-        RecipeError: the ranks cannot share the global batch.
-        DeepSpeedConfigError, MachineError: as `merged`.
-    """
-    config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
-    options, architecture = shares.possible(config, ranks), config.architecture
-    if len(options) == 1:
-        return _settled(loaded, options[0], f"derived: {options[0].samples} samples per rank and step")
-    here = fit_machines(topology, hardware, precision)
-    if not hardware.gpus:
-        config, here = _on_host(config, here, options[0])
-    if not here.gpu_bytes:
-        return _settled(loaded, options[0], "derived: no GPU memory to plan for")
-    if architecture is None or not has_formula(architecture):
-        return _settled(loaded, options[0], "derived: the model's size is unknown")
-    level = Level.of_config(merged(lightest(loaded, ranks), Batch(*options[0][:2], ranks)).config)
-    name = f"deepspeed_zero{level.stage}" if level.stage else "none"
-    from tuner.fit.advice import MARGIN, fastest  # only a split that is open needs it
-
-    chosen = fastest(config, architecture, here, level, name, cluster(hardware, topology))
-    leaves = f"leaves {MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"
-    if chosen is None:
-        return _settled(loaded, options[0], f"derived: no other split {leaves}")
-    return _settled(loaded, chosen, f"derived: the fastest split that {leaves}")
-
-
-def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
-    """Return recipe and machines for planning on CPUs: whole logits, and each rank's part of the host's memory.
-
-    Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
-    Elsewhere samples that are not packed cost the least one by one, without padding.
-    """
-    values: dict[str, object] = {}
-    if _is_by_sample(config):
-        config = data_rows.with_sampled_length(config, least.samples)
-        values["model.attn_implementation"] = "flash_attention_2"  # which takes no mask and saves as much
-    elif not config.train_dataloader.dataset.packing:
-        values[_MICRO] = least.micro_batch
-    if config.train_cfg.loss == "auto":
-        values["train_cfg.loss"] = "whole"
-    return config.with_values(values), here._replace(gpu_bytes=int(OF_HOST * here.host_bytes / here.gpus_per_node))
-
-
-def _is_by_sample(config: RecipeConfig) -> bool:
-    """Return whether `worker.long_rows` computes this model on a CPU."""
-    architecture = config.architecture
-    if architecture is None or not has_formula(architecture):
-        return False
-    is_sdpa = activations.attention_of(config, architecture) == "sdpa"
-    return is_sdpa and sees_whole_samples(config, architecture.model_dump())
-
-
 def _number(document: Document, key: str) -> int | None:
     """Return a number above 0 of the document; the check of the document refuses everything else."""
     number = document.value.get(key)
     return number if isinstance(number, int) and number > 0 and number is not True else None
 
 
-def _settled(loaded: Recipe, chosen: Split, why: str) -> Recipe:
-    """Return the recipe with the values of a split where it has 'auto'."""
+def with_split(loaded: Recipe, chosen: Split, why: str) -> Recipe:
+    """Return the recipe with the values of a split where it has 'auto'; `why` is their origin."""
     values: dict[str, object] = {
         _MICRO: chosen.micro_batch,
         _ACCUMULATION: chosen.accumulation,

@@ -14,7 +14,7 @@ from tuner.files import JsonObject
 from tuner.launch import final_config, fitting, machine_facts, preflight, targets
 from tuner.launch.checks import deepspeed_config
 from tuner.launch.machine_facts import HERE, AskedMachines
-from tuner.launch.resolve import resolve_recipe, resolve_run
+from tuner.launch.resolve import decide, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
@@ -201,8 +201,8 @@ def _planned(request: Request, machines: AskedMachines, environ: Mapping[str, st
     now = datetime.now().astimezone()
     if machines == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now)
-    elsewhere, topology = machine_facts.look_up(machines, environ)
-    return resolve_run(request, environ, elsewhere, now, topology)
+    elsewhere = machine_facts.look_up(machines, environ)
+    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology)
 
 
 def _settled(
@@ -215,8 +215,8 @@ def _settled(
         return
 
     def resolve() -> ResolvedRecipe:
-        here, topology = machine_facts.look_up(machines, environ, final_config.launch_flags(loaded, deepspeed))
-        return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
+        place = machine_facts.look_up(machines, environ, final_config.launch_flags(loaded, deepspeed))
+        return decide(loaded, deepspeed, place, ignore_fit=True)
 
     resolved = report.attempt(resolve)
     if resolved is None:

@@ -1,4 +1,4 @@
-"""Whether a run fits its machines, and what it computes with there: the kernels, and the level of `auto`.
+"""What is said of a run's memory, and the kernels that it computes with.
 
 The arithmetic is `fit`'s. Installed kernels are looked up, and never imported or downloaded.
 """
@@ -6,76 +6,23 @@ The arithmetic is `fit`'s. Installed kernels are looked up, and never imported o
 from __future__ import annotations
 
 from tuner.errors import MachineError
-from tuner.files import JsonObject
+from tuner.fit import advice
 from tuner.fit.activations import default_attention
-from tuner.fit.estimate import peak_on
-from tuner.fit.levels import Fit, Level
+from tuner.fit.candidates import TOLERANCE
+from tuner.fit.levels import Fit
 from tuner.fit.parameters import active_parameters, backward_share, has_formula, trained_share
 from tuner.fit.sizes import gib
-from tuner.launch.machine_facts import fit_machines, slowest_gpu
+from tuner.fit.step_time import flops_of_step
+from tuner.launch.level_and_split import LevelAndSplit
+from tuner.launch.machine_facts import slowest_gpu
 from tuner.machine import libraries
-from tuner.machine.hardware import Hardware, Precision
-from tuner.machine.topology import Topology
+from tuner.machine.hardware import Hardware
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
-TOLERANCE = 0.1
-"""An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
-
-
 _MAX_CHANGES = 3
-
-
-def choose_level(
-    config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
-) -> tuple[str, str]:
-    """Return the level for `auto`, and why: as `advice.recommended`, or with `ignore` the one that comes nearest.
-
-    Raises:
-        MachineError: no level comes near fitting; the message holds the changes that would make it fit.
-    """
-    if not hardware.gpus:
-        ranks = topology.world_size
-        level = "none" if ranks == 1 else "deepspeed_zero2"
-        return level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
-    if not hardware.smallest_gpu_bytes:
-        return "deepspeed_zero3", f"the memory of {hardware.maker} accelerators is unknown"
-    architecture = config.architecture
-    if architecture is None or not has_formula(architecture):
-        kind = (
-            f"no formula for the size of model_type {architecture.model_type!r}"
-            if architecture
-            else "the model's size is unknown"
-        )
-        return "deepspeed_zero3", kind
-    from tuner.fit import advice  # only runs on GPUs need it
-
-    fits = advice.levels(config, architecture, fit_machines(topology, hardware, precision))
-    best = advice.recommended(fits)
-    if best:
-        return best.level, f"{best.why}: {describe(best)}"
-    nearest = fits[-1] if ignore else max(fits, key=lambda fit: fit.room)
-    if not ignore:
-        refuse_hopeless(nearest, config)
-    return nearest.level, f"no level fits, and this one needs the least: {describe(nearest)}"
-
-
-def judge(
-    config: RecipeConfig,
-    deepspeed: JsonObject,
-    topology: Topology,
-    hardware: Hardware,
-    precision: Precision,
-    name: str,
-) -> Fit | None:
-    """Return the memory that a final DeepSpeed config needs; None if a GPU's memory or the architecture is unknown."""
-    architecture = config.architecture
-    if not hardware.smallest_gpu_bytes or architecture is None or not has_formula(architecture):
-        return None
-    here = fit_machines(topology, hardware, precision)
-    return Fit(name, peak_on(config, architecture, Level.of_config(deepspeed), here), here)
 
 
 def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:
@@ -92,11 +39,15 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     architecture, slowest = config.architecture, slowest_gpu(hardware)
     if slowest is None or dtype == "fp32" or architecture is None or not has_formula(architecture):
         return None
-    from tuner.fit.step_time import flops_of_step  # only runs on GPUs need it
-
     trained, passed = trained_share(config, architecture), backward_share(config, architecture)
     flops = flops_of_step(active_parameters(architecture), trained, 1, recompute=False, backward_share=passed)
     return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
+
+
+def why(chosen: LevelAndSplit) -> str | None:
+    """Return why `auto` took the level, with the seconds and the memory that decided; None if the user named it."""
+    reason = chosen.choice.describe() if chosen.choice else chosen.level_reason
+    return f"{reason}: {describe(chosen.fit)}" if reason and chosen.fit else reason
 
 
 def describe(fit: Fit) -> str:
@@ -112,8 +63,6 @@ def without_offloading(config: RecipeConfig, fit: Fit | None) -> list[str]:
     """Return lines about the changes after which `fit`, a level that `auto` took, needs no offloading; [] if none."""
     if fit is None or not fit.offloads or not fit.fits or config.architecture is None:
         return []
-    from tuner.fit import advice  # only runs on GPUs need it
-
     found = advice.changes(config, config.architecture, fit.machines)
     return [advice.WITHOUT_OFFLOADING, *(f"  {change.text}" for change in found[:_MAX_CHANGES])] if found else []
 
@@ -135,8 +84,6 @@ def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
 
 def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     assert config.architecture is not None
-    from tuner.fit import advice  # only runs on GPUs need it
-
     advised = advice.changes(config, config.architecture, fit.machines)
     ways = [change.text for change in advised[:_MAX_CHANGES]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from tuner.errors import UsageError
+from tuner.fit import step_time
 from tuner.fit.levels import Machines
+from tuner.fit.step_time import Cluster, KnownGpu
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware, Precision
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags, Topology, planned
-
-if TYPE_CHECKING:
-    from tuner.fit.step_time import Cluster, KnownGpu
 
 AskedMachines = tuple[int | None, str | None, int]
 """The values of --gpus, --gpu and --nodes: GPUs of each node, their product, and the number of nodes."""
@@ -22,9 +21,42 @@ ASSUMED_GPU = "a100-80g"
 """The GPU to plan for if this machine has no GPU and no flag names one."""
 
 
-def look_up(
-    named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None
-) -> tuple[Hardware, Topology]:
+class RunPlace(NamedTuple):
+    """Where a recipe runs: one node of the machines, all nodes and ranks, and how fast they compute and communicate.
+
+    Args:
+        nvme_path: A folder on a disk that each node has to swap to.
+        cluster: None if the GPUs are not known.
+    """
+
+    hardware: Hardware
+    topology: Topology
+    cluster: Cluster | None
+    nvme_path: str = ""
+
+    @classmethod
+    def of(cls, hardware: Hardware, topology: Topology) -> RunPlace:
+        """Return machines without a named network."""
+        return cls(hardware, topology, cluster(hardware, topology))
+
+    def machines(self, precision: Precision) -> Machines:
+        """Return the numbers that `fit` needs; all ranks of a run return the same numbers."""
+        topology = self.topology
+        on_fullest = max(topology.tasks, default=topology.nproc_per_node)
+        is_uneven = on_fullest * topology.num_nodes != topology.world_size
+        return Machines(
+            on_fullest,
+            self.hardware.smallest_gpu_bytes,
+            topology.num_nodes,
+            self.hardware.host_memory_bytes,
+            precision.weight_bytes,
+            self.nvme_path,
+            old_gpus=self.hardware.has_old_gpus,
+            uneven_ranks=topology.world_size if is_uneven else 0,
+        )
+
+
+def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None) -> RunPlace:
     """Return the machines that flags name; without flags this machine with its launch variables.
 
     Args:
@@ -35,13 +67,13 @@ def look_up(
     """
     here, (gpus, gpu, nodes) = hardware.detect(environ), named
     if named == HERE:
-        return here, resolve(filled(LaunchFlags(), file, environ), environ, len(here.gpus))
+        return RunPlace.of(here, resolve(filled(LaunchFlags(), file, environ), environ, len(here.gpus)))
     if gpu is None and not here.gpus:
         raise UsageError(
             "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
         )
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
-    return one_node, planned(nodes, len(one_node.gpus))
+    return RunPlace.of(one_node, planned(nodes, len(one_node.gpus)))
 
 
 def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
@@ -60,33 +92,14 @@ def known_gpu(name: str) -> Gpu:
     Raises:
         UsageError: no such GPU is known.
     """
-    from tuner.fit import step_time  # only runs on GPUs need it
-
     product = step_time.find(name)
     return Gpu(step_time.spelled(name), product.memory_bytes, product.compute_capability)
-
-
-def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
-    """Return the number of machines and GPUs, and the memory of each; all ranks of a run return the same numbers."""
-    on_fullest = max(topology.tasks, default=topology.nproc_per_node)
-    is_uneven = on_fullest * topology.num_nodes != topology.world_size
-    return Machines(
-        on_fullest,
-        hardware.smallest_gpu_bytes,
-        topology.num_nodes,
-        hardware.host_memory_bytes,
-        precision.weight_bytes,
-        old_gpus=hardware.has_old_gpus,
-        uneven_ranks=topology.world_size if is_uneven else 0,
-    )
 
 
 def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
     """Return the slowest GPU as a known product; None without GPUs, or if one of them is not known."""
     if not hardware.gpus:
         return None
-    from tuner.fit import step_time  # only runs on GPUs need it
-
     products = [step_time.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product for product in products if product]
     if len(known) < len(products):
@@ -99,6 +112,4 @@ def cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
     slowest = slowest_gpu(hardware)
     if slowest is None:
         return None
-    from tuner.fit.step_time import Cluster  # only runs on GPUs need it
-
     return Cluster.of(slowest, topology.num_nodes)

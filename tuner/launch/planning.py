@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from tuner.errors import ModelError, UsageError
 from tuner.files import JsonObject
 from tuner.fit import sizes, step_time, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
-from tuner.fit.levels import Fit, Machines
-from tuner.fit.shares import data_parallel_ranks, possible
+from tuner.fit.levels import Fit
 from tuner.fit.step_time import Cluster, KnownGpu
-from tuner.launch import batch_size, data_rows, fitting, machine_facts, steps
+from tuner.launch import data_rows, machine_facts, steps
+from tuner.launch.machine_facts import RunPlace
+from tuner.launch.resolve import decide
 from tuner.launch.steps import Steps
 from tuner.machine import hardware, libraries
-from tuner.machine.hardware import Gpu, Hardware, decide_precision
+from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch, planned
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes.python_calls import in_python
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema import Split
+from tuner.zero.config import AUTO
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
@@ -103,7 +106,8 @@ class Plan(NamedTuple):
 
     def _levels(self) -> list[tuple[object, ...]]:
         """Return a row for each level, as `_HEAD` names its cells."""
-        fits = [*(self.report.fits if self.report else ()), *([self.chosen.fit] if self.chosen else [])]
+        levels = [one.fit for one in self.report.levels] if self.report else []
+        fits = [*levels, *([self.chosen.fit] if self.chosen else [])]
         return [
             (
                 fit.level.removeprefix("deepspeed_"),
@@ -133,13 +137,12 @@ class Plan(NamedTuple):
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 
-class Place(NamedTuple):
-    """Machines as numbers for `fit`, one node of them, their GPU if it is a known product, and their name."""
+class PlannedMachines(NamedTuple):
+    """Machines that flags name: as a place to run, in words, and what a step's seconds are shown with, if at all."""
 
-    machines: Machines
-    node: Hardware
-    product: KnownGpu | None
+    place: RunPlace
     name: str
+    network: Cluster | None
 
 
 def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
@@ -151,55 +154,49 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     Raises:
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
-    place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
-    ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
-    recipe = batch_size.choose_global_batch(data_rows.hold_out(recipe), ranks)
-    dtype = decide_precision(recipe.config.optim_wrapper.dtype, place.node).dtype
-    recipe = fitting.choose_kernels(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
-    if unknown := summary.unknown_size(recipe.config):
-        config = recipe.config.with_split(possible(recipe.config, ranks)[0])
-        counted, batch, warnings = _steps(recipe, config, ranks)
-        reason = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
-        _, more = _chosen(recipe, deepspeed, place)
-        return Plan(recipe, place.name, None, unknown, counted, batch, _each_once(reason, *warnings, *more))
-    assumed = Cluster.of(place.product, wanted.nodes, utilisation=_utilisation(wanted)) if place.product else None
-    report = summary.make(recipe, place.machines, _cluster(wanted, place.product), assumed)
-    counted, batch, warnings = _steps(recipe, report.config, ranks)
-    chosen, more = _chosen(recipe, deepspeed, place)
-    warnings = _each_once(*_no_kernels(place), *warnings, *more)
-    return Plan(recipe, place.name, report, None, counted, batch, warnings, chosen)
+    machines = machines_of(wanted, environ)
+    decided = decide(replace(recipe, ds=()), AUTO, machines.place, ignore_fit=True)
+    config = decided.recipe.config
+    counted = steps.count_steps(config, decided.batch, data_rows.sources(config))
+    warnings = [*decided.recipe.warnings, *decided.of_data, *steps.warnings(config, decided.batch, counted)]
+    report = None
+    if unknown := summary.unknown_size(config):
+        warnings = [f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip(), *warnings]
+    else:
+        report = summary.make(
+            recipe.name,
+            config,
+            machines.place.machines(decided.precision),
+            decided.chosen.candidates,
+            decided.chosen.choice,
+            cluster=machines.network,
+            assumed=machines.place.cluster,
+        )
+        warnings = [*_no_kernels(machines.place.hardware), *warnings]
+    chosen, more = _chosen(recipe, deepspeed, machines.place)
+    every = tuple(dict.fromkeys((*warnings, *more)))
+    return Plan(decided.recipe, machines.name, report, unknown, counted, decided.batch, every, chosen)
 
 
-def _no_kernels(place: Place) -> Iterator[str]:
+def _no_kernels(node: Hardware) -> Iterator[str]:
     """Warn if torch has no kernels for the planned GPUs, as `tuner train` does on such GPUs."""
-    for gpu in {gpu.name: gpu for gpu in place.node.gpus}.values():
+    for gpu in {gpu.name: gpu for gpu in node.gpus}.values():
         known = gpu.compute_capability > (0, 0)
         if known and (problem := libraries.cuda_problem(gpu.compute_capability, elsewhere=True)):
             yield f"torch has no kernels for {gpu.name}: {problem}. Install a torch for CUDA 12.6 there."
 
 
-def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen | None, tuple[str, ...]]:
+def _chosen(recipe: Recipe, deepspeed: str | None, place: RunPlace) -> tuple[Chosen | None, tuple[str, ...]]:
     """Return what the chosen DeepSpeed config needs, and its warnings."""
-    if deepspeed is None and recipe.config.deepspeed == "auto" and not recipe.ds:
+    if deepspeed is None and recipe.config.deepspeed == AUTO and not recipe.ds:
         return None, ()
-    from tuner.launch.resolve import resolve_recipe  # a fifth of a plan's time, of no use to the levels alone
-
-    machines = place.machines
-    topology = planned(machines.num_nodes, machines.gpus_per_node)
-    resolved = resolve_recipe(recipe, deepspeed, topology, place.node, ignore_fit=True)
-    fit = Chosen(resolved.fit._replace(machines=machines), resolved.recipe.config.split) if resolved.fit else None
-    return fit, resolved.warnings
+    decided = decide(recipe, deepspeed, place, ignore_fit=True)
+    chosen = Chosen(decided.fit, decided.recipe.config.split) if decided.fit else None
+    return chosen, decided.warnings
 
 
-def _each_once(*lines: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lines))
-
-
-def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
+def machines_of(wanted: Wanted, environ: Mapping[str, str]) -> PlannedMachines:
     """Return the machines that flags name, or this machine.
-
-    Args:
-        dtype: The recipe's compute type.
 
     Raises:
         UsageError: two flags set the same thing, or a size or a name is not known.
@@ -218,16 +215,15 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     else:
         kind = machine_facts.known_gpu(gpu) if gpu else None
     node = machine_facts.node(here, gpus, kind)
+    node = node._replace(host_memory_bytes=host_bytes or node.host_memory_bytes)
     count, first = len(node.gpus), node.gpus[0]
-    weight_bytes = decide_precision(dtype, node).weight_bytes
-    host_bytes = host_bytes or node.host_memory_bytes
-    machines = Machines(
-        count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes, old_gpus=node.has_old_gpus
-    )
     product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
     nodes = f"{wanted.nodes} node{'s' * (wanted.nodes > 1)}"
     name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
-    return Place(machines._replace(nvme_path=wanted.nvme or ""), node, product, name)
+    network = _cluster(wanted, product)
+    usual = Cluster.of(product, wanted.nodes, utilisation=_utilisation(wanted)) if product else None
+    place = RunPlace(node, planned(wanted.nodes, count), network or usual, wanted.nvme or "")
+    return PlannedMachines(place, name, network)
 
 
 def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
@@ -247,15 +243,3 @@ def _utilisation(wanted: Wanted) -> float:
         message = f"{wanted.utilisation} is no part of a peak"
         raise UsageError(message, where="--utilisation", fix="Use 0.3 to 0.6.")
     return wanted.utilisation
-
-
-def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, Batch, tuple[str, ...]]:
-    """Return the optimizer steps of the run, its batch, and the warnings about the recipe and its steps.
-
-    Args:
-        config: The recipe with its split.
-        ranks: That train on different samples.
-    """
-    batch = Batch(*config.split[:2], ranks)
-    counted = steps.count_steps(config, batch, data_rows.sources(config))
-    return counted, batch, (*recipe.warnings, *steps.warnings(config, batch, counted))

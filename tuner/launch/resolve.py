@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import RecipeError, UsageError
-from tuner.files import JsonObject, dump_json, sha256
-from tuner.fit import activations
-from tuner.fit.parameters import has_formula
+from tuner.files import dump_json, sha256
 from tuner.fit.shares import data_parallel_ranks, refuse_tiles
 from tuner.launch import batch_size, data_rows, final_config, fitting
+from tuner.launch.level_and_split import choose_level_and_split
+from tuner.launch.machine_facts import RunPlace
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
 from tuner.launch.steps import Resumed, Steps, count_steps
-from tuner.machine.hardware import Hardware, Precision, decide_precision
+from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
 from tuner.machine.variables import leftovers_warning
@@ -29,14 +29,12 @@ from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
-from tuner.zero.config import FinalConfig, stage, with_measurement_folders
+from tuner.zero.config import Document, FinalConfig, stage, with_measurement_folders
 from tuner.zero.recipe_values import is_auto
 
 if TYPE_CHECKING:
     from tuner.runs.checkpoints import Checkpoint
 
-_LOGITS_OF_HOST = 0.25
-"""The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -81,7 +79,7 @@ def resolve_run(
         ranks = data_parallel_ranks(recipe.config, topology.world_size)
         on_ranks, batch_notes = resuming.keep_global_batch(recipe, checkpoint, ranks)
         level = resuming.level(on_ranks, request.deepspeed, checkpoint)
-    resolved = resolve_recipe(on_ranks, level, topology, hardware, ignore_fit=request.ignore_fit)
+    resolved = decide(on_ranks, level, RunPlace.of(hardware, topology), ignore_fit=request.ignore_fit)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
     if checkpoint:
         point, final, state_notes = resuming.load_into(
@@ -238,10 +236,8 @@ def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
         raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
 
 
-def resolve_recipe(
-    loaded: Recipe, deepspeed: str | None, topology: Topology, hardware: Hardware, *, ignore_fit: bool = False
-) -> ResolvedRecipe:
-    """Decide what a recipe leaves to the machines: compute type, batch, kernels, level, DeepSpeed config, loss, fit.
+def decide(loaded: Recipe, deepspeed: str | None, place: RunPlace, *, ignore_fit: bool = False) -> ResolvedRecipe:
+    """Decide what a recipe leaves to the machines: compute type, kernels, batch, level, split, loss, DeepSpeed config.
 
     Args:
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
@@ -252,86 +248,42 @@ def resolve_recipe(
         RecipeError: the ranks cannot share the global batch, or samples.
         MachineError: the machine lacks what the recipe or the config needs, or nothing fits.
     """
+    topology, hardware = place.topology, place.hardware
     loaded = data_rows.hold_out(loaded)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     refuse_tiles(loaded.config)
-    document = None if is_auto(loaded, deepspeed) else final_config.open_document(loaded, deepspeed)
-    if document:
+    named = None if is_auto(loaded, deepspeed) else final_config.open_document(loaded, deepspeed)
+    if named:
         for of_document in (batch_size.with_dtype, batch_size.with_compile, batch_size.with_batch):
-            loaded = of_document(loaded, document)
+            loaded = of_document(loaded, named)
+    precision = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
+    loaded = fitting.choose_kernels(loaded, hardware, precision.dtype)
     loaded = batch_size.choose_global_batch(loaded, ranks)
-    dtype = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
-    loaded = fitting.choose_kernels(loaded, hardware, dtype.dtype)
-    reason = None
-    if document is None:
-        light = batch_size.lightest(loaded, ranks).config
-        deepspeed, reason = fitting.choose_level(light, topology, hardware, dtype, ignore=ignore_fit)
-        document = final_config.open_document(loaded, deepspeed)
 
-    def merged(recipe: Recipe, batch: Batch) -> FinalConfig:
-        return final_config.merged(recipe, document, batch, dtype, hardware)
+    def opened(level: str) -> Document:
+        return final_config.open_document(loaded, level)
 
-    loaded = batch_size.choose_split(loaded, topology, hardware, dtype, merged)
+    def merged(config: RecipeConfig, document: Document) -> FinalConfig:
+        batch = Batch(*config.split[:2], ranks)
+        return final_config.merged(replace(loaded, config=config), document, batch, precision, hardware)
+
+    chosen = choose_level_and_split(loaded.config, named, opened, merged, place, precision)
+    if named is None and not ignore_fit:
+        fitting.refuse_hopeless(chosen.fit, loaded.config.with_split(chosen.split))
+    loaded = batch_size.with_split(loaded, chosen.split, chosen.split_reason)
+    if chosen.loss:
+        loaded = loaded.settled({"train_cfg.loss": chosen.loss}, Place(Kind.DERIVED, chosen.loss_reason))
     batch = Batch(*loaded.config.split[:2], ranks)
     loaded = batch_size.share_generation(loaded, batch)
-    final = merged(loaded, batch)
-    level = document.preset or document.name
-    loaded = _choose_loss(loaded, final.config, topology, hardware, dtype)
+    final = merged(loaded.config, chosen.document)
     _refuse_compiled_chunks(loaded, final.config)
-    fit = fitting.judge(loaded.config, final.config, topology, hardware, dtype, level)
     warnings = (
         *loaded.warnings,
         *final.warnings,
-        *filter(None, [contradiction(document.launch, topology), fitting.warning(fit)]),
-        *data_rows.warnings(loaded.config),
+        *filter(None, [contradiction(chosen.document.launch, topology), fitting.warning(chosen.fit)]),
     )
-    return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)
-
-
-def _choose_loss(
-    loaded: Recipe, deepspeed: JsonObject, topology: Topology, hardware: Hardware, precision: Precision
-) -> Recipe:
-    """Return the recipe with the `train_cfg.loss` for `auto`.
-
-    On a GPU chunks take as little time as whole logits, and much less memory (docs/performance.md, "On GPUs"). A CPU,
-    and a compiled model, which cannot have chunks at ZeRO-3, take whole logits if there is room for them.
-    """
-    key, config = "train_cfg.loss", loaded.config
-    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
-        return loaded
-    whole = config.with_values({"train_cfg.loss": "whole"})
-    if _validates_larger_batches(config):
-        reason = "derived: the batches of the validation are larger than twice those of training"
-        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
-    if hardware.gpus and not config.train_cfg.torch_compile:
-        reason = "derived: on a GPU chunks take less memory and no more time"
-        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
-    if hardware.gpus:
-        fit = fitting.judge(whole, deepspeed, topology, hardware, precision, "whole")
-        has_room, place = fit is not None and fit.room >= fitting.TOLERANCE, "on each GPU"
-    else:
-        has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
-    reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
-    return loaded.settled({key: "whole" if has_room else "chunked"}, Place(Kind.DERIVED, reason))
-
-
-def _validates_larger_batches(config: RecipeConfig) -> bool:
-    """Return whether a validation, which computes the same loss, may hold more logits than training."""
-    val = config.val_dataloader
-    if val is None or val.batch_size == "auto":
-        return False
-    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
-    of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
-    return val.batch_size * val.dataset.max_length > 2 * of_step
-
-
-def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
-    architecture = config.architecture
-    if architecture is None or not has_formula(architecture):
-        return False
-    config = data_rows.with_sampled_length(config, config.split.micro_batch)
-    num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
-    return num_bytes <= _LOGITS_OF_HOST * hardware.host_memory_bytes
+    of_data = tuple(data_rows.warnings(loaded.config))
+    return ResolvedRecipe(loaded, place, batch, precision, chosen, final, (*warnings, *of_data), of_data)
 
 
 def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, object]) -> None:

@@ -17,6 +17,8 @@ from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero.config import Document, FinalConfig
 
 if TYPE_CHECKING:
+    from tuner.launch.level_and_split import LevelAndSplit
+    from tuner.launch.machine_facts import RunPlace
     from tuner.runs.checkpoints import Checkpoint
     from tuner.runs.resume_point import ResumePoint
 
@@ -62,25 +64,45 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A recipe on machines. `level_reason` says why `auto` chose the level; None if the user named it.
+    """Everything that is decided about a recipe on machines.
 
     Args:
-        document: The DeepSpeed config that was chosen.
+        chosen: The level, the split and the loss, and why.
         final: The DeepSpeed config that training uses.
-        fit: None without a GPU, or if the model's size is not known.
+        of_data: The part of the warnings that is about the rows.
     """
 
     recipe: Recipe
-    topology: Topology
-    hardware: Hardware
+    place: RunPlace
     batch: Batch
     precision: Precision
-    document: Document
+    chosen: LevelAndSplit
     final: FinalConfig
-    level: str
-    level_reason: str | None
-    fit: Fit | None
     warnings: tuple[str, ...]
+    of_data: tuple[str, ...]
+
+    @property
+    def topology(self) -> Topology:
+        return self.place.topology
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.place.hardware
+
+    @property
+    def document(self) -> Document:
+        """The DeepSpeed config that was chosen."""
+        return self.chosen.document
+
+    @property
+    def level(self) -> str:
+        """The preset, or the name of the user's config."""
+        return self.document.preset or self.document.name
+
+    @property
+    def fit(self) -> Fit | None:
+        """The memory that the run needs; None without a GPU, or if the model's size is not known."""
+        return self.chosen.fit
 
 
 @dataclass(frozen=True)

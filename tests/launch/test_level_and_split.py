@@ -1,0 +1,135 @@
+"""The level, the split and the loss that `auto` takes, against all of them enumerated here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from tests.launch.plans import made
+from tests.machine.gpus import A100, H100, RTX4090, machine
+from tuner.fit.candidates import sent_by, step_flops, traffic
+from tuner.fit.estimate import peak_on
+from tuner.fit.levels import Level, Machines
+from tuner.fit.shares import possible
+from tuner.fit.step_time import Cluster, find, step_time
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine.hardware import Gpu, Hardware
+from tuner.recipes import loading
+from tuner.recipes.schema import Split
+
+LEVELS = {
+    "none": Level(0),
+    "deepspeed_zero1": Level(1),
+    "deepspeed_zero2": Level(2),
+    "deepspeed_zero3": Level(3, overlap=True),
+    "deepspeed_zero2_offload": Level(2, offload_optimizer=True),
+    "deepspeed_zero3_offload": Level(3, offload_optimizer=True, offload_param=True, overlap=True),
+}
+
+
+class Pair(NamedTuple):
+    level: str
+    split: Split
+    room: float
+    seconds: float
+
+
+def enumerated(name: str, gpu: Gpu, gpus: int, found: ResolvedRun) -> list[Pair]:
+    """Return every level with every split of the run's batch, with the part of a GPU that it leaves and its seconds."""
+    batch = found.recipe.config.train_cfg.global_batch_size
+    config = loading.load(name).config.with_values(
+        {"train_cfg.loss": found.recipe.config.train_cfg.loss, "train_cfg.global_batch_size": batch}
+    )
+    architecture = config.architecture
+    assert architecture is not None
+    hidden, cluster = architecture.hidden_size, Cluster.of(find(gpu.name), 1)
+    machines = Machines(gpus, gpu.memory_bytes)
+    pairs = []
+    for level, shape in LEVELS.items():
+        square = hidden * hidden
+        costs = shape._replace(reduce_bucket=square, prefetch=int(0.9 * square), persistence=10 * hidden)
+        for split in possible(config, gpus):
+            of_split = config.with_split(split)
+            room = 1 - peak_on(of_split, architecture, costs, machines).gpu_bytes / gpu.memory_bytes
+            sent = traffic(of_split, architecture, machines, sent_by(costs))
+            time = step_time(sent_by(costs), sent, step_flops(of_split, architecture), cluster)
+            pairs.append(Pair(level, split, room, time.total_s))
+    return pairs
+
+
+def by_the_rule(pairs: list[Pair], gpus: int) -> tuple[str, Split]:
+    """Return what docs/plan.md says that is taken, word by word."""
+    possible_pairs = [pair for pair in pairs if pair.room >= 0 and (pair.level != "none" or gpus == 1)]
+    offloading = [pair for pair in possible_pairs if pair.level.endswith("_offload")]
+    others = [pair for pair in possible_pairs if pair not in offloading]
+    compared = others or offloading
+    for spare in (0.1, 0.05):
+        if enough := [pair for pair in compared if pair.room >= spare]:
+            break
+    else:
+        most = max(compared, key=lambda pair: pair.room)
+        return most.level, most.split
+    names = [level for level in LEVELS if any(pair.level == level for pair in enough)]
+
+    def best(level: str) -> Pair:
+        return min(
+            (pair for pair in enough if pair.level == level),
+            key=lambda pair: (round(pair.seconds, 9), -pair.split.micro_batch),
+        )
+
+    for place, level in enumerate(names):
+        higher = [best(name) for name in names[place + 1 :]]
+        if not others or all(pair.seconds >= 0.9 * best(level).seconds for pair in higher):
+            return level, best(level).split
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "gpus", "expected"),
+    [
+        ("qwen3_8b_full_alpaca_e3", H100, 4, "deepspeed_zero3"),  # 1.06 s; ZeRO-1 with recomputation takes 1.46
+        ("qwen3_14b_full_alpaca_e3", H100, 8, "deepspeed_zero3"),  # 0.94 s; ZeRO-2 takes 1.37
+        ("qwen3_8b_full_alpaca_e3", H100, 8, None),
+        ("qwen3_0_6b_full_alpaca_e3", H100, 8, None),
+        ("qwen3_8b_lora_alpaca_e3", A100, 8, "deepspeed_zero1"),
+        ("llama2_7b_full_alpaca_e3", A100, 8, None),
+        ("qwen3_32b_full_alpaca_e3", H100, 8, None),
+        ("gemma3_27b_it_full_alpaca_e1", H100, 8, "deepspeed_zero3"),
+        ("qwen3_14b_lora_alpaca_e3", RTX4090, 8, None),
+        ("qwen3_8b_qlora_alpaca_e3", RTX4090, 1, "none"),
+        ("gemma3_12b_it_lora_alpaca_e1", RTX4090, 1, "deepspeed_zero3_offload"),
+        ("llama3_1_8b_dpo_lora_ultrafeedback_binarized_e1", A100, 4, None),
+    ],
+)
+def test_of_all_levels_and_splits_the_one_is_taken_that_the_rule_names(
+    name: str, gpu: Gpu, gpus: int, expected: str | None
+) -> None:
+    found = made(recipe=name, hardware=known(gpu, gpus))
+
+    level, split = by_the_rule(enumerated(name, gpu, gpus, found), gpus)
+    assert (found.level, found.recipe.config.split) == (level, split)
+    assert expected in (None, level)
+
+
+def known(gpu: Gpu, gpus: int) -> Hardware:
+    """Return GPUs in a host whose memory is not known."""
+    return machine(*[gpu] * gpus)._replace(host_memory_bytes=0)
+
+
+def test_the_runner_up_is_named_with_its_seconds() -> None:
+    found = made(recipe="qwen3_8b_full_alpaca_e3", hardware=known(H100, 4))
+
+    choice = found.chosen.choice
+    assert choice and choice.runner_up
+    assert choice.taken.level == found.level and choice.runner_up.level == "deepspeed_zero2"
+    assert choice.taken.time and choice.runner_up.time
+    assert (choice.taken.time.total_s, choice.runner_up.time.total_s) == pytest.approx((1.06, 1.19), abs=0.01)
+    assert "1.06 s" in choice.describe() and "1.19 s" in choice.describe()
+
+
+def test_a_compiled_model_which_cannot_have_chunks_at_zero_3_takes_a_level_and_a_loss_that_work() -> None:
+    found = made("torch_compile=True", recipe="qwen3_8b_full_alpaca_e3", hardware=known(H100, 4))
+
+    assert found.fit and found.fit.fits
+    assert (found.level, found.recipe.config.train_cfg.loss) != ("deepspeed_zero3", "chunked")

@@ -1,0 +1,216 @@
+"""Which ZeRO level and which split of a step to take: every pair is counted and timed, and one rule chooses.
+
+A pair's memory is `estimate`'s, its time `step_time`'s. All commands choose with this module, so they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from tuner.fit.estimate import frozen_bytes, peak_on
+from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.parameters import active_parameters, backward_share, count, trained_share
+from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic, flops_of_step, step_time, zero_traffic
+from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import tokens_per_sample
+
+MARGIN = 0.1
+"""The part of each GPU and host that stays free: fragmentation and contexts are known to a few per cent, and a step
+that runs out of memory after an hour costs more than the last tenth would bring (docs/plan.md)."""
+TIGHT = 0.05
+"""The same where nothing leaves more: the estimate itself is known to a few per cent (docs/plan.md)."""
+WORTH = 0.1
+"""A higher level is taken only if its step is shorter by more than this part: the time is an estimate, which hides
+ZeRO-3's communication behind all of the arithmetic."""
+
+
+TOLERANCE = 0.1
+"""An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
+
+
+class Candidate(NamedTuple):
+    """A level with a split: the recipe with that split, the memory that it needs, and how long a step takes.
+
+    Args:
+        flops: Of one rank's share of a step.
+        time: None where the speed of the GPUs is not known, or where the level offloads: what that costs is not known.
+    """
+
+    config: RecipeConfig
+    fit: Fit
+    flops: float
+    time: StepTime | None
+
+    @property
+    def level(self) -> str:
+        return self.fit.level
+
+    @property
+    def split(self) -> Split:
+        return self.config.split
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """What is least for the best split of a level; of equals the largest micro-batch: kernels start less often."""
+        return self.time.total_s if self.time else self.flops, -self.split.micro_batch
+
+    def describe(self) -> str:
+        """Return level, split and seconds, such as "deepspeed_zero3, 2 x 8 without recomputation, 1.06 s"."""
+        seconds = f", {self.time.total_s:.2f} s" if self.time else ""
+        recomputed = "with" if self.split.recompute else "without"
+        return f"{self.level}, {self.split.micro_batch} x {self.split.accumulation} {recomputed} recomputation{seconds}"
+
+
+class Choice(NamedTuple):
+    """The candidate to take, and why.
+
+    Args:
+        margin: The part of each GPU and host that all compared candidates leave free; 0 if that is no condition.
+        runner_up: The best of the other levels that leave as much free.
+    """
+
+    taken: Candidate
+    why: str
+    margin: float = 0.0
+    runner_up: Candidate | None = None
+
+    def describe(self) -> str:
+        """Return why it is taken, its seconds, and the best of the other levels."""
+        if self.runner_up is None:
+            return self.why
+        seconds = f" ({self.taken.time.total_s:.2f} s a step)" if self.taken.time else ""
+        return f"{self.why}{seconds}; next best: {self.runner_up.describe()}"
+
+
+def candidates(
+    config: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    levels: Mapping[str, Level],
+    splits: Sequence[Split],
+    cluster: Cluster | None,
+    settle: Callable[[RecipeConfig, Level], RecipeConfig] | None = None,
+) -> list[Candidate]:
+    """Return every pair of a level and a split, level by level.
+
+    Args:
+        levels: By name, from the lowest.
+        splits: Of `shares.possible`.
+        cluster: What a step's seconds are computed with; None: they are not known.
+        settle: Returns the recipe with what is decided for a split at a level, such as its loss.
+    """
+    found = []
+    for name, level in levels.items():
+        for split in splits:
+            of_split = config.with_split(split)
+            settled = settle(of_split, level) if settle else of_split
+            fit = Fit(name, peak_on(settled, architecture, level, machines), machines)
+            time = None if cluster is None or fit.offloads else time_of(settled, architecture, machines, level, cluster)
+            found.append(Candidate(settled, fit, step_flops(settled, architecture), time))
+    return found
+
+
+def choose(candidates: Sequence[Candidate]) -> Choice | None:
+    """Return the candidate to take; None if none fits.
+
+    Those without offloading come before all with it, and then those that leave `MARGIN` free before those that leave
+    `TIGHT`. Among these the shortest step is taken; a higher level must be shorter by more than `WORTH` than each lower
+    one. If none leaves even `TIGHT` free, the one that leaves the most is taken.
+    """
+    fitting = [candidate for candidate in candidates if candidate.fit.fits]
+    in_memory = [candidate for candidate in fitting if not candidate.fit.offloads]
+    of_kind = in_memory or fitting
+    if not of_kind:
+        return None
+    for margin in (MARGIN, TIGHT):
+        enough = [candidate for candidate in of_kind if candidate.fit.room >= margin]
+        if enough:
+            choice = _shortest(enough, margin)
+            return choice if in_memory else choice._replace(why=f"nothing fits without offloading; {choice.why}")
+    why = f"nothing leaves {TIGHT:.0%} of each GPU free, and this leaves the most"
+    return Choice(max(of_kind, key=lambda candidate: candidate.fit.room), why)
+
+
+def best_of_levels(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the best split of each level: the one that `choose` would take if there were no other level.
+
+    Where nothing fits, it is the split that comes nearest.
+    """
+    of_level: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        of_level.setdefault(candidate.level, []).append(candidate)
+    chosen = ((choose(several), several) for several in of_level.values())
+    return [choice.taken if choice else max(several, key=lambda one: one.fit.room) for choice, several in chosen]
+
+
+def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
+    """Return the lowest level that no higher one beats by more than `WORTH`, with its best split."""
+    best: dict[str, Candidate] = {}
+    for candidate in candidates:
+        known = best.get(candidate.level)
+        best[candidate.level] = candidate if known is None or candidate.cost < known.cost else known
+    lowest, *higher = best.values()
+    is_alone = lowest.fit.machines.world_size == 1  # one GPU shards nothing: all levels take the same time
+    if not higher and not is_alone:
+        return Choice(lowest, f"no other level leaves {margin:.0%} of each GPU free", margin)
+    if is_alone or any(candidate.time is None for candidate in best.values()):
+        why = f"the lowest level that leaves {margin:.0%} of each GPU free"
+        return Choice(lowest, why, margin, None if is_alone else higher[0])
+    taken = next(
+        candidate
+        for place, candidate in enumerate(best.values())
+        if not any(_is_worth_it(other, candidate) for other in [*best.values()][place + 1 :])
+    )
+    others = [candidate for candidate in best.values() if candidate is not taken]
+    runner_up = min(others, key=lambda candidate: candidate.cost)
+    if taken is lowest:
+        why = f"the lowest level that leaves {margin:.0%} of each GPU free, and none is more than {WORTH:.0%} faster"
+    else:
+        why = f"the shortest step of all levels that leave {margin:.0%} of each GPU free"
+    return Choice(taken, why, margin, runner_up)
+
+
+def _is_worth_it(higher: Candidate, lower: Candidate) -> bool:
+    assert higher.time and lower.time
+    return higher.time.total_s < (1 - WORTH) * lower.time.total_s
+
+
+def time_of(
+    config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level, cluster: Cluster
+) -> StepTime:
+    """Return how long a step of a recipe with its split takes at a level."""
+    sends = sent_by(level)
+    return step_time(sends, traffic(config, architecture, machines, sends), step_flops(config, architecture), cluster)
+
+
+def sent_by(level: Level) -> str:
+    """Return the name under which `step_time` knows what a level sends."""
+    if level.hpz > 1:
+        return HIERARCHICAL
+    return f"deepspeed_zero{level.stage}" if level.stage else "none"
+
+
+def step_flops(config: RecipeConfig, architecture: Architecture) -> float:
+    """Return the FLOPs of one rank's share of an optimizer step, if every row is one sample of the full length.
+
+    A token attends to half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values.
+    """
+    width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
+    return flops_of_step(
+        active_parameters(architecture),
+        trained_share(config, architecture),
+        config.split.samples * tokens_per_sample(config) / config.train_cfg.sequence_parallel_size,
+        recompute=config.split.recompute,
+        attention=2.0 * width * config.train_dataloader.dataset.max_length,
+        backward_share=backward_share(config, architecture),
+    )
+
+
+def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, sends: str) -> Traffic:
+    """Return what a rank sends for one step of the recipe; `sends` is a name of `step_time.zero_traffic`."""
+    parameters, ranks = count(config, architecture), machines.world_size
+    trained = machines.weight_bytes * parameters.trainable
+    frozen = frozen_bytes(parameters, machines.weight_bytes)
+    return zero_traffic(sends, trained, frozen, ranks, config.split.accumulation, machines.gpus_per_node)

@@ -1,0 +1,291 @@
+"""The ZeRO level, the split of a step and the loss of a run: chosen together, by memory and time.
+
+What the user named stays, and narrows the choice: a DeepSpeed config leaves one level, a recipe's numbers one split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import TunerError
+from tuner.fit import activations, shares
+from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, candidates, choose
+from tuner.fit.estimate import peak_on
+from tuner.fit.levels import LEVELS, Fit, Level, Machines
+from tuner.fit.parameters import has_formula
+from tuner.launch import data_rows
+from tuner.launch.machine_facts import RunPlace
+from tuner.machine.hardware import Precision
+from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import sees_whole_samples
+from tuner.zero.config import NONE, Document, FinalConfig
+
+OF_HOST = 0.5
+"""The part of the host's memory that a chosen split may take on a CPU; the formulas are those of GPUs."""
+_LOGITS_OF_HOST = 0.25
+"""The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
+_ON_CPUS = "deepspeed_zero2"
+_MEMORY_UNKNOWN = "deepspeed_zero3"
+
+Merge = Callable[[RecipeConfig, Document], FinalConfig]
+"""Returns the DeepSpeed config that training would use with a recipe whose split is settled."""
+
+
+@dataclass(frozen=True)
+class LevelAndSplit:
+    """What is chosen, and why.
+
+    Args:
+        document: The DeepSpeed config, whose name is the level where it is a preset.
+        split_reason: Why this split, for the origins of its values.
+        loss: The `train_cfg.loss`; None where the recipe has one.
+        level_reason: Why `auto` took the level, in a few words; None if the user named it.
+        fit: The memory that the run needs; None if it is not known.
+        choice: What was compared; None where the memory is not known, or nothing fits.
+        candidates: All pairs of level and split, where the memory is known.
+    """
+
+    document: Document
+    split: Split
+    split_reason: str
+    loss: str | None
+    loss_reason: str
+    level_reason: str | None
+    fit: Fit | None = None
+    choice: Choice | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+
+def choose_level_and_split(
+    config: RecipeConfig,
+    named: Document | None,
+    opened: Callable[[str], Document],
+    merge: Merge,
+    place: RunPlace,
+    precision: Precision,
+) -> LevelAndSplit:
+    """Choose the level where no DeepSpeed config is named, the split where it is open, and the loss.
+
+    Args:
+        named: The DeepSpeed config that the user chose; None: the level is open.
+        opened: Opens a preset, or 'none', with the user's changes.
+        merge: Merges a recipe with a config.
+
+    Raises:
+        RecipeError: the ranks cannot share the global batch.
+        DeepSpeedConfigError, MachineError: as `merge`, if no level is possible.
+    """
+    splits = shares.possible(config, shares.data_parallel_ranks(config, place.topology.world_size))
+    architecture, machines = config.architecture, place.machines(precision)
+    counts = architecture if architecture is not None and has_formula(architecture) else None
+    if not place.hardware.gpus:
+        return _on_cpus(config, counts, named, opened, merge, place, precision, splits)
+    if counts is None or not place.hardware.smallest_gpu_bytes:
+        return _unknown(config, named, opened, merge, place, splits[0])
+    documents = {named.preset or named.name: named} if named else {name: opened(name) for name in LEVELS}
+    levels, impossible = _levels(config.with_split(splits[0]), documents, merge, counts)
+
+    def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
+        return _with_loss(of_split, level, counts, machines)[0]
+
+    found = candidates(config, counts, machines, levels, splits, place.cluster, settle)
+    allowed = [candidate for candidate in found if candidate.level not in impossible]
+    choice = choose([one for one in allowed if named or one.level != NONE or place.topology.world_size == 1])
+    taken = choice.taken if choice else _nearest(allowed)
+    why = choice.why if choice else "no level fits, and this one needs the least"
+    _, loss, loss_reason = _with_loss(config.with_split(taken.split), levels[taken.level], counts, machines)
+    return LevelAndSplit(
+        document=documents[taken.level],
+        split=taken.split,
+        split_reason=_split_reason(choice, taken, splits),
+        loss=loss,
+        loss_reason=loss_reason,
+        level_reason=None if named else why,
+        fit=taken.fit,
+        choice=None if named else choice,
+        candidates=tuple(found),
+    )
+
+
+def _levels(
+    config: RecipeConfig, documents: Mapping[str, Document], merge: Merge, architecture: Architecture
+) -> tuple[dict[str, Level], set[str]]:
+    """Return what each level costs, and the levels that this recipe cannot use, such as one that its optimizer lacks.
+
+    Raises:
+        DeepSpeedConfigError, MachineError: no level can be used.
+    """
+    levels, errors = {}, {}
+    for name, document in documents.items():
+        try:
+            levels[name] = Level.of_config(merge(config, document).config)
+        except TunerError as error:
+            errors[name] = error
+            levels[name] = Level.of_preset(name, architecture.hidden_size) if len(documents) > 1 else Level(0)
+    if len(errors) == len(documents):
+        raise next(iter(errors.values()))
+    return levels, {*errors}
+
+
+def _nearest(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one that comes nearest to fitting; of equals the lightest split, which is the first."""
+    return max(candidates, key=lambda candidate: candidate.fit.room)
+
+
+def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Split]) -> str:
+    if len(splits) == 1:
+        return f"derived: {taken.split.samples} samples per rank and step"
+    if choice is None or not choice.margin:
+        return f"derived: no split leaves {TIGHT:.0%} of each GPU free, and this one needs the least"
+    return f"derived: the fastest split that leaves {choice.margin:.0%} of each GPU free"
+
+
+def _unknown(
+    config: RecipeConfig,
+    named: Document | None,
+    opened: Callable[[str], Document],
+    merge: Merge,
+    place: RunPlace,
+    lightest: Split,
+) -> LevelAndSplit:
+    """Return the choice where no formula counts the memory: the level and the split that need the least."""
+    architecture = config.architecture
+    if not place.hardware.smallest_gpu_bytes:
+        why, split_reason = f"the memory of {place.hardware.maker} accelerators is unknown", "no GPU memory to plan for"
+    elif architecture is None:
+        why, split_reason = "the model's size is unknown", "the model's size is unknown"
+    else:
+        why = f"no formula for the size of model_type {architecture.model_type!r}"
+        split_reason = "the model's size is unknown"
+    document = named or opened(_MEMORY_UNKNOWN)
+    of_split = config.with_split(lightest)
+    level = Level.of_config(merge(of_split, document).config)
+    _, loss, loss_reason = _with_loss(of_split, level, None, None)
+    return LevelAndSplit(document, lightest, f"derived: {split_reason}", loss, loss_reason, None if named else why)
+
+
+# --- On CPUs ---
+
+
+def _on_cpus(
+    config: RecipeConfig,
+    architecture: Architecture | None,
+    named: Document | None,
+    opened: Callable[[str], Document],
+    merge: Merge,
+    place: RunPlace,
+    precision: Precision,
+    splits: Sequence[Split],
+) -> LevelAndSplit:
+    ranks = place.topology.world_size
+    document = named or opened(NONE if ranks == 1 else _ON_CPUS)
+    reason = None if named else f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
+    split, split_reason = _split_on_cpus(config, architecture, document, merge, place.machines(precision), splits)
+    loss, loss_reason = _loss_on_cpus(config.with_split(split), architecture, place, precision)
+    return LevelAndSplit(document, split, split_reason, loss, loss_reason, reason)
+
+
+def _split_on_cpus(
+    config: RecipeConfig,
+    architecture: Architecture | None,
+    document: Document,
+    merge: Merge,
+    machines: Machines,
+    splits: Sequence[Split],
+) -> tuple[Split, str]:
+    if len(splits) == 1:
+        return splits[0], f"derived: {splits[0].samples} samples per rank and step"
+    planned, host = _as_gpus(config, architecture, machines, splits[0])
+    if not host.gpu_bytes:
+        return splits[0], "derived: no GPU memory to plan for"
+    if architecture is None:
+        return splits[0], "derived: the model's size is unknown"
+    level = Level.of_config(merge(config.with_split(splits[0]), document).config)
+    open_splits = shares.possible(planned, shares.data_parallel_ranks(planned, machines.world_size))
+    choice = choose(candidates(planned, architecture, host, {document.name: level}, open_splits, None))
+    leaves = f"takes at most {OF_HOST:.0%} of the host"
+    if choice is None or not choice.margin:
+        return splits[0], f"derived: no other split {leaves}"
+    return choice.taken.split, f"derived: the fastest split that {leaves}"
+
+
+def _as_gpus(
+    config: RecipeConfig, architecture: Architecture | None, machines: Machines, least: Split
+) -> tuple[RecipeConfig, Machines]:
+    """Return recipe and machines for planning on CPUs: whole logits, and each rank's part of the host's memory.
+
+    Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
+    Elsewhere samples that are not packed cost the least one by one, without padding.
+    """
+    values: dict[str, object] = {}
+    if architecture is not None and _is_by_sample(config, architecture):
+        config = data_rows.with_sampled_length(config, least.samples)
+        values["model.attn_implementation"] = "flash_attention_2"  # which takes no mask and saves as much
+    elif not config.train_dataloader.dataset.packing:
+        values["train_dataloader.batch_size"] = least.micro_batch
+    if config.train_cfg.loss == "auto":
+        values["train_cfg.loss"] = "whole"
+    per_rank = int(OF_HOST * machines.host_bytes / machines.gpus_per_node)
+    return config.with_values(values), machines._replace(gpu_bytes=per_rank)
+
+
+def _is_by_sample(config: RecipeConfig, architecture: Architecture) -> bool:
+    """Return whether `worker.long_rows` computes this model on a CPU."""
+    is_sdpa = activations.attention_of(config, architecture) == "sdpa"
+    return is_sdpa and sees_whole_samples(config, architecture.model_dump())
+
+
+# --- The loss ---
+
+
+def _with_loss(
+    config: RecipeConfig, level: Level, architecture: Architecture | None, machines: Machines | None
+) -> tuple[RecipeConfig, str | None, str]:
+    """Return the recipe with the loss for `auto` on GPUs, that loss, and why; None if the recipe names one.
+
+    Chunks take as little time as whole logits, and much less memory (docs/performance.md, "On GPUs"). A compiled model
+    takes whole logits if there is room for them, and at ZeRO-3, where it cannot have chunks.
+    """
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
+        return config, None, ""
+    whole = config.with_values({"train_cfg.loss": "whole"})
+    chunked = config.with_values({"train_cfg.loss": "chunked"})
+    if _validates_larger_batches(config):
+        return chunked, "chunked", "derived: the batches of the validation are larger than twice those of training"
+    if not config.train_cfg.torch_compile:
+        return chunked, "chunked", "derived: on a GPU chunks take less memory and no more time"
+    if level.stage == 3:
+        return whole, "whole", "derived: a compiled model cannot have chunks at ZeRO-3"
+    if architecture is not None and machines is not None:
+        needs = peak_on(whole, architecture, level, machines)
+        if Fit("whole", needs, machines).room >= TOLERANCE:
+            return whole, "whole", "derived: the full logits fit on each GPU"
+    return chunked, "chunked", "derived: the full logits do not fit on each GPU"
+
+
+def _loss_on_cpus(
+    config: RecipeConfig, architecture: Architecture | None, place: RunPlace, precision: Precision
+) -> tuple[str | None, str]:
+    """Return the loss for `auto`, and why: whole logits if there is room for them; None if the recipe names one."""
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
+        return None, ""
+    if _validates_larger_batches(config):
+        return "chunked", "derived: the batches of the validation are larger than twice those of training"
+    if architecture is not None:
+        sampled = data_rows.with_sampled_length(config, config.split.micro_batch)
+        logits = activations.of_recipe(sampled, architecture, precision.weight_bytes).logits
+        if logits * place.topology.nproc_per_node <= _LOGITS_OF_HOST * place.hardware.host_memory_bytes:
+            return "whole", "derived: the full logits fit on the host"
+    return "chunked", "derived: the full logits do not fit on the host"
+
+
+def _validates_larger_batches(config: RecipeConfig) -> bool:
+    """Return whether a validation, which computes the same loss, may hold more logits than training."""
+    val = config.val_dataloader
+    if val is None or val.batch_size == "auto":
+        return False
+    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
+    of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
+    return val.batch_size * val.dataset.max_length > 2 * of_step
