@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.__main__ import SUITE
 from tuner.recipes import catalog
+from tuner.zero import presets
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
@@ -26,13 +27,10 @@ def values(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
             yield f"{above}{key}", json.dumps(value)
 
 
-def test_each_value_of_a_preset_has_a_reason_and_each_reason_a_value() -> None:
-    shipped = {
-        (key, value, preset.removeprefix("deepspeed_"))
-        for preset in catalog.presets()
-        for key, value in values(json.loads((ROOT / "tuner" / "deepspeed_presets" / f"{preset}.json").read_text()))
-    }
-    every = ", ".join(preset.removeprefix("deepspeed_") for preset in catalog.presets())
+def test_each_value_that_auto_may_take_has_a_reason_and_each_reason_a_value() -> None:
+    chosen = {catalog.short_name(rung.name): rung.config for rung in presets.rungs() if rung.stage}
+    shipped = {(key, value, name) for name, config in chosen.items() for key, value in values(config)}
+    every = ", ".join(chosen)
 
     told = {
         (key, value, preset)

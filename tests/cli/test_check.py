@@ -13,7 +13,8 @@ import pytest
 from tests.cli.command import Result, Tuner
 from tests.cli.made_runs import make_run
 from tuner.machine import libraries
-from tuner.recipes import catalog
+from tuner.zero import presets
+from tuner.zero.config import swaps
 
 TINY = "tiny_full_sample_e1"
 GUIDE = Path(__file__).parents[1] / "zero" / "data" / "guide_ds_config.json"
@@ -32,7 +33,11 @@ def _findings(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", [*catalog.presets(), "zero2", "none", TINY])
+WITHOUT_DISKS = [name for name in presets.names() if not any(swaps(presets.find(name).config))]
+"""This machine may lack what a preset needs that swaps to disks: libaio, and the disk."""
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_DISKS, "zero2", TINY])
 def test_what_ships_is_right(tuner: Tuner, name: str) -> None:
     result = tuner("check", name)
 

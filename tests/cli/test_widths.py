@@ -13,9 +13,10 @@ from click import unstyle
 from tests.cli.command import Result, Tuner
 from tests.launch.plans import checkpoint, written_run
 from tuner.recipes import catalog
+from tuner.zero.presets import RUNGS
 
 WIDE = ("llama3_1_405b_full_alpaca_e3", "--gpus", "8", "--gpu", "h100", "--host-memory", "64GB")
-LEVELS = ("none", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+LEVELS = tuple(map(catalog.short_name, RUNGS))
 
 
 @pytest.fixture

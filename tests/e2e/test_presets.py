@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, distance, ok, quick, train
+from tuner.zero import presets
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+PRESETS = [rung.name for rung in presets.rungs() if rung.stage]
 LEVELS = ("zero2", "zero3_offload")
 """Adapters whole and in shards; all presets are compared in fp32."""
 

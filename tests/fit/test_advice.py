@@ -160,7 +160,12 @@ def test_no_level_that_offloads_or_is_tight_is_taken_where_a_better_one_fits(mod
 def made_up(level: str, part: float) -> Candidate:
     """Return a level of two GPUs that takes this part of each."""
     config = lightest("tiny_full_sample_e1")
-    return Candidate(config, Fit(level, Peak({"weights": 100 * part}, {}, 0.0), Machines(2, 100)), 0.0, None)
+    return Candidate(
+        config,
+        Fit(level, Level.of_preset(level, 1), Peak({"weights": 100 * part}, {}, 0.0), Machines(2, 100)),
+        0.0,
+        None,
+    )
 
 
 @pytest.mark.parametrize(

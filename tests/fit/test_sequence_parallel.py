@@ -9,10 +9,11 @@ from tuner.errors import ModelError, TunerError
 from tuner.fit import summary
 from tuner.fit.activations import of_recipe
 from tuner.fit.advice import fit
-from tuner.fit.levels import LEVELS, Machines
+from tuner.fit.levels import Machines
 from tuner.fit.shares import data_parallel_ranks, refuse_tiles, sizes
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import forgets_window
+from tuner.zero.presets import RUNGS
 
 H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
 
@@ -116,7 +117,7 @@ def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> N
     assert max(found.tokens for found in one) == pytest.approx(500_000, rel=0.25)
     assert max(found.tokens for found in eight) == pytest.approx(3_700_000, rel=0.25)
     assert {found.sequence_parallel_size for found in eight} == {1, 2, 4, 8}
-    assert len(eight) == 4 * len(LEVELS)
+    assert len(eight) == 4 * len(RUNGS)
 
 
 def test_a_longer_row_than_the_longest_does_not_fit() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.launch.plans import made
 from tests.machine.gpus import A100, H100, RTX4090, machine
-from tuner.fit.candidates import sent_by, step_flops, traffic
-from tuner.fit.estimate import peak_on
+from tuner.fit.candidates import step_flops, traffic
+from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Level, Machines
 from tuner.fit.shares import possible
 from tuner.fit.step_time import Cluster, find, step_time
@@ -17,15 +17,9 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.recipes import loading
 from tuner.recipes.schema import Split
+from tuner.zero import presets
 
-LEVELS = {
-    "none": Level(0),
-    "deepspeed_zero1": Level(1),
-    "deepspeed_zero2": Level(2),
-    "deepspeed_zero3": Level(3, overlap=True),
-    "deepspeed_zero2_offload": Level(2, offload_optimizer=True),
-    "deepspeed_zero3_offload": Level(3, offload_optimizer=True, offload_param=True, overlap=True),
-}
+LEVELS = presets.RUNGS
 
 
 class Pair(NamedTuple):
@@ -43,17 +37,16 @@ def enumerated(name: str, gpu: Gpu, gpus: int, found: ResolvedRun) -> list[Pair]
     )
     architecture = config.architecture
     assert architecture is not None
-    hidden, cluster = architecture.hidden_size, Cluster.of(find(gpu.name), 1)
+    cluster = Cluster.of(find(gpu.name), 1)
     machines = Machines(gpus, gpu.memory_bytes)
     pairs = []
-    for level, shape in LEVELS.items():
-        square = hidden * hidden
-        costs = shape._replace(reduce_bucket=square, prefetch=int(0.9 * square), persistence=10 * hidden)
+    for level in LEVELS:
+        costs = Level.of_preset(level, architecture.hidden_size)
         for split in possible(config, gpus):
             of_split = config.with_split(split)
-            room = 1 - peak_on(of_split, architecture, costs, machines).gpu_bytes / gpu.memory_bytes
-            sent = traffic(of_split, architecture, machines, sent_by(costs))
-            time = step_time(sent_by(costs), sent, step_flops(of_split, architecture), cluster)
+            room = 1 - fit_on(of_split, architecture, level, costs, machines).peak.gpu_bytes / gpu.memory_bytes
+            sent = traffic(of_split, architecture, machines, costs)
+            time = step_time(costs, sent, step_flops(of_split, architecture), cluster)
             pairs.append(Pair(level, split, room, time.total_s))
     return pairs
 

@@ -22,14 +22,14 @@ from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.zero import merge
+from tuner.zero import merge, presets
 from tuner.zero.choice import open_config
 from tuner.zero.config import Document, FinalConfig
 from tuner.zero.jsonfile import parse
 
 GUIDE = Path(__file__).parent / "data" / "guide_ds_config.json"
 TINY = "tiny_full_sample_e1"
-LEVELS = (*catalog.presets(), "none")
+LEVELS = presets.names()
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 

@@ -16,6 +16,7 @@ from tuner.cli import complete
 from tuner.cli.say import say
 from tuner.errors import UsageError
 from tuner.hooks import recipe_of_other_tool
+from tuner.recipes import catalog
 
 if TYPE_CHECKING:
     from tuner.launch.targets import Kind
@@ -30,8 +31,6 @@ Decorator = Callable[[Function], Function]
 
 
 def _use_catalogs(ctx: click.Context, _: click.Parameter, folders: tuple[Path, ...]) -> None:
-    from tuner.recipes import catalog
-
     ctx.with_resource(catalog.using(*folders))
 
 
@@ -110,8 +109,8 @@ deepspeed_option = all_of(
         "--deepspeed",
         metavar="PRESET|FILE",
         shell_complete=complete.deepspeed,
-        help="DeepSpeed config: zero1, zero2, zero2_offload, zero3, zero3_offload, a JSON file, an accelerate config, "
-        "none, or auto: the fastest ZeRO level that fits. [default: the recipe's, auto]",
+        help=f"DeepSpeed config: {', '.join(map(catalog.short_name, catalog.of_package(catalog.PRESETS)))}, a JSON "
+        "file, an accelerate config, none, or auto: the fastest ZeRO level that fits. [default: the recipe's, auto]",
     ),
     click.option(
         "--ds",

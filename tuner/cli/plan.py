@@ -19,6 +19,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
+from tuner.recipes import catalog
 
 if TYPE_CHECKING:
     from tuner.fit.levels import Fit, Machines
@@ -150,7 +151,7 @@ def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
     yield ["sequence_parallel_size", *map(str, sizes)]
     for level in dict.fromkeys(one.level for one in rows):
         tokens = [one.tokens for one in rows if one.level == level]
-        yield [level.removeprefix("deepspeed_"), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
+        yield [catalog.short_name(level), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
 
 
 def _print_head(plan: Plan, *more: str) -> None:
@@ -212,7 +213,7 @@ def _memory_rows(report: Report, chosen: Chosen | None) -> Iterator[list[str]]:
     """Yield a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
     fits = [*(level.fit for level in report.levels), *([chosen.fit] if chosen else [])]
     splits = [*(level.split for level in report.levels), *([chosen.split] if chosen else [])]
-    names = [level.level.removeprefix("deepspeed_") for level in report.levels]
+    names = [catalog.short_name(level.level) for level in report.levels]
     yield ["", *names, *(["chosen"] if chosen else [])]
     yield ["split", *(f"{split.micro_batch}x{split.accumulation}" for split in splits)]
     yield ["recompute", *("yes" if split.recompute else "no" for split in splits)]
@@ -247,7 +248,7 @@ def _traffic_rows(report: Report) -> Iterator[list[str]]:
     timed = ("compute s", "communication s", "not hidden s", "step s", "tokens/s")
     yield ["level", "GB", *(timed if any(step.time for step in report.steps) else ())]
     for step in report.steps:
-        cells = [step.level.removeprefix("deepspeed_"), f"{step.traffic.total_bytes / 1e9:.1f}"]
+        cells = [catalog.short_name(step.level), f"{step.traffic.total_bytes / 1e9:.1f}"]
         if time := step.time:
             cells += [f"{value:.2f}" for value in (time.compute_s, time.communication_s, time.visible_communication_s)]
             cells += [f"{time.total_s:.2f}", f"{report.tokens_per_step / time.total_s:,.0f}"]

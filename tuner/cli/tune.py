@@ -12,6 +12,7 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
+from tuner.recipes import catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ def _line(one: Measured) -> str:
     split = one.candidate.split
     way = f"{split.micro_batch} x {split.accumulation}, {'recomputed' if split.recompute else 'kept'}"
     outcome = f"{one.tokens_per_second:,.0f} tokens/s" if one.tokens_per_second else one.failure
-    level = one.candidate.level.removeprefix("deepspeed_")
+    level = catalog.short_name(one.candidate.level)
     return f"{way}, {one.candidate.loss} loss{_kernels(one.candidate)}, {level}: {outcome}"
 
 
@@ -109,7 +110,7 @@ def _print(tuned: Tuned, written: Path | None) -> None:
             f"{split.micro_batch} x {split.accumulation}",
             "recomputed" if split.recompute else "kept",
             f"{one.candidate.loss}{_kernels(one.candidate)}",
-            one.candidate.level.removeprefix("deepspeed_"),
+            catalog.short_name(one.candidate.level),
             f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "",
             f"{one.peak_bytes / 2**30:.2f}" if one.peak_bytes else "",
             compared,

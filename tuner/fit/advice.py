@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tuner.fit.candidates import Candidate, choose
-from tuner.fit.estimate import peak_on
-from tuner.fit.levels import LEVELS, Fit, Level, Machines
+from tuner.fit.estimate import fit_on
+from tuner.fit.levels import Fit, Level, Machines
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
+from tuner.zero import presets
+from tuner.zero.config import OFFLOADS, ZERO
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
 WITHOUT_OFFLOADING = "Without offloading, each of these changes fits:"
 """What stands above the changes of a recipe that fits by offloading alone."""
 _SHORTEST = 256
-_MOST_OFFLOADED = "deepspeed_zero3_offload"
 _MOST_GPUS = 4096
 
 
@@ -39,15 +40,13 @@ class Change(NamedTuple):
 
 
 def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:
-    """Return every level from the fastest to the one that needs the least GPU memory, with whether it fits."""
-    return [fit(recipe, architecture, machines, level) for level in LEVELS]
+    """Return each level that `auto` may choose, from the fastest on, with whether it fits."""
+    return [fit(recipe, architecture, machines, level) for level in presets.RUNGS]
 
 
 def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, level: str) -> Fit:
-    """Return what one level needs on these machines."""
-    preset = Level.of_preset(level, architecture.hidden_size)
-    needs = peak_on(recipe, architecture, preset, machines)
-    return Fit(level, needs, machines)
+    """Return what one of the package's presets needs on these machines."""
+    return fit_on(recipe, architecture, level, Level.of_preset(level, architecture.hidden_size), machines)
 
 
 def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
@@ -92,17 +91,17 @@ def _costly(
 
 def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
     """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
-    level = Level.of_preset(_MOST_OFFLOADED, architecture.hidden_size).on_disk()
-    needs = peak_on(recipe, architecture, level, machines)
-    if not machines.nvme_path or not Fit(_MOST_OFFLOADED, needs, machines).fits:
+    if not machines.nvme_path:
         return None
-    to_disk = [
-        f"--ds zero_optimization.{block}.{key}={shlex.quote(value)}"
-        for block in ("offload_optimizer", "offload_param")
-        for key, value in (("device", "nvme"), ("nvme_path", machines.nvme_path))
-    ]
+    preset = next(rung for rung in presets.rungs() if rung.offloaded == OFFLOADS)
+    to_disk = {"device": "nvme", "nvme_path": machines.nvme_path}
+    zero = {**preset.config[ZERO], **dict.fromkeys(OFFLOADS, to_disk)}
+    level = Level.of_config({**preset.config, ZERO: zero}, architecture.hidden_size)
+    if not fit_on(recipe, architecture, preset.name, level, machines).fits:
+        return None
+    values = [f"--ds {ZERO}.{block}.{key}={shlex.quote(value)}" for block in OFFLOADS for key, value in to_disk.items()]
     description = "states and weights on the disk: several times slower, and cannot be resumed"
-    return Change(description, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
+    return Change(description, " ".join([flags, *values]).strip(), preset.name, machines)
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
@@ -115,9 +114,7 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
 def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool = True) -> Fit | None:
     """Return the level to take with the recipe's own split; None if none fits."""
     fits = levels(recipe, architecture, machines)
-    choice = choose(
-        [Candidate(recipe, fit, 0.0, None) for fit in fits if fit.level != "none" or machines.world_size == 1]
-    )
+    choice = choose([Candidate(recipe, fit, 0.0, None) for fit in fits if fit.zero.stage or machines.world_size == 1])
     if choice is None or (choice.taken.fit.offloads and not offload):
         return None
     return choice.taken.fit

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tuner.fit.estimate import frozen_bytes, peak_on
+from tuner.fit.estimate import fit_on, frozen_bytes
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, backward_share, count, trained_share
-from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic, flops_of_step, step_time, zero_traffic
+from tuner.fit.step_time import Cluster, StepTime, Traffic, flops_of_step, step_time, zero_traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import tokens_per_sample
@@ -106,7 +106,7 @@ def candidates(
         for split in splits:
             of_split = config.with_split(split)
             settled = settle(of_split, level) if settle else of_split
-            fit = Fit(name, peak_on(settled, architecture, level, machines), machines)
+            fit = fit_on(settled, architecture, name, level, machines)
             time = None if cluster is None or fit.offloads else time_of(settled, architecture, machines, level, cluster)
             found.append(Candidate(settled, fit, step_flops(settled, architecture), time))
     return found
@@ -181,15 +181,7 @@ def time_of(
     config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level, cluster: Cluster
 ) -> StepTime:
     """Return how long a step of a recipe with its split takes at a level."""
-    sends = sent_by(level)
-    return step_time(sends, traffic(config, architecture, machines, sends), step_flops(config, architecture), cluster)
-
-
-def sent_by(level: Level) -> str:
-    """Return the name under which `step_time` knows what a level sends."""
-    if level.hpz > 1:
-        return HIERARCHICAL
-    return f"deepspeed_zero{level.stage}" if level.stage else "none"
+    return step_time(level, traffic(config, architecture, machines, level), step_flops(config, architecture), cluster)
 
 
 def step_flops(config: RecipeConfig, architecture: Architecture) -> float:
@@ -208,9 +200,9 @@ def step_flops(config: RecipeConfig, architecture: Architecture) -> float:
     )
 
 
-def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, sends: str) -> Traffic:
-    """Return what a rank sends for one step of the recipe; `sends` is a name of `step_time.zero_traffic`."""
+def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level) -> Traffic:
+    """Return what a rank sends for one step of the recipe at a level."""
     parameters, ranks = count(config, architecture), machines.world_size
     trained = machines.weight_bytes * parameters.trainable
     frozen = frozen_bytes(parameters, machines.weight_bytes)
-    return zero_traffic(sends, trained, frozen, ranks, config.split.accumulation, machines.gpus_per_node)
+    return zero_traffic(level, trained, frozen, ranks, config.split.accumulation)

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
-from tuner.fit.levels import Level, Machines, Peak
+from tuner.fit.levels import Fit, Level, Machines, Peak
 from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters, trained_tensors
 from tuner.fit.prefetch import Gathered, gathered
 from tuner.recipes.schema import Quantization, RecipeConfig
@@ -108,14 +108,14 @@ def peak(
     return Peak(gpu, host, sum(states.values()))
 
 
-def peak_on(recipe: RecipeConfig, architecture: Architecture, level: Level, machines: Machines) -> Peak:
-    """Return the memory of one step on these machines."""
+def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, level: Level, machines: Machines) -> Fit:
+    """Return what one step needs on these machines at a level called `name`."""
     ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
     needs = peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
     generation = recipe.objective.generated_by
     if generation is not None and generation.held_share:
         needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes
-    return needs
+    return Fit(name, level, needs, machines)
 
 
 def _total(lines: Mapping[str, float]) -> float:

@@ -6,17 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-LEVELS = (
-    "none",
-    "deepspeed_zero1",
-    "deepspeed_zero2",
-    "deepspeed_zero3",
-    "deepspeed_zero2_offload",
-    "deepspeed_zero3_offload",
-)
-"""In the order in which they are tried. Each shards more than the one before; those that offload, which is several
-times slower and needs the host's memory, come after all others."""
-_ALLGATHER_BUCKET = 200_000_000
+from tuner.zero import presets
+from tuner.zero.config import AUTO, bucket_sizes
+
+_REDUCE_BUCKET = _ALLGATHER_BUCKET = 500_000_000
+_PREFETCH = 50_000_000
 _MAX_LIVE = 1_000_000_000
 _SUB_GROUP = 1_000_000_000
 _PERSISTENCE = 100_000
@@ -33,9 +27,9 @@ class Level(NamedTuple):
     offload_optimizer: bool = False
     offload_param: bool = False
     overlap: bool = False
-    reduce_bucket: int = 500_000_000
+    reduce_bucket: int = _REDUCE_BUCKET
     allgather_bucket: int = _ALLGATHER_BUCKET
-    prefetch: int = 50_000_000
+    prefetch: int = _PREFETCH
     max_live: int = _MAX_LIVE
     sub_group: int = _SUB_GROUP
     hpz: int = 1
@@ -49,37 +43,41 @@ class Level(NamedTuple):
     master_bytes: int = 4
     state_part: float = 1.0
 
+    @property
+    def offloads(self) -> bool:
+        """Whether it moves something to the host's memory or to disks."""
+        return self.offload_optimizer or self.offload_param
+
     @classmethod
     def of_preset(cls, name: str, hidden_size: int) -> Level:
-        """Return what one of our presets (or 'none') means; its buckets are h^2 and 0.9 h^2, its persistence 10 h."""
-        stage = 0 if name == "none" else int(name.removeprefix("deepspeed_zero")[0])
-        offloads, square = name.endswith("_offload"), hidden_size * hidden_size
-        level = cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
-        return level._replace(persistence=10 * hidden_size)
-
-    def on_disk(self) -> Level:
-        """Return the level with what it offloads on disks, by DeepSpeed's own buffers."""
-        zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
-        buffers = Level.of_config({"zero_optimization": zero})
-        return self._replace(optimizer_buffers=buffers.optimizer_buffers, param_buffers=buffers.param_buffers)
+        """Return what one of the package's presets (or 'none') means for a model of this hidden size."""
+        return cls.of_config(presets.find(name).config, hidden_size)
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any]) -> Level:
-        """Return what a final DeepSpeed config, which holds no 'auto', means; DeepSpeed's defaults elsewhere."""
-        zero = config.get("zero_optimization") or {}
-        stage = int(zero.get("stage", 0))
+    def of_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> Level:
+        """Return what a DeepSpeed config means; DeepSpeed's defaults where it is silent or says 'auto'.
+
+        Args:
+            hidden_size: Gives the buckets of a preset their sizes; a final config has them.
+        """
+        sizes = bucket_sizes(hidden_size) if hidden_size else {}
+        written = config.get("zero_optimization") or {}
+        zero = {key: sizes.get(key) if value == AUTO else value for key, value in written.items()}
+        stage = int(zero.get("stage") or 0)
 
         def held(key: str, default: int) -> int:
-            return int(zero.get(key, zero.get(f"stage3_{key}", default)))
+            values = (zero.get(key), zero.get(f"stage3_{key}"), default)
+            return int(next(value for value in values if value is not None))
 
+        overlaps = zero.get("overlap_comm")
         return cls(
             stage,
             _offloaded(zero, "offload_optimizer"),
             stage == 3 and _offloaded(zero, "offload_param"),
-            bool(zero.get("overlap_comm", stage == 3)),
-            held("reduce_bucket_size", 500_000_000),
-            held("allgather_bucket_size", 500_000_000),
-            held("prefetch_bucket_size", 50_000_000),
+            stage == 3 if overlaps is None else bool(overlaps),
+            held("reduce_bucket_size", _REDUCE_BUCKET),
+            held("allgather_bucket_size", _ALLGATHER_BUCKET),
+            held("prefetch_bucket_size", _PREFETCH),
             held("max_live_parameters", _MAX_LIVE),
             held("sub_group_size", _SUB_GROUP),
             held("zero_hpz_partition_size", 1),
@@ -150,9 +148,10 @@ class Machines(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A level, what it needs, and whether that is there."""
+    """A level by name and by what it costs, what it needs, and whether that is there."""
 
     level: str
+    zero: Level
     peak: Peak
     machines: Machines
 
@@ -177,7 +176,7 @@ class Fit(NamedTuple):
 
     @property
     def offloads(self) -> bool:
-        return self.level.endswith("_offload")
+        return self.zero.offloads
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; sizes are whole bytes."""

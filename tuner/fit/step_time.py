@@ -14,6 +14,7 @@ import re
 from typing import NamedTuple
 
 from tuner.errors import UsageError, did_you_mean
+from tuner.fit.levels import Level
 
 MIB = 1024**2
 
@@ -116,9 +117,6 @@ USUAL_UTILISATION = (0.2, 0.6)
 """The least and the most that is usual (docs/plan.md names the published figures)."""
 NETWORK_BYTES_S = 50e9
 """The network of a node if none is named: one adapter of 400 Gb/s, the least that nodes of eight GPUs are sold with."""
-HIERARCHICAL = "deepspeed_zero3_hpz"
-"""ZeRO-3 with zero_hpz_partition_size = GPUs of a node: the backward gathers stay inside the node."""
-SHARDED = ("deepspeed_zero3", "deepspeed_zero3_offload", HIERARCHICAL)
 
 
 class Traffic(NamedTuple):
@@ -174,29 +172,29 @@ class StepTime(NamedTuple):
 
 
 def zero_traffic(
-    level: str, trainable_bytes: float, frozen_bytes: float, world_size: int, accumulation: int, gpus_per_node: int = 1
+    level: Level, trainable_bytes: float, frozen_bytes: float, world_size: int, accumulation: int
 ) -> Traffic:
     """Return what a rank sends for one step of `accumulation` micro-batches.
 
-    none, ZeRO-1: gradients once a step (all-reduce; or reduce-scatter and a gather of the new weights, as much).
+    Stage 0, ZeRO-1: gradients once a step (all-reduce; or reduce-scatter and a gather of the new weights, as much).
     ZeRO-2: gradients every micro-batch, the new weights once. ZeRO-3: all weights, frozen ones too, for the forward
-    and again for the backward of every micro-batch, and the gradients of every micro-batch.
+    and again for the backward of every micro-batch, and the gradients of every micro-batch. With hierarchical
+    partitioning (`level.hpz` ranks hold a whole copy together) the gathers for the backward stay among these ranks.
 
     Args:
-        level: A level of `fit.levels.LEVELS`, or `HIERARCHICAL`.
+        level: The DeepSpeed config.
         trainable_bytes: 16-bit bytes of the trained weights (their gradients are as large).
         frozen_bytes: Bytes of the frozen weights as they are stored, without what every rank keeps whole.
         world_size: Ranks.
         accumulation: Micro-batches a step.
-        gpus_per_node: For `HIERARCHICAL`: the ranks that hold a whole copy together.
     """
     ring, weights = (world_size - 1) / world_size, trainable_bytes + frozen_bytes
-    if level == HIERARCHICAL:
-        inside = (gpus_per_node - 1) / gpus_per_node * weights * accumulation
+    if level.stage == 3 and level.hpz > 1:
+        inside = (level.hpz - 1) / level.hpz * weights * accumulation
         return Traffic(ring * weights * accumulation, ring * trainable_bytes * accumulation, inside)
-    if level in SHARDED:
+    if level.stage == 3:
         return Traffic(2 * ring * weights * accumulation, ring * trainable_bytes * accumulation)
-    reduces = accumulation if level.startswith("deepspeed_zero2") else 1
+    reduces = accumulation if level.stage == 2 else 1
     return Traffic(ring * trainable_bytes, ring * trainable_bytes * reduces)
 
 
@@ -236,12 +234,12 @@ def seconds(volume: Traffic, cluster: Cluster) -> float:
     return slowest + volume.inside_bytes / cluster.link_bytes_s
 
 
-def step_time(level: str, volume: Traffic, flops: float, cluster: Cluster) -> StepTime:
-    """Return one step's time; ZeRO-3 hides its communication behind arithmetic, the others show all of theirs.
+def step_time(level: Level, volume: Traffic, flops: float, cluster: Cluster) -> StepTime:
+    """Return one step's time; ZeRO-3 that overlaps hides its communication behind arithmetic, others show all of it.
 
     Args:
         flops: Of one rank's share of the step.
     """
     compute_s, communication_s = flops / cluster.flops_s, seconds(volume, cluster)
-    hidden_s = compute_s if level in SHARDED else 0.0  # overlap_comm is on in our presets at stage 3 alone
+    hidden_s = compute_s if level.stage == 3 and level.overlap else 0.0
     return StepTime(compute_s, communication_s, max(0.0, communication_s - hidden_s))

@@ -6,8 +6,9 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from tuner import paths
@@ -15,13 +16,15 @@ from tuner.errors import ModelError
 from tuner.fit import advice, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, best_of_levels, step_flops, traffic
-from tuner.fit.levels import LEVELS, Fit, Machines
+from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
 from tuner.fit.shares import data_parallel_ranks, sizes
-from tuner.fit.step_time import HIERARCHICAL, Cluster, StepTime, Traffic
+from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import KINDS, tokens_per_sample
+from tuner.zero import presets
+from tuner.zero.config import NONE
 
 
 class Step(NamedTuple):
@@ -149,17 +152,24 @@ def _steps(
             return []
         peak_s = flops * alone.utilisation / alone.flops_s
         least, most = (peak_s / part for part in reversed(step_time.USUAL_UTILISATION))
-        return [Step("none", Traffic(), step_time.step_time("none", Traffic(), flops, alone), (least, most))]
-    sent = {one.level: (one.level, one.config) for one in levels if one.level != "none" and not one.fit.offloads}
-    if machines.num_nodes > 1:
-        sent[HIERARCHICAL] = (HIERARCHICAL, sent["deepspeed_zero3"][1])
+        time = step_time.step_time(Level(0), Traffic(), flops, alone)
+        return [Step(NONE, Traffic(), time, (least, most))]
     steps = []
-    for name, (sends, of_level) in sent.items():
-        volume = traffic(of_level, architecture, machines, sends)
-        flops = step_flops(of_level, architecture)
-        time = step_time.step_time(sends, volume, flops, cluster) if cluster else None
-        steps.append(Step(name, volume, time))
+    for name, level, of_level in _sharding(levels, machines):
+        volume, flops = traffic(of_level, architecture, machines, level), step_flops(of_level, architecture)
+        steps.append(Step(name, volume, step_time.step_time(level, volume, flops, cluster) if cluster else None))
     return steps
+
+
+def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple[str, Level, RecipeConfig]]:
+    """Yield the levels that shard without offloading, and on several nodes ZeRO-3 with copies in each node."""
+    for candidate in levels:
+        level = candidate.fit.zero
+        if not level.stage or level.offloads:
+            continue
+        yield candidate.level, level, candidate.config
+        if level.stage == 3 and machines.num_nodes > 1:
+            yield f"{candidate.level}_hpz", level._replace(hpz=machines.gpus_per_node), candidate.config
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -239,9 +249,8 @@ def longest(config: RecipeConfig, architecture: Architecture, machines: Machines
     """
     shares = config.objective.facts.packs and architecture.model_type in KINDS
     each = sizes(architecture, machines.world_size) if shares else [1]
-    return [
-        Longest(level, size, _tokens(config, architecture, machines, level, size)) for level in LEVELS for size in each
-    ]
+    every = product(presets.RUNGS, each)
+    return [Longest(level, size, _tokens(config, architecture, machines, level, size)) for level, size in every]
 
 
 def with_everything(config: RecipeConfig) -> RecipeConfig:

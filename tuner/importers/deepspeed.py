@@ -14,9 +14,8 @@ from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
 from tuner.importers.document import Block
 from tuner.importers.translation import Setting, Translation
-from tuner.recipes import catalog
 from tuner.recipes.recipe_file import YAML
-from tuner.zero import jsonfile
+from tuner.zero import jsonfile, presets
 
 _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
 
@@ -50,10 +49,7 @@ def preset(text: str) -> str | None:
     level = _STAGE.search(name)
     if level is None:
         return None
-    if level[1] == "0":
-        return "none"
-    wanted = f"deepspeed_zero{level[1]}{'_offload' if 'offload' in name else ''}"
-    return wanted if wanted in catalog.presets() else f"deepspeed_zero{level[1]}"
+    return presets.of_stage(int(level[1]), offloads="offload" in name).name
 
 
 def _parsed(t: Translation, setting: Setting, text: str) -> Block:

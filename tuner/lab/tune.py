@@ -22,7 +22,7 @@ from tuner.files import JsonObject, disk_errors, write_text
 from tuner.fit import advice
 from tuner.fit.candidates import TOLERANCE, best_of_levels
 from tuner.fit.candidates import candidates as planned_candidates
-from tuner.fit.levels import LEVELS, Level
+from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
 from tuner.fit.shares import possible, samples_of_rank
 from tuner.launch import final_config, preflight, render, supervise
@@ -36,7 +36,7 @@ from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import creation
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
-from tuner.zero import choice
+from tuner.zero import choice, presets
 from tuner.zero.config import BASE
 
 _ROWS_A_SAMPLE = 32
@@ -61,7 +61,7 @@ class Candidate:
     def applied(self, config: RecipeConfig) -> RecipeConfig:
         """Return the recipe with the values of this candidate."""
         pinned = {BASE: self.level, **self.changes} if self.changes else self.level
-        own = {"deepspeed": pinned} if self.level in LEVELS else {}
+        own = {"deepspeed": pinned} if self.level in presets.names() else {}
         kernels = {f"model.{key}": value for key, value in self.kernels.items()}
         return config.with_split(self.split).with_values({"train_cfg.loss": self.loss, **kernels, **own})
 
@@ -227,9 +227,9 @@ def _levels(base: ResolvedRecipe, opened: RecipeConfig, best: Candidate) -> Iter
 
     None for one rank, or with a user's own JSON. Where the memory is not known, each has the fastest split so far.
     """
-    if base.topology.world_size == 1 or best.level not in LEVELS:
+    if base.topology.world_size == 1 or best.level not in presets.names():
         return
-    others = [name for name in LEVELS if name not in ("none", best.level) and not name.endswith("_offload")]
+    others = [rung.name for rung in presets.rungs() if rung.stage and not rung.offloaded and rung.name != best.level]
     architecture = opened.architecture
     if not base.hardware.gpus or architecture is None or not has_formula(architecture):
         yield from ((name, best.split) for name in others)
@@ -244,7 +244,9 @@ def _levels(base: ResolvedRecipe, opened: RecipeConfig, best: Candidate) -> Iter
 
 def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
     architecture = config.architecture
-    if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
+    if not base.hardware.gpus or architecture is None or not has_formula(architecture):
+        return True
+    if level not in presets.names():
         return True
     return advice.fit(config, architecture, base.place.machines(base.precision), level).room >= -TOLERANCE
 
@@ -288,7 +290,7 @@ class _Bench:
         request = Request(
             str(written),
             Overrides(ds=self.request.overrides.ds),
-            deepspeed=candidate.level if candidate.level in LEVELS else self.request.deepspeed,
+            deepspeed=candidate.level if candidate.level in presets.names() else self.request.deepspeed,
             flags=self.request.flags,
             work_dir=self.scratch / f"run-{self.num_runs}",
             allow_code=True,  # that file is data, and its code was allowed at the start

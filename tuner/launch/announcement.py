@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tuner.fit.levels import LEVELS, Level
+from tuner.fit.levels import Level
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch import data_rows, fitting
@@ -153,10 +153,10 @@ def _level(run: ResolvedRun) -> str:
     level = Level.of_config(run.final.config)
     if not level.stage:
         return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
-    offloaded = " with offloading" if level.offload_optimizer or level.offload_param else ""
+    offloaded = " with offloading" if level.offloads else ""
     # The reason's end is the memory of the level's lightest split; the memory of this run has a line of its own.
     why = (run.chosen.level_reason or "") if run.hardware.gpus else ""
-    source = run.level if run.level in LEVELS else f"from {run.level}"
+    source = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
     return f"{before}ZeRO-{level.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
 

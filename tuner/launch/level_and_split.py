@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tuner.errors import TunerError
 from tuner.fit import activations, shares
 from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, candidates, choose
-from tuner.fit.estimate import peak_on
-from tuner.fit.levels import LEVELS, Fit, Level, Machines
+from tuner.fit.estimate import fit_on
+from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import has_formula
 from tuner.launch import data_rows
 from tuner.launch.machine_facts import RunPlace
@@ -20,14 +20,13 @@ from tuner.machine.hardware import Precision
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import sees_whole_samples
+from tuner.zero import presets
 from tuner.zero.config import NONE, Document, FinalConfig
 
 OF_HOST = 0.5
 """The part of the host's memory that a chosen split may take on a CPU; the formulas are those of GPUs."""
 _LOGITS_OF_HOST = 0.25
 """The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
-_ON_CPUS = "deepspeed_zero2"
-_MEMORY_UNKNOWN = "deepspeed_zero3"
 
 Merge = Callable[[RecipeConfig, Document], FinalConfig]
 """Returns the DeepSpeed config that training would use with a recipe whose split is settled."""
@@ -84,7 +83,7 @@ def choose_level_and_split(
         return _on_cpus(config, counts, named, opened, merge, place, precision, splits)
     if counts is None or not place.hardware.smallest_gpu_bytes:
         return _unknown(config, named, opened, merge, place, splits[0])
-    documents = {named.preset or named.name: named} if named else {name: opened(name) for name in LEVELS}
+    documents = {named.preset or named.name: named} if named else {name: opened(name) for name in presets.RUNGS}
     levels, impossible = _levels(config.with_split(splits[0]), documents, merge, counts)
 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
@@ -92,7 +91,7 @@ def choose_level_and_split(
 
     found = candidates(config, counts, machines, levels, splits, place.cluster, settle)
     allowed = [candidate for candidate in found if candidate.level not in impossible]
-    choice = choose([one for one in allowed if named or one.level != NONE or place.topology.world_size == 1])
+    choice = choose([one for one in allowed if named or one.fit.zero.stage or place.topology.world_size == 1])
     taken = choice.taken if choice else _nearest(allowed)
     why = choice.why if choice else "no level fits, and this one needs the least"
     _, loss, loss_reason = _with_loss(config.with_split(taken.split), levels[taken.level], counts, machines)
@@ -159,7 +158,7 @@ def _unknown(
     else:
         why = f"no formula for the size of model_type {architecture.model_type!r}"
         split_reason = "the model's size is unknown"
-    document = named or opened(_MEMORY_UNKNOWN)
+    document = named or opened(presets.of_stage(3, offloads=False).name)
     of_split = config.with_split(lightest)
     level = Level.of_config(merge(of_split, document).config)
     _, loss, loss_reason = _with_loss(of_split, level, None, None)
@@ -180,7 +179,7 @@ def _on_cpus(
     splits: Sequence[Split],
 ) -> LevelAndSplit:
     ranks = place.topology.world_size
-    document = named or opened(NONE if ranks == 1 else _ON_CPUS)
+    document = named or opened(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = None if named else f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     split, split_reason = _split_on_cpus(config, architecture, document, merge, place.machines(precision), splits)
     loss, loss_reason = _loss_on_cpus(config.with_split(split), architecture, place, precision)
@@ -258,10 +257,10 @@ def _with_loss(
         return chunked, "chunked", "derived: on a GPU chunks take less memory and no more time"
     if level.stage == 3:
         return whole, "whole", "derived: a compiled model cannot have chunks at ZeRO-3"
-    if architecture is not None and machines is not None:
-        needs = peak_on(whole, architecture, level, machines)
-        if Fit("whole", needs, machines).room >= TOLERANCE:
-            return whole, "whole", "derived: the full logits fit on each GPU"
+    if architecture is None or machines is None:
+        return chunked, "chunked", "derived: the memory of full logits is not known"
+    if fit_on(whole, architecture, "whole", level, machines).room >= TOLERANCE:
+        return whole, "whole", "derived: the full logits fit on each GPU"
     return chunked, "chunked", "derived: the full logits do not fit on each GPU"
 
 

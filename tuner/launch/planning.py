@@ -20,6 +20,7 @@ from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch, planned
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
+from tuner.recipes import catalog
 from tuner.recipes.python_calls import in_python
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import Split
@@ -110,7 +111,7 @@ class Plan(NamedTuple):
         fits = [*levels, *([self.chosen.fit] if self.chosen else [])]
         return [
             (
-                fit.level.removeprefix("deepspeed_"),
+                catalog.short_name(fit.level),
                 *(f"{size / sizes.GIB:.1f}" for size in (fit.peak.gpu_bytes, fit.spare_gpu_bytes, fit.peak.host_bytes)),
                 Mark("fits" if fit.fits else "does not fit", fit.fits),
             )

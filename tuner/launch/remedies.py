@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.fit.advice import smaller_batches
-from tuner.fit.levels import LEVELS, Level
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARED_MEMORY
 from tuner.runs.resume_point import share_states
+from tuner.zero import presets
 
 _OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
 """Causes after which a change that needs less memory may help, and whether offloading to the host may."""
@@ -62,27 +62,26 @@ def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
 
 
 def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
-    """Return the first of `LEVELS` that shards or offloads more and does no less of the other; a JSON has none.
+    """Return the first rung of `auto` that shards or offloads more and does no less of the other; a JSON has none.
 
     Args:
         offload: Whether offloading to the host may help.
     """
-    if level not in LEVELS:
+    if level not in presets.names():
         return None
-    here = Level.of_preset(level, 1)
-    for name in LEVELS:
-        there = Level.of_preset(name, 1)
+    here = presets.find(level)
+    for there in presets.rungs():
         shards = there.stage > here.stage and world_size > 1  # sharding needs several ranks
-        offloads = there.offload_optimizer > here.offload_optimizer
+        offloads = not here.offloaded and bool(there.offloaded)
         # Without the host's memory to spare, a level may leave offloading.
-        is_less = there.stage >= here.stage and (there.offload_optimizer >= here.offload_optimizer if offload else True)
-        if (shards or offloads) and is_less and (offload or not there.offload_optimizer):
-            return name
+        is_less = there.stage >= here.stage and (bool(there.offloaded) or not here.offloaded or not offload)
+        if (shards or offloads) and is_less and (offload or not there.offloaded):
+            return there.name
     return None
 
 
 def _share_states(level: str, other: str) -> bool:
-    return share_states(Level.of_preset(level, 1).stage, Level.of_preset(other, 1).stage)
+    return share_states(presets.find(level).stage, presets.find(other).stage)
 
 
 def commands(

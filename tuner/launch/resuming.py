@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.files import ReadOnlyJson
-from tuner.fit.levels import LEVELS
 from tuner.fit.shares import samples_of_rank
 from tuner.launch.resolved_run import Start, batch_settings, is_already_started
 from tuner.machine.topology import Topology
@@ -23,6 +22,7 @@ from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint, resume_from
+from tuner.zero import presets
 from tuner.zero.config import FinalConfig
 from tuner.zero.recipe_values import is_auto
 
@@ -206,7 +206,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
 def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint) -> str | None:
     """Return the value of --deepspeed, or the level of the checkpoint where `auto` would choose one."""
     saved = checkpoint.facts.get("deepspeed")
-    return saved if is_auto(loaded, deepspeed) and saved in LEVELS else deepspeed
+    return saved if is_auto(loaded, deepspeed) and saved in presets.names() else deepspeed
 
 
 def load_into(

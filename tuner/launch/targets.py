@@ -39,7 +39,7 @@ def kind_of(name: str | None) -> Kind:
         if starting_weights.holds_model(path):
             return "recipe"
         raise listing.no_run(name, "NAME", "Name a recipe, a DeepSpeed config, or a run's folder.")
-    named = {name, f"deepspeed_{name}"} & {*catalog.presets()} or name == "none" or name.startswith("deepspeed_")
+    named = name == "none" or catalog.resembles_preset(name)
     is_file = path.suffix in (".json", ".yaml", ".yml") or (path.suffix != ".py" and os.path.isfile(path))  # noqa: PTH113
     return "config" if named or is_file else "recipe"
 

@@ -41,6 +41,8 @@ NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
 NAME_RULE = "lower-case letters and digits, with single underscores between them"
 
 _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
+_OF_PRESETS = "deepspeed_"
+"""What the full name of a preset begins with."""
 _LAYOUT = f"Give a folder with folders of parts: {', '.join(FOLDERS)}."
 _given: list[Path] = []
 
@@ -299,9 +301,29 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(files(kind))
 
 
+def of_package(kind: str) -> tuple[str, ...]:
+    """Return the sorted names of the package's own parts of a kind."""
+    return tuple(_files(kind, "", ((_OURS, 0),)))
+
+
 def presets() -> tuple[str, ...]:
     """Return the names of the DeepSpeed presets."""
     return names(PRESETS)
+
+
+def preset_name(text: str) -> str | None:
+    """Return the preset that `text` names in full ('deepspeed_zero2') or short ('zero2'), or None."""
+    return next((name for name in (text, f"{_OF_PRESETS}{text}") if name in presets()), None)
+
+
+def resembles_preset(text: str) -> bool:
+    """Return whether a text names a preset, or is written as one's full name is."""
+    return text.startswith(_OF_PRESETS) or preset_name(text) is not None
+
+
+def short_name(preset: str) -> str:
+    """Return a preset's name as people write it: 'zero2' for 'deepspeed_zero2'."""
+    return preset.removeprefix(_OF_PRESETS)
 
 
 def is_of_xtuner(name: str) -> bool:
@@ -537,7 +559,7 @@ def _absent_objective(name: str) -> tuple[str, str] | None:
 
 
 def _unknown(name: str) -> RecipeError:
-    if {name, f"deepspeed_{name}"} & {*presets()}:
+    if preset_name(name):
         return RecipeError(
             f"{name!r} is a DeepSpeed preset, not a recipe",
             where="the recipe's name",

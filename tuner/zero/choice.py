@@ -21,6 +21,7 @@ from tuner.recipes.catalog import PRESETS
 from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import YAML, read_value
+from tuner.zero import presets
 from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, stage_0
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
@@ -29,14 +30,6 @@ from tuner.zero.recipe_values import chosen, sources_of
 
 if TYPE_CHECKING:
     from tuner.zero.yaml_configs import AccelerateConfig
-
-
-def preset_name(text: str) -> str | None:
-    """Return the preset that `text` names in full ('deepspeed_zero2') or short ('zero2'), or None."""
-    for name in (text, f"deepspeed_{text}"):
-        if name in catalog.presets():
-            return name
-    return None
 
 
 def open_chosen(recipe: Recipe, flag: str | None) -> Document:
@@ -58,7 +51,7 @@ def without_catalog(recipe: Recipe) -> Recipe:
     """
     value = recipe.config.deepspeed
     named = value.get(BASE) if isinstance(value, dict) else value
-    preset = preset_name(named) if isinstance(named, str) else None
+    preset = catalog.preset_name(named) if isinstance(named, str) else None
     if preset is None or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
     pinned = open_config(value, "deepspeed", sources_of(recipe)).pinned
@@ -82,7 +75,7 @@ def open_config(choice: str | Config, where: str, sources: Mapping[Keys, Place] 
         return _of_dict(copy.deepcopy(choice), where, sources or {})
     if choice == NONE:
         return stage_0()
-    preset = preset_name(choice)
+    preset = catalog.preset_name(choice)
     if preset:
         return _of_preset(preset)
     if choice.endswith(YAML):
@@ -96,7 +89,7 @@ def _of_preset(name: str) -> Document:
     """Return a preset. The preset of a user's own catalog is the user's file, so a run keeps its values."""
     file, shadowing = catalog.part_file(PRESETS, name), catalog.shadowing(PRESETS, name)
     if file.is_ours:
-        return Document(read(file.path).value, f"preset {name}", preset=name)
+        return Document(copy.deepcopy(presets.find(name).config), f"preset {name}", preset=name)
     notes = (DeepSpeedConfigError(shadowing.rstrip(".")),) if shadowing else ()
     return replace(read(Path(file.shown)), notes=notes)
 
@@ -133,7 +126,7 @@ def _of_accelerate(read_config: AccelerateConfig, path: Path) -> Document:
 
     # accelerate looks for the file from where it is called; a config is often written to be called beside it.
     base = read_config.base
-    if not (preset_name(base) or base == NONE or is_file(Path(base))):
+    if not (catalog.preset_name(base) or base == NONE or is_file(Path(base))):
         base = str(path.parent / base)
     document = open_config(base, str(path))
     if document.preset is None:
@@ -164,7 +157,7 @@ def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
     if choice in catalog.names("recipes") or catalog.suggest(choice) == choice:
         fix = f"{choice!r} is a recipe. Use: tuner train {choice} --deepspeed PRESET."
         return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
-    known = (*catalog.presets(), *(name.removeprefix("deepspeed_") for name in catalog.presets()), AUTO, NONE)
+    known = (*catalog.presets(), *map(catalog.short_name, catalog.presets()), AUTO, NONE)
     listed = ", ".join((*catalog.presets(), AUTO, NONE))
     fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON or YAML file.".strip()
     return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Config = dict[str, Any]
 """JSON values. Nothing has checked the config of a `Document`; `lint` has checked the one of a `FinalConfig`."""
 ZERO = "zero_optimization"
+OFFLOADS = ("offload_optimizer", "offload_param")
+"""The blocks of `ZERO` that move tensors off the GPU."""
 STEPPING = (1, 2, 3)
 """The stages in which ZeRO's optimizer makes the step."""
 _MEASUREMENTS = (
@@ -146,6 +148,18 @@ def device(config: Config, block: str) -> str:
     return str(lookup(config, (ZERO, block, "device"), "none"))
 
 
+def bucket_sizes(hidden_size: int) -> dict[str, int]:
+    """Return the elements that "auto" means in the keys of `ZERO` that depend on a model's hidden size.
+
+    Source: Hugging Face's values, transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig.
+    """
+    return {
+        "reduce_bucket_size": hidden_size * hidden_size,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+
+
 def has_zenflow(config: Config) -> bool:
     """Return whether the config has a zenflow block."""
     return isinstance(lookup(config, (ZERO, "zenflow")), dict)
@@ -257,7 +271,7 @@ def swap_paths(config: Config) -> list[str]:
 
 def swaps(config: Config) -> Iterator[Swap]:
     """Yield the folders on NVMe disks; below stage 3 DeepSpeed keeps in memory what should go there."""
-    for block in ("offload_optimizer", "offload_param"):
+    for block in OFFLOADS:
         if stage(config) == 3 and device(config, block) == "nvme":
             yield Swap(block, Path(str(lookup(config, (ZERO, block, "nvme_path")))))
 

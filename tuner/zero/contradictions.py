@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from tuner.recipes.merging import lookup
 from tuner.zero.config import (
+    OFFLOADS,
     STEPPING,
     ZERO,
     Config,
@@ -88,7 +89,7 @@ RULES: tuple[Rule, ...] = (
             f'{block}.device is "nvme" without nvme_path',
             "Add nvme_path, a folder on the NVMe disk.",
         )
-        for block in ("offload_optimizer", "offload_param")
+        for block in OFFLOADS
     ),
     Rule(
         (ZERO, "offload_optimizer", "ratio"),

@@ -16,7 +16,20 @@ from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType
-from tuner.zero.config import AUTO, NONE, STEPPING, ZERO, Config, Document, FinalConfig, device, short, stage
+from tuner.zero.config import (
+    AUTO,
+    NONE,
+    OFFLOADS,
+    STEPPING,
+    ZERO,
+    Config,
+    Document,
+    FinalConfig,
+    bucket_sizes,
+    device,
+    short,
+    stage,
+)
 from tuner.zero.config_schema import schema
 from tuner.zero.contradictions import FINAL, needs_cpu_adam
 from tuner.zero.lint import Checked, check, check_device
@@ -30,6 +43,8 @@ _UNKNOWN_HIDDEN_SIZE = {
     "stage3_param_persistence_threshold": 100_000,
 }
 """DeepSpeed 0.19.8's own defaults, written out where the hidden size is not known."""
+_FORMULAS = dict(zip(_UNKNOWN_HIDDEN_SIZE, ("h^2", "0.9 h^2", "10 h"), strict=True))
+"""What `bucket_sizes` computes, for people."""
 
 
 def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:
@@ -157,13 +172,13 @@ class _Merger:
             elif facts is None:
                 self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is unknown")
             else:
-                value, formula = _bucket(key, facts.hidden_size)
-                self.own(("zero_optimization", key), value, f"derived: {formula}, hidden size h = {facts.hidden_size}")
+                source = f"derived: {_FORMULAS[key]}, hidden size h = {facts.hidden_size}"
+                self.own(("zero_optimization", key), bucket_sizes(facts.hidden_size)[key], source)
 
     def offload(self, hardware: Hardware) -> None:
         zero = self.config["zero_optimization"]
         device = (zero.get("offload_optimizer") or {}).get("device", NONE)
-        for block in ("offload_optimizer", "offload_param"):
+        for block in OFFLOADS:
             place = self.document.place(("zero_optimization", block, "pin_memory"))
             if not hardware.gpus and place.kind is Kind.PACKAGE and "pin_memory" in (zero.get(block) or {}):
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
@@ -250,15 +265,6 @@ class _Merger:
         from_catalog = self.document.preset is not None
         warnings = tuple(self.warnings)
         return FinalConfig(self.document.name, self.config, origins, warnings, from_catalog, self.checked.warnings)
-
-
-def _bucket(key: str, hidden: int) -> tuple[int, str]:
-    # Hugging Face's values: transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig
-    return {
-        "reduce_bucket_size": (hidden * hidden, "h^2"),
-        "stage3_prefetch_bucket_size": (int(0.9 * hidden * hidden), "0.9 h^2"),
-        "stage3_param_persistence_threshold": (10 * hidden, "10 h"),
-    }[key]
 
 
 def _autos(value: object, prefix: Keys = ()) -> Iterator[Keys]:

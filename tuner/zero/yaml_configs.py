@@ -16,7 +16,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes import document_file, yaml_text
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.yaml_text import Yaml
-from tuner.zero import config
+from tuner.zero import config, presets
 from tuner.zero.config import Config, Document
 
 MARKS = ("distributed_type", "deepspeed_config", "compute_environment")
@@ -203,13 +203,9 @@ class _AccelerateReader:
 
     def _preset(self, stage: int, named: Mapping[str, object]) -> tuple[str, Config]:
         """Return the preset of a stage, and the devices that the file means without naming them."""
-        offloads = any(key.endswith("_device") for key in named)
-        if stage == 0:
-            return "none", {}
-        if stage == 1 or not offloads:
-            return f"deepspeed_zero{stage}", {}
-        devices = ("offload_optimizer_device", "offload_param_device")[: stage - 1]
-        return f"deepspeed_zero{stage}_offload", {key: "none" for key in devices if key not in named}
+        preset = presets.of_stage(stage, offloads=any(key.endswith("_device") for key in named))
+        devices = (f"{block}_device" for block in preset.offloaded)
+        return preset.name, {key: "none" for key in devices if key not in named}
 
     def dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
         written = self.values.get(DTYPE)

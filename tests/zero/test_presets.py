@@ -1,0 +1,98 @@
+"""A preset is what its JSON says: `auto` knows its stage and what it offloads from its values, whatever its name is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import DeepSpeedConfigError
+from tuner.fit.levels import Level
+from tuner.recipes import catalog
+from tuner.zero import presets
+from tuner.zero.choice import open_config
+
+NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
+ON_DISK = {"stage": 3, "offload_optimizer": NVME, "offload_param": NVME, "reduce_bucket_size": "auto"}
+
+
+def written(folder: Path, name: str, zero: dict[str, object]) -> None:
+    path = folder / catalog.PRESETS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the package one preset more, which has no line in `RUNGS`."""
+    shutil.copytree(catalog.PACKAGE / catalog.PRESETS, tmp_path / catalog.PRESETS)
+    written(tmp_path, "deepspeed_sixth", ON_DISK)
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path)
+    catalog._files.cache_clear()
+    yield
+    catalog._files.cache_clear()
+
+
+def test_every_rung_is_a_preset_or_none_and_those_that_offload_come_last() -> None:
+    offloads = [bool(rung.offloaded) for rung in presets.rungs()]
+
+    assert {*presets.RUNGS} <= {*presets.names()} == {*catalog.presets(), "none"}
+    assert offloads == sorted(offloads)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_json_in_the_folder_is_a_preset_that_auto_never_takes() -> None:
+    sixth = presets.find("deepspeed_sixth")
+
+    assert presets.names() == (*presets.RUNGS, "deepspeed_sixth")
+    assert (sixth.stage, sixth.offloaded, sixth.is_rung) == (3, ("offload_optimizer", "offload_param"), False)
+    assert sixth not in presets.rungs()
+    assert open_config("sixth", "--deepspeed").preset == "deepspeed_sixth"
+
+
+@pytest.mark.usefixtures("package")
+def test_what_a_preset_costs_is_read_from_its_values() -> None:
+    level = Level.of_preset("deepspeed_sixth", 4096)
+
+    assert (level.stage, level.offload_optimizer, level.offload_param) == (3, True, True)
+    assert (level.optimizer_buffers, level.param_buffers) == (4, 5 * 100_000_000 + 1_000_000_000)
+    assert level.reduce_bucket == 4096 * 4096
+
+
+def test_a_user_who_replaces_a_rung_changes_what_auto_knows_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / catalog.HERE, "deepspeed_zero2", {"stage": 3, "offload_optimizer": {"device": "cpu"}})
+
+    level = Level.of_preset("deepspeed_zero2", 64)
+
+    assert (level.stage, level.offloads) == (3, True)
+
+
+def test_a_wrong_file_in_place_of_a_rung_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / catalog.HERE, "deepspeed_zero2", {"stage": "two"})
+
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        presets.rungs()
+
+    assert "deepspeed_zero2.json:1" in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offloads", "name"),
+    [
+        (0, True, "none"),
+        (1, True, "deepspeed_zero1"),
+        (2, True, "deepspeed_zero2_offload"),
+        (3, False, "deepspeed_zero3"),
+    ],
+)
+def test_the_rung_of_a_stage_offloads_if_one_there_does(stage: int, offloads: bool, name: str) -> None:
+    assert presets.of_stage(stage, offloads=offloads).name == name

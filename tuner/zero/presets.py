@@ -1,0 +1,85 @@
+"""The DeepSpeed presets of the package: what each does is read from its JSON, never from its name.
+
+A new preset is a JSON in `deepspeed_presets`, and a line in `RUNGS` if `auto` may choose it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner.recipes import catalog
+from tuner.recipes.catalog import PRESETS
+from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0
+from tuner.zero.jsonfile import read
+
+RUNGS = (
+    NONE,
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero3",
+    "deepspeed_zero2_offload",
+    "deepspeed_zero3_offload",
+)
+"""What `auto` may choose, in the order in which it tries them. Each shards more than the one before; those that
+offload, which is several times slower and needs the host's memory, come after all others."""
+
+
+class Preset(NamedTuple):
+    """A preset, or DeepSpeed at stage 0. Nobody changes `config`: it is shared. `is_rung`: `auto` may choose it."""
+
+    name: str
+    config: Config
+    is_rung: bool
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        return stage(self.config)
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """The blocks that move tensors off the GPU: offload_optimizer, offload_param."""
+        return tuple(block for block in OFFLOADS if device(self.config, block) != NONE)
+
+
+def names() -> tuple[str, ...]:
+    """Return 'none' and the names of the package's presets, the rungs of `auto` first."""
+    others = (name for name in catalog.of_package(PRESETS) if name not in RUNGS)
+    return (*RUNGS, *others)
+
+
+def find(name: str) -> Preset:
+    """Return a preset of the package. A file of the user's catalog with its name replaces it.
+
+    Raises:
+        DeepSpeedConfigError: that file is wrong.
+    """
+    if name == NONE:
+        return Preset(NONE, stage_0().value, is_rung=True)
+    file = catalog.part_file(PRESETS, name)
+    config = _shipped(file.path) if file.is_ours else _checked(file.path)
+    return Preset(name, config, name in RUNGS)
+
+
+def rungs() -> tuple[Preset, ...]:
+    """Return the presets that `auto` may choose, in its order."""
+    return tuple(map(find, RUNGS))
+
+
+def of_stage(number: int, *, offloads: bool) -> Preset:
+    """Return the rung at a ZeRO stage that offloads or not; if the stage has no such rung, the first one there."""
+    there = [preset for preset in rungs() if preset.stage == number]
+    return next((preset for preset in there if bool(preset.offloaded) is offloads), there[0])
+
+
+@lru_cache
+def _shipped(path: Path) -> Config:
+    return read(path).value
+
+
+def _checked(path: Path) -> Config:
+    from tuner.zero.lint import check  # few users replace a preset
+
+    return check(read(path)).value
