@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -94,8 +95,7 @@ def test_what_stops_one_check_does_not_stop_the_next(monkeypatch: pytest.MonkeyP
 
 def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "torch_cuda_version", lambda: "12.8")
-    monkeypatch.setattr(preflight, "_QUICK", ())
-    monkeypatch.setattr(preflight, "_SLOW", ())
+    monkeypatch.setattr(preflight, "CHECKS", ())
     asked = {"recipe": "llama2_7b_full_alpaca_e3", "hardware": machine(A100), "deepspeed": "zero2"}
 
     with pytest.raises(MachineError, match="does not fit"):
@@ -124,10 +124,41 @@ def test_a_bug_in_a_check_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
     def bug(plan: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(preflight, "_QUICK", (bug, model_files.weights))
+    monkeypatch.setattr(preflight, "CHECKS", [preflight.Check(bug), preflight.Check(model_files.weights)])
 
     with pytest.raises(ZeroDivisionError):
         preflight.check(made())
+
+
+COMMANDS = {
+    "train": (preflight.check, {"here", "run", "start", "rows", "code", "slow", "network"}),
+    "submit": (partial(preflight.check_elsewhere, quick=False), {"elsewhere", "run", "rows", "slow", "network"}),
+    "submit --dry-run": (partial(preflight.check_elsewhere, quick=True), {"elsewhere", "run"}),
+    "train --dry-run": (preflight.foresee, {"here", "run", "dry"}),
+    "check": (preflight.inspect, {"here", "dry", "rows", "code", "slow"}),
+    "check --gpus": (preflight.inspect_elsewhere, {"elsewhere", "rows", "code", "slow"}),
+}
+"""What a command may touch before anything starts."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_touches_what_it_may_and_nothing_else(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, may = COMMANDS[command]
+    asked: list[preflight.Need] = []
+
+    def probe(need: preflight.Need) -> preflight.Check:
+        return preflight.Check(lambda _: iter(asked.append(need) or ()), {need})
+
+    monkeypatch.setattr(preflight, "CHECKS", [*map(probe, get_args(preflight.Need))])
+    look(made())
+
+    assert {*asked} == may
+
+
+def test_every_check_needs_what_some_command_has() -> None:
+    every = [may for _, may in COMMANDS.values()]
+
+    assert [one for one in preflight.CHECKS if not any(one.needs <= may for may in every)] == []
 
 
 def test_a_rate_that_destroys_a_model_is_told_before_the_start() -> None:

@@ -5,15 +5,35 @@ It chooses which checks of `launch.checks` run, and refuses the run. It changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Literal, NamedTuple
 
 from tuner.errors import RecipeError, TunerError, together
 from tuner.launch import fitting, steps
-from tuner.launch.checks import Finding, gpus, host, model_files
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.zero.recipe_values import is_stage_0
 
-Check = Callable[[ResolvedRun], Iterator[Finding]]
+Need = Literal["here", "elsewhere", "run", "start", "dry", "rows", "code", "slow", "network"]
+"""What a check needs of the command that runs it.
+
+- here, elsewhere: this machine trains, or another one;
+- run: it is about one run, with its directory, its steps and the memory and disk that it takes, not a recipe alone;
+- start: ranks start next, so ports, drivers and what else uses the GPUs matter;
+- dry: nothing starts; a start reports the same by itself;
+- rows, code, network: it reads rows of data, calls the user's functions, asks the hub or a server;
+- slow: it takes longer than the milliseconds in which a dry run answers.
+"""
+Needs = AbstractSet[Need]
+
+
+class Check(NamedTuple):
+    """A check and what it needs; it runs for each command that has all of that."""
+
+    function: Callable[[ResolvedRun], Iterator[Finding]]
+    needs: Needs = frozenset()
+
+
 _HIGH_RATE = 1e-2
 """Above it even a small new model rarely learns with Adam."""
 _POLYNOMIAL_END = 1e-7
@@ -47,111 +67,58 @@ def high_rate(run: ResolvedRun) -> Iterator[Finding]:
         )
 
 
-def _streamed(run: ResolvedRun) -> Iterator[Finding]:
-    if run.recipe.config.train_dataloader.dataset.streaming:
-        from tuner.launch.checks import inputs  # few runs stream their data
-
-        yield from inputs.streamed(run)
-
-
-def _deepspeed(name: str) -> Check:
-    """Return a check of the DeepSpeed config; a run at stage 0 needs it only in bf16, of which DeepSpeed had errors."""
-
-    def check(run: ResolvedRun) -> Iterator[Finding]:
-        if is_stage_0(run.recipe, run.document) and run.precision.dtype != "bf16":
-            return
-        from tuner.launch.checks import deepspeed_config  # 700 lines with what it imports
-
-        yield from getattr(deepspeed_config, name)(run)
-
-    return check
-
-
-def _inputs(run: ResolvedRun) -> Iterator[Finding]:
-    from tuner.launch.checks import inputs  # a dry run reads no rows and asks no hub
-
-    yield from _findings(run, inputs.first_rows, inputs.rewards, inputs.reachable, inputs.pushes)
-
-
-def _local_inputs(run: ResolvedRun) -> Iterator[Finding]:
-    from tuner.launch.checks import inputs  # as in `_inputs`
-
-    yield from _findings(run, inputs.first_rows, inputs.rewards)
-
-
-def _teacher(run: ResolvedRun) -> Iterator[Finding]:
-    if run.recipe.config.objective.taught_by:
-        from tuner.launch.checks import inputs  # few runs have a teacher
-
-        yield from _findings(run, inputs.teacher, inputs.teachers_tokens)
-
-
-def _generation(name: str) -> Check:
-    """Return a check of the program that generates; few objectives generate, and few of them with vLLM."""
-
-    def check(run: ResolvedRun) -> Iterator[Finding]:
-        program = run.recipe.config.objective.generated_by
-        if program is None or program.engine == "transformers":
-            return
-        from tuner.launch.checks import inputs  # as above
-
-        yield from getattr(inputs, name)(run)
-
-    return check
-
-
-_ELSEWHERE: tuple[Check, ...] = (
-    high_rate,
-    polynomial,
-    _streamed,
-    model_files.remote_code,
-    model_files.architecture,
-    model_files.images,
-    model_files.tower,
-    model_files.weights,
-    model_files.context,
-    model_files.packed,
-    model_files.adapted_layers,
-    model_files.chat_template,
-    _teacher,
+CHECKS = (
+    Check(few_steps, {"run"}),
+    Check(high_rate),
+    Check(polynomial),
+    Check(inputs.streamed),
+    Check(model_files.remote_code),
+    Check(model_files.architecture),
+    Check(model_files.images),
+    Check(model_files.tower),
+    Check(model_files.weights),
+    Check(model_files.context),
+    Check(model_files.packed),
+    Check(model_files.adapted_layers),
+    Check(model_files.chat_template),
+    Check(inputs.teacher),
+    Check(inputs.teachers_tokens),
+    Check(model_files.kernels, {"here", "run"}),
+    Check(gpus.attention, {"here"}),
+    Check(gpus.four_bits, {"here", "run"}),
+    Check(gpus.liger, {"here"}),
+    Check(gpus.offloading, {"here"}),
+    Check(gpus.precision, {"here"}),
+    Check(gpus.spread, {"here", "run"}),
+    Check(inputs.vllm, {"here", "run"}),
+    Check(host.checkpoints, {"here", "run"}),
+    Check(host.conversion, {"here", "run"}),
+    Check(host.joined_model, {"here", "run"}),
+    Check(host.shared_memory, {"here", "run"}),
+    Check(host.host_memory, {"here", "run"}),
+    Check(host.open_files, {"here", "run"}),
+    Check(deepspeed_config.swap_space, {"here"}),
+    Check(deepspeed_config.config, {"here"}),
+    Check(deepspeed_config.compiles, {"here", "dry"}),
+    Check(deepspeed_config.unknown, {"elsewhere"}),
+    Check(model_files.tokens, {"slow"}),
+    Check(inputs.first_rows, {"rows"}),
+    Check(inputs.rewards, {"rows", "code"}),
+    Check(inputs.reachable, {"network"}),
+    Check(inputs.pushes, {"here", "network"}),
+    Check(inputs.server, {"start", "network"}),
+    Check(host.download, {"start"}),
+    Check(gpus.driver, {"start"}),
+    Check(gpus.busy, {"start"}),
+    Check(host.installed, {"here", "slow"}),
+    Check(host.notifies, {"here"}),
+    Check(host.port, {"start"}),
+    Check(deepspeed_config.swap_disks, {"start"}),
+    Check(host.forgotten_nodes, {"start"}),
+    Check(host.shadows, {"start"}),
 )
-"""What this machine can check for a run on others; all other checks are about the machine that trains."""
-_QUICK: tuple[Check, ...] = (
-    few_steps,
-    *_ELSEWHERE,
-    model_files.kernels,
-    gpus.attention,
-    gpus.four_bits,
-    gpus.liger,
-    gpus.offloading,
-    gpus.precision,
-    gpus.spread,
-    _generation("vllm"),
-    host.checkpoints,
-    host.conversion,
-    host.joined_model,
-    host.shared_memory,
-    host.host_memory,
-    host.open_files,
-    _deepspeed("swap_space"),
-)
-"""Checks that take milliseconds together and use no network: a dry run makes them too."""
-_SLOW: tuple[Check, ...] = (
-    model_files.tokens,
-    _inputs,
-    _generation("server"),
-    host.download,
-    gpus.driver,
-    gpus.busy,
-    host.installed,
-    host.notifies,
-    host.port,
-)
-_CONFIGURED: tuple[Check, ...] = (
-    *(*_ELSEWHERE, model_files.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
-    *(_deepspeed("swap_space"), host.installed, host.notifies, _deepspeed("config"), _deepspeed("compiles")),
-)
-"""What a recipe and its config need of this machine, apart from memory and data."""
+"""All checks, in the order in which their findings are shown."""
+_OF_ROWS: Needs = frozenset({"rows", "code", "slow"})
 
 
 def check(run: ResolvedRun) -> tuple[str, ...]:
@@ -160,8 +127,7 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: everything that is wrong.
     """
-    local = (_deepspeed("config"), _deepspeed("swap_disks"), host.forgotten_nodes, host.shadows)
-    return _judge(run, *_QUICK, *_SLOW, *local, _fit)
+    return _refused(run, {"here", "run", "start", "network", *_OF_ROWS})
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
@@ -173,12 +139,7 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    quick_checks = (*_ELSEWHERE, few_steps, _deepspeed("unknown"))
-    if quick:
-        return _judge(run, *quick_checks, _fit)
-    from tuner.launch.checks import inputs  # as in `_inputs`
-
-    return _judge(run, *quick_checks, model_files.tokens, inputs.first_rows, inputs.reachable, _fit)
+    return _refused(run, {"elsewhere", "run", *(() if quick else ("rows", "slow", "network"))})
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
@@ -186,12 +147,12 @@ def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
 
     Memory, and access to the hub, are left out.
     """
-    return tuple(_findings(run, *_CONFIGURED, _local_inputs))
+    return tuple(_findings(run, {"here", "dry", *_OF_ROWS}))
 
 
 def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
     """Return what a recipe and its config need of other machines, as far as this machine can check."""
-    return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, _deepspeed("unknown"), _local_inputs))
+    return tuple(_findings(run, {"elsewhere", *_OF_ROWS}))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
@@ -200,31 +161,45 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         MachineError: the command of log.notify does not exist: a mistake wherever the run starts.
     """
-    _judge(run, host.notifies)
-    findings = _findings(run, *_QUICK, _deepspeed("config"), _deepspeed("compiles"))
+    _raise(host.notifies(run))
     return tuple(
-        one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}" for one in findings
+        one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}"
+        for one in _findings(run, {"here", "run", "dry"})
     )
 
 
-def _judge(run: ResolvedRun, *checks: Check) -> tuple[str, ...]:
-    findings = list(_findings(run, *checks))
-    errors = [one for one in findings if isinstance(one, TunerError)]
-    if errors:
-        raise together(errors)
+def _refused(run: ResolvedRun, has: Needs) -> tuple[str, ...]:
+    """Return the warnings of the checks.
+
+    Args:
+        has: What the command has: `Need` says what each means.
+
+    Raises:
+        TunerError: all errors of the checks, and a run that does not fit.
+    """
+    findings = [*_findings(run, has), *_fit(run)]
+    _raise(findings)
     return tuple(one for one in findings if isinstance(one, str))
 
 
-def _findings(run: ResolvedRun, *checks: Check) -> Iterator[Finding]:
-    """Yield the findings of every check, also after a check that raised an error."""
-    for one in checks:
-        try:
-            yield from one(run)
-        except TunerError as error:
-            yield error
+def _raise(findings: Iterable[Finding]) -> None:
+    if errors := [one for one in findings if isinstance(one, TunerError)]:
+        raise together(errors)
+
+
+def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
+    """Yield the findings of every check that a command may run, also after a check that raised an error."""
+    for one in CHECKS:
+        if one.needs <= has:
+            try:
+                yield from one.function(run)
+            except TunerError as error:
+                yield error
 
 
 def _fit(run: ResolvedRun) -> Iterator[Finding]:
     if not run.request.ignore_fit:
-        fitting.refuse_hopeless(run.fit, run.recipe.config)
-    yield from ()
+        try:
+            fitting.refuse_hopeless(run.fit, run.recipe.config)
+        except TunerError as error:
+            yield error

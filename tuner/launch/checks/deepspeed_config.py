@@ -24,6 +24,7 @@ from tuner.machine import disks, hardware, libraries
 from tuner.machine.hardware import Hardware
 from tuner.zero import guards
 from tuner.zero.config import measurement_folders, packages, swaps
+from tuner.zero.recipe_values import is_stage_0
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which cannot be checked from here"
@@ -34,6 +35,8 @@ _FP32_AND_GRADIENT = 8
 
 def config(run: ResolvedRun) -> Iterator[Finding]:
     """Find what the config needs and this machine lacks, and known errors of its DeepSpeed with this config."""
+    if _is_bare(run):
+        return
     final = run.final
 
     def where(keys: tuple[str, ...]) -> str:
@@ -49,8 +52,13 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
 
 def compiles(run: ResolvedRun) -> Iterator[Finding]:
     """Report what DeepSpeed compiles before this run starts; a start prints the same when it compiles."""
-    if ops := builds.missing(run):
+    if not _is_bare(run) and (ops := builds.missing(run)):
         yield f"{builds.foretold(ops)}."
+
+
+def _is_bare(run: ResolvedRun) -> bool:
+    """Return whether DeepSpeed only averages gradients, and not in bf16, of which it had errors."""
+    return is_stage_0(run.recipe, run.document) and run.precision.dtype != "bf16"
 
 
 def _deepspeed() -> str:
