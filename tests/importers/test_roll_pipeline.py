@@ -33,11 +33,6 @@ PIPELINE = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def has_grpo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll, "OBJECTIVES", {**roll.OBJECTIVES, "grpo": None})
-
-
 def _translated(changes: Mapping[str, Any] = {}) -> Translation:
     text = yaml.safe_dump({**PIPELINE, **changes})
     document = roll.with_defaults(Document(yaml.safe_load(text), "rlvr_lora_zero3.yaml"))

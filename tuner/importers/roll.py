@@ -18,7 +18,6 @@ from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translatio
 from tuner.recipes import aliases, yaml_text
 from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
-from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.yaml_text import Yaml
 
 _ROLES = ("sft_train", "student", "actor_train")
@@ -50,10 +49,8 @@ def _prepare(t: Translation) -> None:
     t.objective = "dpo" if is_dpo else "sft"
     if role == "student":
         roll_pipeline.prepare_distillation(t)
-    elif role == "actor_train" and not is_dpo and roll_pipeline.GRPO in OBJECTIVES:
-        roll_pipeline.prepare(t)
     elif role == "actor_train" and not is_dpo:
-        t.obstacle = "tuner does not support reinforcement learning: the actor would learn from rows, not from rewards"
+        roll_pipeline.prepare(t)
     key = {"student": "student_pretrain"}.get(role, "pretrain")
     if (setting := t.settings.get(key)) and setting.value:
         t.model = setting
@@ -148,8 +145,6 @@ def max_steps(t: Translation, setting: Setting) -> None:
         mapping = t.settings.get(f"{role}.device_mapping")
         num_gpus = len(_gpus(t, mapping, str(mapping.value))) if mapping and mapping.value else 1
         roll_pipeline.steps(t, setting, role, num_gpus)
-    elif t.obstacle:
-        t.leave(setting, "counts the pipeline's rollouts, not optimizer steps")
     else:
         t.set(setting, "train_cfg.max_steps", setting.value if setting.number() > 0 else None)
 
