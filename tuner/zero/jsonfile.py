@@ -19,8 +19,9 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 # No config has more than some hundred; a megabyte of `1,` would take a second.
 MAX_VALUES = 5_000
-_MAX_NUMBER_LENGTH = 100
 _INT_LIMIT = 2**63
+_MAX_DIGITS = 20
+"""Longer integers do not fit in 64 bits; Python refuses to read one of thousands of digits."""
 
 # Possessive, so that no input makes the matcher go back: a file is scanned once.
 _SPACE = re.compile(r"[ \t\r\n]++|//[^\n]*+|#[^\n]*+|/\*(?s:.*?)\*/")
@@ -62,6 +63,10 @@ def _positions(text: str, offsets: dict[Keys, int]) -> dict[Keys, tuple[int, int
         start = max(start, text.rfind("\n", last, offset) + 1)
         result[keys], last = (line, offset - start + 1), offset
     return result
+
+
+def _shown(literal: str) -> str:
+    return literal if len(literal) <= _MAX_DIGITS else f"{literal[:_MAX_DIGITS]}..."
 
 
 class _Parser:
@@ -189,13 +194,14 @@ class _Parser:
 
     def number(self, match: re.Match[str]) -> int | float:
         literal, start, self.at = match.group(), self.at, match.end()
-        if len(literal) > _MAX_NUMBER_LENGTH:
-            self.fail(f"a number of {len(literal)} characters", "Write a shorter number.", start)
-        value = float(literal) if match.group(1) or match.group(2) else int(literal)
-        if isinstance(value, float) and not math.isfinite(value):
-            self.fail(f"{literal} is too large for a number", "Write a finite number.", start)
-        if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
-            self.fail(f"{literal} does not fit in 64 bits", "Write a smaller number.", start)
+        if match.group(1) or match.group(2):
+            real = float(literal)
+            if not math.isfinite(real):
+                self.fail(f"{_shown(literal)} is too large for a number", "Write a finite number.", start)
+            return real
+        value = int(literal) if len(literal) <= _MAX_DIGITS else _INT_LIMIT
+        if not -_INT_LIMIT <= value < _INT_LIMIT:
+            self.fail(f"{_shown(literal)} does not fit in 64 bits", "Write a smaller number.", start)
         return value
 
     def word(self) -> bool | None:
