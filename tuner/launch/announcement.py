@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tuner.fit.levels import Level
+from tuner.fit.levels import Fit, Level
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch import data_rows, fitting
@@ -164,11 +164,21 @@ def _level(run: ResolvedRun) -> str:
 def _memory(run: ResolvedRun) -> Iterator[str]:
     if run.fit:
         if run.fit.fits:  # otherwise there is a warning
-            yield f"memory: needs {fitting.describe(run.fit)}"
+            yield f"memory: needs about {', '.join(_parts(run.fit))}"
         return
     needed, available = host.host_bytes(run), run.hardware.host_memory_bytes
     if needed and needed <= available and not run.hardware.gpus:
         yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
+
+
+def _parts(fit: Fit) -> Iterator[str]:
+    """Yield what a run needs of each GPU and of the host, where its memory is known."""
+    for place, needed, available in (
+        ("on each GPU", fit.peak.gpu_bytes, fit.machines.gpu_bytes),
+        ("on the host", fit.peak.host_bytes, fit.machines.host_bytes),
+    ):
+        if available:
+            yield f"{gib(needed)} {place} (available: {gib(available)})"
 
 
 def _from_here(path: Path) -> Path:
