@@ -1,6 +1,6 @@
 """The DeepSpeed config of a run: opened as it was chosen, and merged with the recipe and the machine.
 
-This is the one place that loads the room `zero`. A run at stage 0 without a config of its own needs two modules.
+This is the one place of the launch that opens and merges it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tuner.recipes.recipe_file import YAML
-from tuner.zero.config import BASE, NONE, Document, FinalConfig, stage_0
-from tuner.zero.recipe_values import chosen, final_stage_0, is_stage_0
+from tuner.zero import choice
+from tuner.zero.config import BASE, Document, FinalConfig
+from tuner.zero.merge import merge
+from tuner.zero.recipe_values import chosen
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware, Precision
@@ -26,13 +28,11 @@ def launch_flags(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
     Raises:
         DeepSpeedConfigError: as `open_document`.
     """
-    choice, where = chosen(recipe, flag)
-    file = choice.get(BASE) if isinstance(choice, dict) else choice
+    value, where = chosen(recipe, flag)
+    file = value.get(BASE) if isinstance(value, dict) else value
     if not isinstance(file, str) or not file.endswith(YAML):
         return None
-    from tuner.zero.choice import open_config  # as in `open_document`
-
-    return open_config(file, where).launch
+    return choice.open_config(file, where).launch
 
 
 def open_document(recipe: Recipe, flag: str | None) -> Document:
@@ -41,10 +41,6 @@ def open_document(recipe: Recipe, flag: str | None) -> Document:
     Raises:
         DeepSpeedConfigError: no such preset or file, or a file that cannot be read.
     """
-    if chosen(recipe, flag)[0] == NONE and not recipe.ds:
-        return stage_0()
-    from tuner.zero import choice  # with what it imports 2,000 lines, which stage 0 does not need
-
     return choice.open_chosen(recipe, flag)
 
 
@@ -54,8 +50,4 @@ def merged(recipe: Recipe, document: Document, batch: Batch, precision: Precisio
     Raises:
         DeepSpeedConfigError, MachineError: as `zero.merge.merge`.
     """
-    if is_stage_0(recipe, document):
-        return final_stage_0(recipe, batch, precision)
-    from tuner.zero.merge import merge  # as in `open_document`
-
     return merge(recipe, document, batch, precision, hardware)

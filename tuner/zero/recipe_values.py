@@ -1,16 +1,13 @@
-"""What recipe and machine decide of a DeepSpeed config: which config was chosen, and the values that no config decides.
-
-A run at stage 0 without a config of its own needs no other part of this room than this module and `config`.
-"""
+"""What recipe and machine decide of a DeepSpeed config: which config was chosen, and the values that no config decides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tuner.recipes.merging import Origin, Place
+from tuner.recipes.merging import Place
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
-from tuner.zero.config import AUTO, NONE, ZERO, Config, Document, FinalConfig, Keys, stage_0
+from tuner.zero.config import AUTO, Config, Document, Keys, stage_0
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Precision
@@ -88,18 +85,3 @@ def is_stage_0(recipe: Recipe, document: Document) -> bool:
     """Return whether DeepSpeed only averages gradients: stage 0 with torch's optimizer, without a config of its own."""
     is_torchs = recipe.config.optim_wrapper.optimizer.type not in DEEPSPEED_OPTIMIZERS
     return is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0()
-
-
-def final_stage_0(recipe: Recipe, batch: Batch, precision: Precision) -> FinalConfig:
-    """Return the same as `merge` for `stage_0()`; the recipe has torch's own optimizer and compiles nothing."""
-    document = stage_0()
-    config: Config = document.value
-    origins: dict[str, Origin] = {}
-    for one in (*owned(recipe, batch, precision), OWN_OPTIMIZER):
-        block = config
-        for key in one.keys[:-1]:
-            block = block.setdefault(key, {})
-        block[one.keys[-1]] = one.value
-        origins[".".join(one.keys)] = Origin.derived(one.source)
-    origins[f"{ZERO}.stage"] = document.origin((ZERO, "stage"))
-    return FinalConfig(NONE, config, origins, (), True, ())
