@@ -18,6 +18,8 @@ from tuner.errors import visible
 
 T = TypeVar("T")
 AFTER_S, EVERY_S, _FRAME_S = 2.0, 10.0, 0.2
+POLL_S = 0.1
+"""How often code that waits for a process, a file or another rank looks again."""
 _stream: TextIO | None = None
 _active: Work | None = None
 

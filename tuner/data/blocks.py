@@ -25,6 +25,7 @@ from tuner.data.readers.text_files import Cursor
 from tuner.data.stream import folder_of
 from tuner.errors import DataError
 from tuner.files import disk_errors, sha256
+from tuner.progress import POLL_S
 
 ROWS = packing.SAMPLES_PER_CHUNK
 """Rows of the files in a block, where a recipe gives no number: as many as are packed together."""
@@ -33,7 +34,6 @@ _MAX_BYTES = 256 * 1024**2
 _READY = 2
 """Blocks: the one that is trained on, and the next."""
 _END_BYTES = 64 * 1024
-_POLL_S = 0.1
 
 
 class Start(NamedTuple):
@@ -147,7 +147,7 @@ class Maker:
     def at(self, number: int) -> tuple[Start, str | None]:
         """Return where the block of a row begins, and its hash; None where it is not made yet."""
         while self._is_making and number > self._next.first:  # it is there, and read; word of it is on its way
-            self.go_on(_POLL_S)
+            self.go_on(POLL_S)
         ready = next((block for block in self.ready if block.start.first <= number < block.end), None)
         return (ready.start, ready.sha256) if ready else (self._next, None)
 

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, Sampler
 from tuner.data.encoder import Row
 from tuner.data.prepared import Prepared
 from tuner.errors import TunerError
+from tuner.progress import POLL_S
 
-_POLL_S = 0.1
 _NAME = re.compile(r"(\d+)-(\d+)")
 
 
@@ -90,13 +90,13 @@ class Stream:
             TunerError: `go_on` raises it, or the rank has failed that has the blocks made.
         """
         while number >= self._end:
-            if self._go_on and self._go_on(_POLL_S):
+            if self._go_on and self._go_on(POLL_S):
                 self._tick()
             self._end = max((end for _, end, _ in spans(self.rows.home)), default=0)
             if not self._go_on and number >= self._end:
                 if self._is_over():
                     raise TunerError("the rank that prepares the rows for this one has failed")
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
 
     def order(self) -> Sampler[int]:
         """Return the numbers of all rows, each of them once its row is there."""

@@ -24,6 +24,7 @@ from tuner.errors import MachineError, Stopped, TunerError, UsageError, together
 from tuner.machine.hostfile import NODE, Host
 from tuner.machine.kernel import heard
 from tuner.machine.topology import DEFAULT_PORT
+from tuner.progress import POLL_S
 from tuner.recipes.catalog import VARIABLE
 
 _SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T")
@@ -33,7 +34,6 @@ _LOST = 255
 _NO_FOLDER = 90
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _ANSWER_S = 60.0
-_POLL_S = 0.1
 _AFTER_FAILURE_S = 10.0
 """After a failure, the other hosts have this time to end; then they get SIGTERM, and after the same time another one.
 
@@ -222,7 +222,7 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
     failed: list[_Node] = []
     """Hosts that failed before they got a SIGTERM, in order."""
     while any(node.is_running for node in nodes):
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
         for number in received[forwarded:]:
             forwarded += 1
             for node in nodes:

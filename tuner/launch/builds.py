@@ -23,13 +23,12 @@ from tuner.machine import disks
 from tuner.machine.hardware import tool_path
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.libraries import torch_cuda_version
-from tuner.progress import Work, shown
+from tuner.progress import POLL_S, Work, shown
 from tuner.zero import config
 
 if TYPE_CHECKING:
     import subprocess
 
-_POLL_S = 0.1
 _LOOK_S = 1.0
 _UNSEEN_S = 600.0
 """A lock of another user or machine counts as left over at this age: its process cannot be seen from here."""
@@ -129,7 +128,7 @@ def _watch(child: subprocess.Popen[bytes], log: Path, locks: Sequence[Path]) -> 
             if time.monotonic() - looked_s >= _LOOK_S:
                 _free(locks, waits_s=_LOOK_S / 2)
                 looked_s = time.monotonic()
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
 
 def _read_step(text: str, work: Work) -> None:

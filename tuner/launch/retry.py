@@ -22,6 +22,7 @@ from tuner.launch import preflight
 from tuner.launch.remedies import Lighter, lighter
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
+from tuner.progress import POLL_S
 from tuner.runs import attempts, beats, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
@@ -189,7 +190,6 @@ def _print(line: str) -> None:
 
 
 Answer = TypeVar("Answer")
-_POLL_S = 0.1
 _LOOK_S = 10.0
 _ENDING_S = 120.0
 """Two looks of a rank's watchdog (a minute), its stacks, the end of the others, and the shared folder's delay."""
@@ -262,7 +262,7 @@ def _await(look: Callable[[], Answer | None], run: RunDirectory, patience_s: flo
         answer = look()
         if answer is not None:
             return answer
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
         if time.monotonic() - looked_s >= min(_LOOK_S, patience_s / 4):  # many ranks have as many files
             before, latest, looked_s = latest, beats.written(run), time.monotonic()
             moved_s = looked_s if latest != before else moved_s

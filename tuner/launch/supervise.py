@@ -29,6 +29,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
+from tuner.progress import POLL_S
 from tuner.runs import beats, checkpoints, swapped
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
@@ -39,7 +40,6 @@ from tuner.zero.config import swap_paths
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
 """The second of these signals kills a run. Not SIGHUP: a terminal that closes sends it twice."""
 _FORWARDED = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
-_POLL_S = 0.1
 _REAP_S = 10.0
 """A killed process in a slow write, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
@@ -155,7 +155,7 @@ def run(
         while watch.is_on():
             watch.forward()
             watch.look()
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         watch.kill_ranks()
     if node_rank == 0:  # a rank that found the disk full removed it too, while another may still have written
         checkpoints.clear_unfinished(directory.checkpoints)
@@ -360,7 +360,7 @@ class _Watch:
             _kill(process)
         deadline = time.monotonic() + _REAP_S
         while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
-            time.sleep(_POLL_S / 10)
+            time.sleep(POLL_S / 10)
 
     def verdict(self) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
+from tuner.progress import POLL_S
 from tuner.results.loaded_model import ModelSpec, encoder_of, load
 from tuner.results.peft_adapter import STEM, read_config
 from tuner.results.tensors import Stored
@@ -224,7 +225,7 @@ def _listen(served: Any, port: socket.socket, on_open: Callable[[], None], on_st
     Listening(config).run([port])
 
 
-_POLL_S, _STOP_S = 0.2, 20.0
+_STOP_S, _REPLY_S = 20.0, 2.0
 _MAX_LINES = 5
 
 
@@ -265,7 +266,7 @@ class Server:
             while self._status() != 200:
                 if self._process.poll() is not None:
                     raise TunerError(f"the server of {name} ended: {self._last_lines()}")
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
         except BaseException:
             self.stop()
             raise
@@ -295,7 +296,7 @@ class Server:
         """Return the status that the address answers with; None if nothing listens."""
         request = urllib.request.Request(f"{self.url}/models", headers={"Authorization": f"Bearer {self.api_key}"})  # noqa: S310  http, ours
         try:
-            with urllib.request.urlopen(request, timeout=_POLL_S * 10) as reply:  # noqa: S310  as above
+            with urllib.request.urlopen(request, timeout=_REPLY_S) as reply:  # noqa: S310  as above
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             return error.code

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tuner.files import open_regular
+from tuner.progress import POLL_S
 
-_POLL_S = 0.1
 _LAST_S = 3.0
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
@@ -43,7 +43,7 @@ def write_all(target: int | TextIO, data: bytes) -> None:
             try:
                 data = data[os.write(target, data) :]
             except BlockingIOError:  # some shells leave a terminal non-blocking
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
 
 
 class Growing:
@@ -81,7 +81,7 @@ class Poller:
         self._thread.join(_LAST_S)
 
     def _loop(self) -> None:
-        while not self._ending.wait(_POLL_S):
+        while not self._ending.wait(POLL_S):
             self._look(False)
         self._look(True)
 

@@ -24,14 +24,11 @@ from tuner.data.stream import Rows, Stream
 from tuner.errors import DataError, Stopped
 from tuner.files import JsonObject, make_folder
 from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_warning
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import PREFETCHED, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
-
-_COLLATED_AHEAD = 2
-"""Micro-batches that a dataloader reads ahead for each of its processes (torch's prefetch_factor)."""
 
 
 class NodeStream(TrainerCallback):  # type: ignore[misc]
@@ -82,7 +79,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         make_folder(self.home)
         max_rows = blocks.ROWS if loader.dataset.streaming is True else int(loader.dataset.streaming)
         # A step ends when the dataloader has the first micro-batches of the next step, for all ranks.
-        rounds = 2 + _COLLATED_AHEAD * loader.num_workers
+        rounds = 2 + PREFETCHED * loader.num_workers
         ahead = self.global_batch * (1 + -(-rounds // self.config.split.accumulation))
         self._maker = Maker(pipeline, encoder, self.home, start, most=max_rows, ahead=ahead, num_rows=num_rows)
         return sha256

@@ -35,6 +35,7 @@ from tuner.data.prepared import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
 from tuner.files import JsonObject, sha256
 from tuner.machine.topology import Rank
+from tuner.progress import POLL_S
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -52,7 +53,6 @@ _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 """The classes in DeepSpeed 0.19.8's files beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
 DynamicLossScaler, for fp16, from its source)."""
 _OF_TRAINER = ("trainer_state.json", "scheduler.pt")
-_POLL_S = 0.2
 _MAX_FILE_BYTES = 4 * 1024**3
 
 
@@ -88,7 +88,7 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
     while not (folder / checkpoints.MANIFEST).is_file():
         if run.failures():
             raise TunerError(f"rank 0 could not convert {point.path}", where="ranks/0.log")
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     return folder
 
 

@@ -26,7 +26,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.topology import AGENT_STORE
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, PREFETCHED
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
 """Source: NVIDIA, NCCL User Guide, "Troubleshooting", "Shared memory": docker run --shm-size=1g."""
-_PREFETCHED = 2
 _BYTES_OF_WEIGHT = 2
 """Published LLMs have 16 bits a weight."""
 _BATCH_BYTES_A_TOKEN = 3 * 8
@@ -181,7 +180,7 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
 
 def _batches_bytes(run: ResolvedRun) -> int:
     return sum(
-        loader.num_workers * _PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
+        loader.num_workers * PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
         for loader in run.recipe.config.loaders.values()
     )
 

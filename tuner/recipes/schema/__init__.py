@@ -33,6 +33,8 @@ from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective,
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
 GLOBAL_BATCH = "train_cfg.global_batch_size"
+PREFETCHED = 2
+"""Micro-batches that a dataloader reads ahead for each of its processes (torch's prefetch_factor)."""
 SCHEMA_VERSION = 1
 """Version of recipe.json. It goes up when a key changes its meaning or is removed."""
 

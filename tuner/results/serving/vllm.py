@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import MachineError
 from tuner.machine.kernel import die_with_parent
+from tuner.progress import POLL_S
 from tuner.results.peft_adapter import read_config
 from tuner.results.serving.engine import GenerationFailed
 from tuner.results.serving.prompts import Prompts
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tuner.results.loaded_model import ModelSpec
 
 _LOOPBACK = "127.0.0.1"
-_POLL_S, _STOP_S = 0.5, 3.0
+_STOP_S = 3.0
 KEY_VARIABLE = "TUNER_API_KEY"
 """Holds the key of a server: unlike an argument, other users of the machine do not see it."""
 _KEY = "VLLM_API_KEY"  # vLLM reads it: other users of this machine see the arguments of processes
@@ -77,7 +78,7 @@ class Vllm:
                 if self._process.poll() is not None:
                     problem = f"vllm ended with code {self._process.returncode} before it answered"
                     raise MachineError(problem, fix="Its messages above say why. Or use: --engine transformers.")
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
         except BaseException:
             self.close()
             raise
