@@ -64,7 +64,7 @@ FLOORS = {
     "hooks": 1.6,  # names functions of side rooms, and imports none
     "__init__": 0,
 }
-LONGEST_CHAIN = 17
+LONGEST_CHAIN = 19  # a command, the start, its decisions, their arithmetic, the config, files, errors
 MOST_LINES_TO_READ = 3_500
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 

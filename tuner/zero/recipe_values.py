@@ -1,4 +1,4 @@
-"""What recipe and machine decide of a DeepSpeed config: which config was chosen, and the values that no config decides."""
+"""What recipe and machine decide of a DeepSpeed config: which config was chosen, and the values that none decides."""
 
 from __future__ import annotations
 
