@@ -7,7 +7,11 @@ import hashlib
 import json
 import os
 import resource
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +20,7 @@ import pytest
 
 from tuner import files
 from tuner.errors import DiskError
+from tuner.files import scratch_folder
 
 LARGE = "x" * 100_000
 
@@ -187,3 +192,77 @@ def test_a_folder_in_whose_place_a_link_to_nothing_is_cannot_be_made(tmp_path: P
 def test_a_folder_that_takes_no_files_is_told() -> None:
     with pytest.raises(DiskError, match="does not take new files"):
         files.write_new_text(Path("/proc/mine.py"), "first")
+
+
+def test_a_folder_of_another_machine_is_left_to_it_for_a_week(tmp_path: Path) -> None:
+    new, old = tmp_path / "making-elsewhere.new00", tmp_path / "making-elsewhere.old00"
+    for folder in (new, old):
+        folder.mkdir()
+    os.utime(old, (time.time() - 8 * 24 * 3600,) * 2)
+
+    with scratch_folder(tmp_path, "making-"):
+        assert new.exists() and not old.exists()
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_folder_is_taken_that_no_other_process_has_removed_before_it_was_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+) -> None:
+    """Another process sees each of the first two folders before it is locked, and removes it."""
+    locked = iter([BlockingIOError(), None, None if has_locks else OSError(errno.ENOLCK, "no locks")])
+
+    def flock(descriptor: int, _: int) -> None:
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        error = next(locked)
+        if len(made := list(tmp_path.iterdir())) and len(seen) < 2:
+            seen.append(made[0].name)
+            shutil.rmtree(file.parent)
+        if error:
+            raise error
+
+    seen: list[str] = []
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with scratch_folder(tmp_path, "making-") as folder:
+        assert folder.is_dir() and folder.name not in seen
+        assert len(set(seen)) == 2
+
+
+def test_a_link_or_a_file_with_the_name_of_a_left_folder_is_not_followed(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path, "making-") as folder:
+        of_host = folder.name.rpartition(".")[0]
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    (tmp_path / f"{of_host}.link").symlink_to(kept)
+    (tmp_path / f"{of_host}.file").touch()
+
+    with scratch_folder(tmp_path, "making-"):
+        pass
+
+    assert (kept / "file").exists() and (tmp_path / f"{of_host}.file").exists()
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from tuner.files import scratch_folder
+with scratch_folder(Path(sys.argv[1]), "making-") as folder:
+    (folder / "rows").write_bytes(bytes(1 << 20))
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    held = Path(process.stdout.readline().strip())
+    with scratch_folder(tmp_path, "making-"):
+        assert (held / "rows").is_file()
+
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert (held / "rows").is_file()
+    with scratch_folder(tmp_path, "making-"):
+        assert not held.exists()

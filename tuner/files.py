@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import codecs
 import errno
+import fcntl
+import glob
 import json
 import math
 import os
+import re
+import shutil
+import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NoReturn, TextIO
 
 from tuner.errors import DiskError, TunerError
@@ -32,6 +39,8 @@ _MAX_WHOLE, _MAX_DIGITS = 1 << 63, 18
 MAX_BYTES = 1 << 26
 """Of a whole file that is read as text or JSON; the largest published tokenizer.json has 33 MB."""
 _MAX_LINE_BYTES = 1 << 24
+_LOCK, _MAX_HOST = ".lock", 32
+_WEEK_S = 7 * 24 * 3600.0
 _NOTHING_TO_FLUSH = {errno.EINVAL, errno.ENOTSUP}
 """What network file systems answer that have nothing to flush for a folder."""
 
@@ -70,6 +79,60 @@ def make_folder(path: Path) -> None:
         except FileExistsError as error:
             problem = f"cannot make the folder {path}: a file or a broken link is at {error.filename}"
             raise DiskError(problem, fix="Remove it, or name another folder.") from error
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new folder in `parent`, removed at the end; first remove those that killed processes left.
+
+    A file in it is locked while its process lives. Of another machine only a folder that is a week old is removed: a
+    network file system may keep its locks to one machine. Where a file system has no locks, nothing is removed.
+
+    Raises:
+        OSError: `parent` takes no folder.
+    """
+    of_host = f"{prefix}{re.sub('[^a-zA-Z0-9]', '-', socket.gethostname())[:_MAX_HOST]}."
+    _remove_left(parent, prefix, of_host)
+    with ExitStack() as stack:
+        lock = None
+        while lock is None:  # until its lock is held, another process may take it for one that was left
+            folder = Path(stack.enter_context(TemporaryDirectory(dir=parent, prefix=of_host)))
+            lock = _locked(folder / _LOCK)
+        stack.callback(os.close, lock)  # the kernel lets go of it when the process ends
+        yield folder
+
+
+def _remove_left(parent: Path, prefix: str, of_host: str) -> None:
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):  # it is gone, cannot be read, or nothing can be locked there
+            status = folder.lstat()
+            is_old = folder.name.startswith(of_host) or time.time() - status.st_mtime > _WEEK_S
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_old:
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+def _locked(file: Path) -> int | None:
+    """Return the descriptor of a new file that is locked, if there are locks; None if another process removes it."""
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except OSError:
+        return lock
+    if file.exists():
+        return lock
+    os.close(lock)
+    return None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -82,6 +82,7 @@ def command(
     --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
     from tuner.cli.models import source_of
+    from tuner.files import scratch_folder
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
@@ -102,8 +103,8 @@ def command(
     repository = check(repository_name, options.layout, private=private) if repository_name else None
     if dest is None:
         assert repository is not None
-        with tempfile.TemporaryDirectory(prefix="tuner-export-") as temporary:
-            _export(saved, Path(temporary) / repository.name.split("/")[1], options, repository, kept=False)
+        with scratch_folder(Path(tempfile.gettempdir()), "tuner-export-") as temporary:
+            _export(saved, temporary / repository.name.split("/")[1], options, repository, kept=False)
     else:
         _export(saved, dest, options, repository, kept=True)
 

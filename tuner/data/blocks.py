@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor
 from tuner.data.stream import folder_of
 from tuner.errors import DataError
-from tuner.files import disk_errors, sha256
+from tuner.files import disk_errors, scratch_folder, sha256
 from tuner.progress import POLL_S
 
 ROWS = packing.SAMPLES_PER_CHUNK
@@ -208,9 +207,9 @@ class _Make:
             self._at = Cursor(start.file, start.row, start.offset, start.taken)
             self._rows = self.pipeline.rows(self._at)
         at, part = self._at, _Part(self._rows, self.most)
-        with tempfile.TemporaryDirectory(dir=self.home, prefix="making-") as scratch:
+        with scratch_folder(self.home, "making-") as scratch:
             work = (self.pipeline, self.encoder, part, self._sign)
-            tally = build(Path(scratch), *work, num_proc=num_proc, bad_before=start.bad)
+            tally = build(scratch, *work, num_proc=num_proc, bad_before=start.bad)
             end, bad = start.first + tally.counts.packed_rows, start.bad + tally.counts.bad
             if part.is_last and not end:
                 refuse_nothing(self.pipeline, tally)
@@ -221,7 +220,7 @@ class _Make:
             if end == start.first:
                 return None, after
             folder = folder_of(self.home, start.first, end)
-            (Path(scratch) / DONE).replace(folder)
+            (scratch / DONE).replace(folder)
         return Block(start, end, folder, Prepared.load(folder, self.pipeline.objective).sha256), after
 
     def _sign(self) -> None:

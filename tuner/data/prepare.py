@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -34,7 +33,7 @@ from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
 from tuner.errors import DataError
-from tuner.files import disk_errors, make_folder, sha256, write_json
+from tuner.files import disk_errors, make_folder, scratch_folder, sha256, write_json
 from tuner.machine.libraries import version_of
 from tuner.progress import shown
 from tuner.recipes.schema import Dataset
@@ -107,12 +106,12 @@ def _make(
     folder: Path, pipeline: Pipeline, encoder: Encoder, tick: Callable[[], None], num_rows: int | None, *, is_fast: bool
 ) -> None:
     with (
-        tempfile.TemporaryDirectory(dir=folder.parent) as scratch,
+        scratch_folder(folder.parent, "making-") as scratch,
         shown("tokenizing", "rows", num_rows) as work,
     ):
-        tally = build(Path(scratch), pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
+        tally = build(scratch, pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
         refuse_nothing(pipeline, tally)
-        done = Path(scratch) / DONE
+        done = scratch / DONE
         if encoder.image_id is not None:
             (done / _IMAGES_FILE).write_text(_state_of_images(done), encoding="utf-8")
         _move(done, folder)

@@ -23,7 +23,7 @@ from tuner.data.compat import fingerprint_of
 from tuner.data.formats.image_places import data_uri
 from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
-from tuner.files import disk_errors, load_json, make_folder, read_named_text, sha256, write_text
+from tuner.files import disk_errors, load_json, make_folder, read_named_text, scratch_folder, sha256, write_text
 from tuner.progress import shown
 
 # What `datasets` writes beside the rows of a saved data set.
@@ -418,12 +418,9 @@ def _kept_table(rows: Any, argument: str, folder: Path) -> Path:
     if not len(rows):
         raise _no_rows(argument)
     make_folder(folder)
-    scratch = folder / f".{os.urandom(4).hex()}.tmp"
-    try:
-        with disk_errors(folder, _CACHE_FIX):
-            rows.to_parquet(str(scratch))
-            path = folder / f"{sha256(scratch)[:_HASH_DIGITS]}.parquet"
-            scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with disk_errors(folder, _CACHE_FIX), scratch_folder(folder, ".making-") as scratch:
+        file = scratch / "rows.parquet"
+        rows.to_parquet(str(file))
+        path = folder / f"{sha256(file)[:_HASH_DIGITS]}.parquet"
+        file.replace(path)
     return path

@@ -94,9 +94,11 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
     if loaded.config.model.remote_code or loaded.config.architecture is None:
         problem = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
         raise ModelError(problem, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")
-    scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))
+    fix = "Free space, or set TMPDIR to a folder on another disk."
+    with disk_errors(Path(tempfile.gettempdir()), fix):
+        scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))
     try:
-        with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
+        with disk_errors(scratch, fix):
             stages = _stages(_Smoke(request, loaded, scratch, environ), tell)
     except BaseException as error:
         error.add_note(f"Its files are kept in {scratch}")

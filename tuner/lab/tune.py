@@ -18,7 +18,7 @@ from statistics import median
 
 from tuner import paths
 from tuner.errors import UsageError
-from tuner.files import JsonObject, disk_errors, write_text
+from tuner.files import JsonObject, disk_errors, scratch_folder, write_text
 from tuner.fit import advice
 from tuner.fit.candidates import TOLERANCE, best_of_levels
 from tuner.fit.candidates import candidates as planned_candidates
@@ -145,15 +145,15 @@ def tune(
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
     base = decide(loaded, request.deepspeed, RunPlace.of(here, topology), ignore_fit=True)
-    scratch = Path(tempfile.mkdtemp(prefix="tuner-tune-"))
-    tuned = Tuned(loaded, path, topology.world_size, [])
+    tuned, home = Tuned(loaded, path, topology.world_size, []), Path(tempfile.gettempdir())
     try:
-        with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
+        with (
+            disk_errors(home, "Free space, or set TMPDIR to a folder on another disk."),
+            scratch_folder(home, "tuner-tune-") as scratch,
+        ):
             _measure_all(_Bench(request, base, scratch, environ, steps), tuned, tell, minutes)
     except (KeyboardInterrupt, _Interrupted):
         tuned.was_interrupted, tuned.is_whole = True, False
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return tuned
 
 

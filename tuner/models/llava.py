@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ from transformers import AddedToken, LlavaConfig, LlavaForConditionalGeneration,
 
 from tuner import paths
 from tuner.errors import ModelError
-from tuner.files import JsonObject, disk_errors, make_folder, read_json_object, write_json
+from tuner.files import JsonObject, disk_errors, make_folder, read_json_object, scratch_folder, write_json
 from tuner.models import internlm, projectors
 from tuner.progress import shown, tqdm_class
 
@@ -86,8 +85,8 @@ def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
         with WeakFileLock(cache / f".{folder.name}.lock"):
             if folder.is_dir():
                 return folder
-            with tempfile.TemporaryDirectory(dir=cache, prefix=f".{folder.name}.") as temporary:
-                draft = Path(temporary) / folder.name
+            with scratch_folder(cache, f".{folder.name}.making-") as temporary:
+                draft = temporary / folder.name
                 draft.mkdir()
                 with shown(f"joining {path} and {vision.path}"):
                     _write(draft, model, llm, tower, projector, weights=weights)

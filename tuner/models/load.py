@@ -9,7 +9,6 @@ import errno
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from transformers.integrations import apply_liger_kernel
 from tuner import assets, paths, remote_code
 from tuner import vocabulary as vocabularies
 from tuner.errors import DiskError, MachineError, ModelError
-from tuner.files import disk_errors, make_folder
+from tuner.files import disk_errors, make_folder, scratch_folder
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, compat, integrity, llava, vision
 from tuner.models.arguments import LoadOptions, at, pinned
@@ -402,8 +401,8 @@ def make_tiny(shipped: Path, cache: Path) -> Path:
         if folder.is_dir():
             return folder
         make_folder(cache)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{folder.name}.") as temporary:
-            draft = Path(temporary) / folder.name
+        with scratch_folder(cache, f".{folder.name}.making-") as temporary:
+            draft = temporary / folder.name
             shutil.copytree(shipped, draft, copy_function=shutil.copyfile)
             _write_tiny(draft)
             _publish(draft, folder)

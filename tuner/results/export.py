@@ -5,14 +5,11 @@ The export is written next to its destination and renamed at the end, so a failu
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +26,7 @@ from tuner import paths, remote_code
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, TunerError, UsageError
-from tuner.files import JsonObject, disk_errors, read_json_object, write_json, write_text
+from tuner.files import JsonObject, disk_errors, read_json_object, scratch_folder, write_json, write_text
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.arguments import at, pinned, written
@@ -142,27 +139,9 @@ def export(
     return _export(saved, dest, options)
 
 
-@contextmanager
-def unfinished(dest: Path) -> Iterator[str]:
-    """Give a hidden folder beside `dest`, and remove those that killed exports of it left; a live one holds a lock."""
-    prefix = f".{dest.name}.exporting-"
-    for left in dest.parent.iterdir():
-        if left.name.startswith(prefix) and left.is_dir() and not left.is_symlink():
-            handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(handle)
-    with tempfile.TemporaryDirectory(dir=dest.parent, prefix=prefix) as temporary:
-        handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)  # the kernel lets go when the process ends
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield temporary
-        finally:
-            os.close(handle)
+def unfinished(dest: Path) -> AbstractContextManager[Path]:
+    """Give a hidden folder beside `dest`, and remove those that killed exports of it left; a live one stays."""
+    return scratch_folder(dest.parent, f".{dest.name}.exporting-")
 
 
 def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava_layouts.Name) -> Exported:
@@ -172,7 +151,7 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
     with disk_errors(dest, _ROOM):
         dest.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(dest) as temporary:
-            whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
+            whole, draft = temporary / "whole" / dest.name, temporary / dest.name
             done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
             tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
             facts, _, _ = (whole / "README.md").read_text(encoding="utf-8").partition("## Use")
@@ -188,7 +167,7 @@ def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) 
     with disk_errors(dest, _ROOM):
         dest.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(dest) as temporary:
-            whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
+            whole, draft = temporary / "whole" / dest.name, temporary / dest.name
             done = _export(saved, whole, replace(options, merge=saved.is_adapter))
             size = gguf.pack(script, whole, draft, options.dtype)
             check_dest(dest)
@@ -207,7 +186,7 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
             problem = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
             raise DiskError(problem, where=dest.parent, fix=_ROOM)
         with unfinished(dest) as temporary:
-            draft = Path(temporary) / dest.name
+            draft = temporary / dest.name
             draft.mkdir()
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
             action = "merging" if content.kind == "merged" else "exporting"
