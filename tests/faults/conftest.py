@@ -24,7 +24,7 @@ class Faulty:
     def __call__(
         self,
         fault: str,
-        recipe: Path,
+        recipe: object,
         work_dir: Path,
         *arguments: object,
         ranks: int = 2,
@@ -38,7 +38,7 @@ class Faulty:
     def start(
         self,
         fault: str,
-        recipe: Path,
+        recipe: object,
         work_dir: Path,
         *arguments: object,
         ranks: int = 2,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import finish, processes_of, quick, wait_until
+from tests.e2e.runs import Finished, finish, ok, processes_of, quick, train, wait_until
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -28,6 +28,91 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, faulty:
     assert newest is not None and (newest.step, passed) == (3, [])
     reports = [run.json(f"ranks/{rank}.json") for rank in (0, 1)]
     assert [(report["exit_code"], report["step"]) for report in reports] == [(75, 3), (75, 3)]
+
+
+def _measured(run: Finished) -> list[tuple[int, str, float]]:
+    """Return every loss, validation loss and reward of a run, in the order of its log."""
+    keys = ("loss", "eval_loss", "reward", "eval_exact_match")
+    return [(line["step"], key, line[key]) for line in run.metrics for key in keys if key in line]
+
+
+VALIDATES = ("--set", "train_cfg.val_interval=3", "--set", "checkpoint.save_best=eval_loss", "--set", "max_steps=6")
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "options"),
+    [
+        (3, 2, ("--deepspeed", "zero2")),
+        pytest.param(3, 2, ("--deepspeed", "zero3"), marks=pytest.mark.long),
+        pytest.param(3, 1, ("--set", "log.generate=4"), marks=pytest.mark.long),
+        pytest.param(6, 2, ("--deepspeed", "zero2"), marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.long
+def test_a_stop_during_a_validation_saves_its_step_and_the_resumed_run_validates_as_if_it_had_never_stopped(
+    tmp_path: Path, faulty: Faulty, step: int, ranks: int, options: tuple[str, ...]
+) -> None:
+    recipe = quick(tmp_path, "lora")
+    recipe.write_text(recipe.read_text().replace("val_dataloader = None\n", "") + "adapter = dict(lora_dropout=0.2)\n")
+    whole = ok(train(recipe, tmp_path / "whole", *VALIDATES, *options, ranks=ranks))
+
+    run = faulty(f"usr2@{ranks - 1}:validation-{step}", recipe, tmp_path / "run", *VALIDATES, *options, ranks=ranks)
+    assert run.code == 75, run.text
+    newest, passed = checkpoints.newest_valid(run.path / "checkpoints")
+    assert newest is not None and (newest.step, passed) == (step, [])
+    assert _measured(run) == _measured(whole)[: len(_measured(run))]
+    assert _measured(run)[-1][:2] == (step, "loss"), "the validation that was left has measured nothing"
+
+    resumed = ok(train(run.path / "recipe.py", run.path, *options, "--resume", run.path, ranks=ranks))
+    assert _measured(resumed) == _measured(whole)
+    assert resumed.json("status.json")["result_step"] == whole.json("status.json")["result_step"]
+    weights = "final/adapter_model.safetensors"
+    assert (run.path / weights).read_bytes() == (whole.path / weights).read_bytes()
+
+
+GENERATES = (
+    *("--lr", "1e-3", "--set", "max_completion_length=8", "--set", "global_batch_size=8", "--max-steps", "5"),
+    *("--set", "val_dataloader=None", "--set", "checkpoint.interval=2", "--set", "num_samples=0"),
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks", "options"),
+    [
+        ("grpo", 2, ("--reward", "length")),
+        ("grpo", 1, ("--reward", "length")),
+        ("rloo", 2, ("--reward", "length", "--deepspeed", "zero3")),
+        (
+            "distill",
+            2,
+            (
+                "--set",
+                "teacher={}",
+            ),
+        ),
+    ],
+)
+@pytest.mark.long
+def test_a_stop_during_a_generation_saves_the_step_before_and_the_resumed_run_generates_the_same(
+    tmp_path: Path, faulty: Faulty, method: str, ranks: int, options: tuple[str, ...]
+) -> None:
+    recipe = f"tiny_{method}_full_sample_e1"
+    if method == "distill":
+        teacher = ok(train(quick(tmp_path, "full"), tmp_path / "teacher", "--set", "max_steps=2", ranks=1))
+        options = (options[0], options[1].format(teacher.path))
+    whole = ok(train(recipe, tmp_path / "whole", *GENERATES, *options, ranks=ranks))
+
+    fault = f"usr2@{ranks - 1}:generation-3"
+    run = faulty(fault, recipe, tmp_path / "run", *GENERATES, *options, ranks=ranks)
+    assert run.code == 75, run.text
+    newest, passed = checkpoints.newest_valid(run.path / "checkpoints")
+    assert newest is not None and (newest.step, passed) == (3, []), "no checkpoint was due at that step"
+    assert _measured(run) == _measured(whole)[: len(_measured(run))]
+
+    resumed = ok(train(run.path / "recipe.py", run.path, "--resume", run.path, ranks=ranks))
+    assert _measured(resumed) == _measured(whole)
+    weights = "final/model.safetensors"
+    assert (run.path / weights).read_bytes() == (whole.path / weights).read_bytes()
 
 
 @pytest.mark.long

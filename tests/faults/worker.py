@@ -2,7 +2,8 @@
 
 Several, with commas between, strike in one attempt each: the first in the first. It strikes after the first
 micro-batch of the step. In place of a step: `start` (before the data is prepared), `result` (trained, and nothing of
-the result is written) or `report` (the result is in its place).
+the result is written) or `report` (the result is in its place); `validation-N`, in the validation after step N, or
+`generation-N`, before the first token of the completions that are generated after step N.
 
 Kinds: `oom`, `host-oom`, `kill`, `bus`, `bug`, `fill` (the run's disk, but for 1 MiB), `full` (to its last byte),
 `eat` (memory, until there is none); `save-fill` fills the disk in the middle of the step's save, `save-hold` stops
@@ -180,6 +181,12 @@ def inject(fault: Fault) -> None:
         def on_substep_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             if state.global_step + 1 == fault.step:
                 fault.strike(args.per_device_train_batch_size, model)
+
+        def on_prediction_step(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            fault.at(f"validation-{state.global_step}")
+
+        def on_step_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            fault.at(f"generation-{state.global_step}")
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             fault.at("result")

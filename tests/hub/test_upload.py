@@ -137,6 +137,21 @@ def test_of_checkpoints_one_is_uploaded_at_a_time(
     assert warning in json.loads(run.warnings.read_text())["warning"]
 
 
+def test_a_run_that_is_asked_to_stop_waits_for_no_upload(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper = run.path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nsleep 600\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(sleeper))
+    pushes = CheckpointUploads(run, TARGET)
+    pushes.push(run.checkpoints / "checkpoint-1")
+
+    pushes.finish(lambda: None, lambda: True)
+
+    assert f"checkpoint-1 was not pushed to {NAME}: it was interrupted. Push it later" in capsys.readouterr().out
+
+
 def test_a_failed_upload_of_a_checkpoint_is_a_warning_and_the_next_one_is_tried(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

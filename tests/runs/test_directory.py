@@ -219,6 +219,27 @@ def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
     assert json.loads((path / "attempts" / "2" / "run.json").read_text()) == {"launch_id": "second"}
 
 
+@pytest.mark.parametrize("has_validated", [True, False])
+def test_a_validation_that_the_checkpoints_log_has_not_is_repeated_and_its_lines_are_set_aside(
+    tmp_path: Path, has_validated: bool
+) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+    metrics = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_loss": 2.5}]
+    for line in metrics:
+        run.log_metrics(line)
+    run.answers.write_text('{"step": 2, "answer": "yes"}\n')
+    checkpoint = run.checkpoints / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    log = metrics if has_validated else metrics[:2]
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+
+    create(run.path, FILES | {"run.json": json.dumps({"resume_step": 2, "resume": str(checkpoint)})}, resume=True)
+
+    assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == log
+    assert bool(run.answers.read_text()) is has_validated
+    assert (run.path / "attempts" / "1" / "answers.jsonl").exists() is not has_validated
+
+
 def test_a_run_whose_older_attempts_were_removed_can_still_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     create(path, FILES, resume=False)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tuner.errors import NotANumber
-from tuner.worker.consensus import RankConsensus
+from tuner.worker.consensus import Interrupted, RankConsensus
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ class _Trainer(SimpleNamespace):
         self.batches_of_step, self.num_items_of_step, self.num_tokens = [{"factor": one} for one in factors], None, 7
         self.compute_loss_context_manager = nullcontext
 
-    steps_per_generation = 1
+    steps_per_generation, generates = 1, False
 
     def compute_loss(self, engine: _Engine, batch: dict[str, float], num_items_in_batch: None) -> torch.Tensor:
         loss: torch.Tensor = (engine.module(torch.ones(2)) * batch["factor"]).sum()
@@ -187,6 +187,48 @@ def test_a_stop_in_the_middle_of_an_epoch_waits_for_no_validation(is_asked: bool
 
     assert control.should_training_stop is is_asked
     assert control.should_evaluate is not is_asked
+
+
+def test_a_stop_at_a_step_leaves_its_validation_to_the_resumed_run() -> None:
+    control, consensus = _Control(), _begun(_Engine())
+    control.should_evaluate = consensus.guard.stop_requested = True
+    _step(consensus)
+
+    consensus.on_step_end(None, SimpleNamespace(global_step=2), control)
+
+    assert (control.should_save, control.should_evaluate) == (True, False)
+
+
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_a_stop_leaves_a_validation_and_ends_a_generation_after_a_token(interrupts: bool) -> None:
+    consensus, ids_BT = _begun(_Engine()), torch.zeros(3, 5, dtype=torch.long)
+    _step(consensus)
+    consensus.interrupts = interrupts
+    consensus.on_prediction_step(None, consensus.trainer.state, _Control())
+    assert consensus.ends_generation(ids_BT).tolist() == [False] * 3
+
+    consensus.guard.stop_requested = True
+
+    assert consensus.ends_generation(ids_BT).tolist() == [interrupts] * 3
+    with pytest.raises(Interrupted) if interrupts else nullcontext():
+        consensus.on_prediction_step(None, consensus.trainer.state, _Control())
+
+
+@pytest.mark.parametrize(
+    ("step", "generates", "may_stop"), [(0, False, [False, True]), (0, True, [False, False]), (4, True, [True, True])]
+)
+def test_a_signal_ends_a_rank_at_once_as_long_as_there_is_no_step_to_save(
+    step: int, generates: bool, may_stop: list[bool]
+) -> None:
+    consensus, state = _begun(_Engine()), SimpleNamespace(global_step=step)
+    consensus.trainer.generates, seen = generates, []
+    for event in (consensus.on_train_begin, consensus.on_epoch_begin):
+        event(None, state, _Control())
+        seen.append(consensus.guard.can_stop_at_a_step)
+    _step(consensus)
+
+    assert seen == may_stop
+    assert consensus.guard.can_stop_at_a_step, "the first completions are there"
 
 
 def test_a_stop_waits_for_all_steps_on_the_same_completions() -> None:

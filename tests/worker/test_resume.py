@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers import TrainerControl, TrainerState
 
 from tuner.errors import DataError, RunDirectoryError
 from tuner.machine.topology import Rank
@@ -262,13 +264,12 @@ def test_each_group_counts_its_own_steps(tmp_path: Path, monkeypatch: pytest.Mon
     assert (one["step"], another["step"]) == (3, 2)
 
 
-def test_a_run_at_its_last_step_trains_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = _continued(tmp_path, monkeypatch)
-    trainer.create_scheduler(4)
-    trainer.state.global_step = 4
+@pytest.mark.parametrize(("step", "stops_early", "is_left"), [(3, False, True), (4, False, False), (3, True, False)])
+def test_a_run_at_its_last_step_or_stopped_early_trains_no_further(step: int, stops_early: bool, is_left: bool) -> None:
+    state, control = TrainerState(global_step=step, max_steps=4), TrainerControl(should_training_stop=stops_early)
 
-    with pytest.raises(resume.NothingLeft):
-        trainer._load_optimizer_and_scheduler("")
+    with nullcontext() if is_left else pytest.raises(resume.NothingLeft):
+        resume.EndIfNothingIsLeft().on_train_begin(None, state, control)
 
 
 def test_ranks_that_saved_no_random_state_draw_numbers_of_their_own(

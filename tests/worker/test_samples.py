@@ -146,7 +146,7 @@ def test_validation_prompts_are_asked_with_the_tools_of_their_rows_and_their_tex
     encoder = TextEncoder(load_tokenizer(config.model, source(config.model)))
     encoder.tokenizer.chat_template = WITH_TOOLS + str(encoder.tokenizer.chat_template)
 
-    found: Any = AnswersValidationPrompts(config, encoder, SimpleNamespace())  # type: ignore[arg-type]
+    found: Any = AnswersValidationPrompts(config, encoder, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
 
     [ids] = found.questions
     assert "weather" in encoder.decode(ids.tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -12,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
-from tuner.worker.callbacks import ValidateFirst, ValidationCallback
+from tuner.worker.callbacks import ValidateDue, ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import best_step
 
 
@@ -118,3 +119,30 @@ def test_pruning_leaves_the_best_checkpoint(tmp_path: Path) -> None:
     checkpoints.prune(tmp_path, 1, 40, protected=20)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-40"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step", "epoch", "validated", "is_due"),
+    [
+        ("steps", 6, 0.5, (0, 3), True),
+        ("steps", 6, 0.5, (0, 3, 6), False),
+        ("steps", 7, 0.5, (0, 3, 6), False),
+        ("steps", 10, 0.8, (0, 3, 6, 9), True),  # the last step
+        ("epoch", 5, 1.0, (0,), True),  # a kill came between the save of the epoch's last step and its validation
+        ("epoch", 5, 1.0, (0, 5), False),
+        ("epoch", 6, 1.2, (0, 5), False),
+        ("epoch", 10, 1.9, (0, 5), True),
+        ("steps", 0, 0, (), False),  # that is ValidateFirst's
+    ],
+)
+def test_a_resumed_run_does_the_validation_that_was_due_at_its_checkpoint_and_is_not_in_its_log(
+    strategy: str, step: int, epoch: float, validated: tuple[int, ...], is_due: bool
+) -> None:
+    trainer: Any = Evaluated(2)
+    log = [{"step": one, "eval_loss": 1.0} for one in validated]
+    state = TrainerState(global_step=step, max_steps=10, epoch=epoch, eval_steps=3, log_history=log)
+
+    args: Any = SimpleNamespace(eval_strategy=strategy)
+    ValidateDue(trainer).on_train_begin(args, state, TrainerControl())
+
+    assert trainer.asked == [[0, 1]] * is_due

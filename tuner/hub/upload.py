@@ -101,12 +101,18 @@ class Upload:
             return None
         return f"{self.name} was not pushed to {self._target.name}: {self._failure} Push it later: {self.command}"
 
-    def wait(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait until it has ended, and stop it after `limit_s` seconds or on Ctrl-C.
+    def wait(
+        self,
+        limit_s: float,
+        tick: Callable[[], None] = lambda: None,
+        is_asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until it has ended, and stop it after `limit_s` seconds, on Ctrl-C or when asked.
 
         Args:
             limit_s: See above.
             tick: Called about twice a second.
+            is_asked_to_stop: Called as often.
         """
         deadline_s = time.monotonic() + limit_s
         try:
@@ -115,6 +121,8 @@ class Upload:
                     self._process.wait(_LOOK_S)
                     return
                 tick()
+                if is_asked_to_stop():
+                    raise KeyboardInterrupt
         except KeyboardInterrupt:
             self.stop("it was interrupted.")
         self.stop(f"it took more than {limit_s / 60:g} min.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, lines, write_new_text, write_text
+from tuner.files import ReadOnlyJson, disk_errors, lines, load_json, read_text, write_new_text, write_text
 from tuner.runs import checkpoints, lock
 from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
 
@@ -34,7 +34,7 @@ def create(
         path.mkdir(parents=True, exist_ok=True)
         lock.take(path, environ or {}, has_ended)
         if resume:
-            _keep_earlier_attempt(path, int(json.loads(files.get("run.json", "{}")).get("resume_step") or 0))
+            _keep_earlier_attempt(path, json.loads(files.get("run.json", "{}")))
         else:
             if not is_run(path):
                 _clear_start(path)
@@ -61,12 +61,13 @@ def _claim(path: Path, recipe: str) -> None:
         raise RunDirectoryError(f"another run just took {path}", where="--work-dir", fix=fix) from None
 
 
-def _keep_earlier_attempt(path: Path, step: int) -> None:
+def _keep_earlier_attempt(path: Path, run: ReadOnlyJson) -> None:
     """Copy the files of an earlier attempt to attempts/N; each original stays until it is replaced.
 
-    This attempt resumes at `step`. Metrics and checkpoints of later steps are moved: metrics.jsonl reads as one run,
-    and no run resumes from checkpoints of steps that are repeated.
+    This attempt resumes as its run.json says. Metrics and checkpoints of later steps are moved, and so is a validation
+    that this attempt repeats: metrics.jsonl reads as one run, and no run resumes from steps that are repeated.
     """
+    step = int(run.get("resume_step") or 0)
     names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
     earlier = [path / name for name in names]
     if not any(file.exists() for file in earlier):
@@ -81,23 +82,36 @@ def _keep_earlier_attempt(path: Path, step: int) -> None:
         elif file.exists():
             shutil.copy2(file, folder / file.name)
     for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
-        _cut(path / name, folder / name, step)
+        _cut(path / name, folder / name, step, validates=not _has_validated(Path(run.get("resume") or ""), step))
     checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
 
 
-def _cut(metrics: Path, kept: Path, step: int) -> None:
+def _has_validated(checkpoint: Path, step: int) -> bool:
+    """Return whether the log of a checkpoint has the validation of its step, which may also have followed the save."""
+    try:
+        log = load_json(read_text(checkpoint / "trainer_state.json"))["log_history"]
+        return any(entry["step"] == step and "eval_loss" in entry for entry in log)
+    except (OSError, ValueError, KeyError, TypeError):  # the rank that loads it says what is wrong
+        return True
+
+
+def _cut(metrics: Path, kept: Path, step: int, *, validates: bool) -> None:
     if not metrics.is_file():
         return
     written = list(lines(metrics))
-    repeated = [line for line in written if not _is_before(line, step)]
+    repeated = [line for line in written if not _is_before(line, step, validates)]
     if repeated:
         write_text(kept, "".join(repeated))
-        write_text(metrics, "".join(line for line in written if _is_before(line, step)))
+        write_text(metrics, "".join(line for line in written if _is_before(line, step, validates)))
 
 
-def _is_before(line: str, step: int) -> bool:
+def _is_before(line: str, step: int, validates: bool) -> bool:
+    """Return whether a line is of what precedes an attempt that resumes at `step`, and first `validates` that step."""
     try:
+        logged = json.loads(line)
+        if validates and logged["step"] == step and ("eval_loss" in logged or "answer" in logged):
+            return False
         # A run that starts again at step 0 validates again before its first step.
-        return step > 0 and int(json.loads(line)["step"]) <= step
+        return step > 0 and int(logged["step"]) <= step
     except (ValueError, KeyError, TypeError):  # a rank was killed while it wrote this line
         return False

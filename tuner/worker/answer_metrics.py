@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
+from transformers import StoppingCriteriaList
 
 from tuner.data.encoder import Encoder
 from tuner.errors import DataError, DiskError
@@ -23,6 +24,7 @@ from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
+from tuner.worker.consensus import RankConsensus
 from tuner.worker.generation import ask_for_one_answer, on_device, stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.samples import before_answer, prompts, right_answer, same_text, shown
@@ -78,7 +80,8 @@ def _is_installed(package: str) -> bool:
 class AnswersValidationPrompts:
     """Answers `log.generate` validation prompts greedily and measures the answers. All ranks call it together."""
 
-    def __init__(self, config: RecipeConfig, encoder: Encoder, run: RunDirectory) -> None:
+    def __init__(self, config: RecipeConfig, encoder: Encoder, run: RunDirectory, consensus: RankConsensus) -> None:
+        self.consensus = consensus
         assert config.val_dataloader, "the schema asks for it"
         self.run, self.encoder, self.max_new_tokens = run, encoder, config.log.max_new_tokens
         dataset = config.val_dataloader.dataset
@@ -119,6 +122,7 @@ class AnswersValidationPrompts:
             indexes = mine[start : start + batch]
             pixels = self.pixels[indexes[0]] if batch == 1 else {}
             texts += self._answers(model, [self.questions[index] for index in indexes], pixels)
+            self.consensus.stop_together()
         gathered: list[list[tuple[int, str]]] = [[] for _ in range(num_ranks)]
         dist.all_gather_object(gathered, list(zip(mine, texts, strict=True)))
         by_index = {index: text for of_rank in gathered for index, text in of_rank}
@@ -140,6 +144,7 @@ class AnswersValidationPrompts:
             attention_mask=mask_BT,
             **on_device(model, pixels),
             generation_config=generation,
+            stopping_criteria=StoppingCriteriaList([self.consensus.ends_generation]),
             max_new_tokens=self.max_new_tokens,
             do_sample=False,
             use_cache=True,

@@ -184,6 +184,32 @@ class ValidateFirst(TrainerCallback):  # type: ignore[misc]
         self.trainer.evaluate(rows)
 
 
+class ValidateDue(TrainerCallback):  # type: ignore[misc]
+    """Does the validation that was due at the checkpoint's step, if a stop or a kill came before its end.
+
+    The run goes on as if it had never stopped: its log, its best checkpoint and its early stopping are the same.
+    """
+
+    def __init__(self, trainer: BuiltTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if self.trainer.eval_dataset is not None and _validation_is_due(args, state):
+            self.trainer.evaluate(self.trainer.eval_dataset)
+
+
+def _validation_is_due(args: TrainingArguments, state: TrainerState) -> bool:
+    """Return whether a run that has taken these steps validates before the next one, and has not."""
+    step = state.global_step
+    if not step or any(validated == step for _, validated in validations(state)):
+        return False
+    if step >= state.max_steps:
+        return True
+    return step % state.eval_steps == 0 if args.eval_strategy == "steps" else float(state.epoch).is_integer()
+
+
 class ValidationCallback(TrainerCallback):  # type: ignore[misc]
     """Saves at each new lowest validation loss, and stops training early, if the recipe asks for it.
 

@@ -105,6 +105,14 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             best = best_step(self.trainer.state) if self.keeps_best else None
             self._sealing = self._thread.submit(self._seal, step, self.facts(step), best, name, began_s)
 
+    def save_if_missing(self, write: Callable[[], None]) -> None:
+        """Save the last step unless its checkpoint is there; `write` calls `save`. Errors as `save`."""
+        self.wait()
+        missing = [not (self.home / f"checkpoint-{self.trainer.state.global_step}" / checkpoints.MANIFEST).is_file()]
+        dist.broadcast_object_list(missing)
+        if missing[0]:
+            write()
+
     def _seal(self, step: int, facts: JsonObject, best: int | None, name: str, began_s: float) -> None:
         with disk_errors(self.home, name):
             self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe)
@@ -237,15 +245,16 @@ class CheckpointUploads:
         self._report()
         self._upload = Upload(self._run, checkpoint, checkpoint.name, self._target)
 
-    def finish(self, tick: Callable[[], None]) -> None:
+    def finish(self, tick: Callable[[], None], is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for the last upload: two at once would change the repository under each other.
 
         Args:
             tick: Called while it waits.
+            is_asked_to_stop: Called as often; the upload is then stopped.
         """
         if self._upload and not self._upload.has_ended:
             print(f"Waiting for the upload of {self._upload.name}; at most {UPLOAD_LIMIT_S / 60:g} min.", flush=True)
-            self._upload.wait(UPLOAD_LIMIT_S, tick)
+            self._upload.wait(UPLOAD_LIMIT_S, tick, is_asked_to_stop)
         self._report()
 
     def stop(self) -> None:

@@ -1,6 +1,7 @@
-"""What all ranks agree on in each step: every loss and gradient is a finite number, and whether to stop.
+"""What all ranks agree on: every loss and gradient is a finite number, and whether to stop.
 
-It costs one small all-reduce per step. Only if a number is not finite are the rows behind it looked up.
+It costs one small all-reduce per step, per batch of a validation and per generation. Only if a number is not finite are
+the rows behind it looked up.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."
 
 
+class Interrupted(Exception):
+    """All ranks leave a validation or a generation, on request: the last whole step is the one to save."""
+
+
 class RankConsensus(TrainerCallback):  # type: ignore[misc]
     """Ends a run before NaN or infinity reaches the weights, and stops all ranks at the same step on request.
 
@@ -37,10 +42,15 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     smallest scale ends a run.
     """
 
+    interrupts = True
+    """Whether a validation or a generation may be left; otherwise a stop waits for its end."""
+
     def __init__(self, trainer: BuiltTrainer, guard: Guard, encoder: Encoder) -> None:
         self.trainer, self.guard, self.encoder = trainer, guard, encoder
         self.stopped_at = 0
         """The step at which all ranks stop; 0 without a request."""
+        self.random_after_step: tuple[torch.Tensor, ...] = ()
+        """The states of the random numbers at the end of the last step; empty before the first one of this start."""
         self._losses: list[torch.Tensor] = []
         self._loader: DataLoaderShard | None = None
         self._random: tuple[torch.Tensor, ...] = ()
@@ -51,7 +61,14 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         compat.check_gradients(self.trainer.deepspeed, self._end_by_gradient)
-        self.guard.can_stop_at_a_step = True
+        # Before the first step there is nothing to save: a signal ends the rank at once.
+        self.guard.can_stop_at_a_step = state.global_step > 0
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        # Not later: the processes of the data loader, which ignore the signals of such a rank, are forked now.
+        self.guard.can_stop_at_a_step |= not self.trainer.generates
 
     def on_step_begin(
         self,
@@ -85,18 +102,42 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self._stops and state.global_step % self.trainer.steps_per_generation == 0:
             self.stopped_at = state.global_step
             control.should_save = control.should_training_stop = True
+            control.should_evaluate = False  # the resumed run does that first (callbacks.ValidateDue)
+        self.random_after_step = random_states()
         if control.should_save or control.should_training_stop:
             self._check_weights(state.global_step)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        # A stop also leaves the loop over an epoch; it is not the end of an epoch, and there is no time to validate.
+        # A stop also leaves the loop over an epoch. If it is the end of one, the resumed run validates first.
         control.should_evaluate &= not self.stopped_at
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self.stop_together()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._sums(False, self.guard.stop_requested)[1]:
             # The request came during the save: the run resumes from this checkpoint.
             self.stopped_at = state.global_step
             control.should_training_stop = True
+
+    def stop_together(self) -> None:
+        """Leave a validation, or a generation with its rewards, if any rank was asked to stop; every rank calls it.
+
+        Raises:
+            Interrupted: a rank was.
+        """
+        if self.interrupts and self.guard.can_stop_at_a_step and self._sums(self.guard.stop_requested)[0]:
+            raise Interrupted
+
+    def ends_generation(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        """Return for each row whether its generation ends now: a criterion for `generate`, after each token.
+
+        It asks this rank alone, for the ranks generate different numbers of tokens; `stop_together` follows.
+        """
+        stops = self.interrupts and self.guard.can_stop_at_a_step and self.guard.stop_requested
+        return torch.full((len(input_ids),), stops, dtype=torch.bool, device=input_ids.device)
 
     def hear(self, loss: torch.Tensor) -> None:
         """Note the loss of a micro-batch; at the last one of a step, check the losses of all ranks.
@@ -106,6 +147,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         """
         if self._is_repeating:
             return
+        self.guard.can_stop_at_a_step = True  # also of a trainer that generates: its first completions are there
         self._losses.append(loss.detach().float().reshape(()))
         if not self.trainer.accelerator.sync_gradients:
             return

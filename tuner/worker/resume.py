@@ -29,6 +29,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.data.prepared import Prepared
@@ -58,6 +59,17 @@ _MAX_FILE_BYTES = 4 * 1024**3
 
 class NothingLeft(Exception):
     """The checkpoint is of the last step: the result is saved without training."""
+
+
+class EndIfNothingIsLeft(TrainerCallback):  # type: ignore[misc]
+    """Ends the training of a run that resumes from its last step: transformers would train one more."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        # The validation that was due at that step may have ended the run early.
+        if state.global_step >= state.max_steps or control.should_training_stop:
+            raise NothingLeft
 
 
 def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path | None:
@@ -247,8 +259,6 @@ class LoadCheckpoint:
         compat.own_optimizer_steps(engine.optimizer)
         if hasattr(engine.optimizer, "clip_grad"):
             engine.optimizer.clip_grad = engine.gradient_clipping()
-        if self.trainer.state.global_step >= self.trainer.state.max_steps:
-            raise NothingLeft  # transformers would train one more step
 
     def _load_random_states(self, load: Callable[[str], None]) -> None:
         if self.point.checkpoint.facts["world_size"] == dist.get_world_size():

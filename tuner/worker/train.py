@@ -47,6 +47,7 @@ from tuner.worker.callbacks import (
     CheckHead,
     CheckWeightsMoved,
     HeartbeatCallback,
+    ValidateDue,
     ValidateFirst,
     ValidationCallback,
     WatchRewards,
@@ -60,7 +61,7 @@ from tuner.worker.checkpointing import (
     save_final_model,
 )
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
-from tuner.worker.consensus import RankConsensus
+from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
 from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
 from tuner.worker.process import bind_cores, serve_store, warn
@@ -222,11 +223,11 @@ def build(prepared: PreparedRank) -> BuiltRank:
     guard.heart.beat("setting up the training")
     data = prepared.train_data, prepared.val_data
     trainer: BuiltTrainer = trainer_setup.trainer(config, prepared.arguments, models, prepared.encoder, data, run)
-    if config.log.generate:
-        trainer.measure_answers = AnswersValidationPrompts(config, prepared.encoder, run).measure
     uploads = _uploads(prepared)
     saver = _saver(prepared, trainer, uploads)
     consensus = RankConsensus(trainer, guard, prepared.encoder)
+    if config.log.generate:
+        trainer.measure_answers = AnswersValidationPrompts(config, prepared.encoder, run, consensus).measure
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(prepared)]
     callbacks += [CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)]
@@ -234,8 +235,10 @@ def build(prepared: PreparedRank) -> BuiltRank:
         callbacks.append(KeepMeasurements(trainer, run, zero))
     if prepared.stream:
         callbacks.append(prepared.stream)
+    consensus.interrupts = config.train_cfg.torch_compile != "deepcompile"  # which cannot validate after a resume
     for callback in (*callbacks, *_before_step_1(prepared, trainer, models), *prepared.users_callbacks):
         trainer.add_callback(callback)
+    trainer.add_callback(resume.EndIfNothingIsLeft())
     if prepared.point:
         resume.LoadCheckpoint(trainer, prepared.point, config.randomness.seed)
     return BuiltRank(prepared, trainer, saver, consensus, weights_check, uploads)
@@ -306,7 +309,7 @@ def _before_step_1(prepared: PreparedRank, trainer: BuiltTrainer, models: Models
         callbacks.append(CheckHead(trainer, whole_logits, prepared.run))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.
     if cfg.torch_compile != "deepcompile":
-        callbacks.append(ValidateFirst(trainer, prepared.facts["batch"]["global_batch"]))
+        callbacks += [ValidateFirst(trainer, prepared.facts["batch"]["global_batch"]), ValidateDue(trainer)]
     return callbacks
 
 
@@ -321,15 +324,33 @@ def train(built: BuiltRank) -> BuiltRank:
         Stopped: a signal asked for it.
         TunerError: no weight has changed.
     """
-    prepared = built.prepared
+    prepared, trainer = built.prepared, built.trainer
     checkpoint = prepared.checkpoint
-    with built.saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
-        built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with built.saver.waited_for(), resume.data_alone(checkpoint):
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except Interrupted:
+            _save_last_step(built)
+            trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        except resume.NothingLeft:
+            trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     if step := built.consensus.stopped_at:
         message = f"at step {step} on request; its checkpoint is saved"
         raise Stopped(message, fix=f"Resume: {resume_advice(prepared.run.path)}")
     built.weights_check.check()
     return built
+
+
+def _save_last_step(built: BuiltRank) -> None:
+    """Save the step before the generation, or the validation, that all ranks have left; as if it had ended there."""
+    trainer, consensus, guard = built.trainer, built.consensus, built.prepared.guard
+    guard.step = consensus.stopped_at = trainer.state.global_step
+    guard.heart.beat(f"saving step {guard.step}")
+    if consensus.random_after_step:
+        set_random_states(consensus.random_after_step)
+    else:  # no step was taken since the resume
+        trainer.set_random_states_of(str(built.prepared.checkpoint))
+    built.saver.save_if_missing(trainer.save_last_step)
 
 
 # finish
@@ -349,7 +370,7 @@ def finish(built: BuiltRank) -> None:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
     if built.uploads:
-        built.uploads.finish(guard.heart.tick)
+        built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
     if rank.rank == 0:
         _report(built, time.monotonic() - prepared.started_s, best)
         if not rank.supervised:

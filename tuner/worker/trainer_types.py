@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
     from torch import Tensor
     from torch.optim.lr_scheduler import LambdaLR
-    from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import CallbackHandler
 
 EngineOptimizer = Any
 """The optimizer inside DeepSpeed's engine: torch's own, or a wrapper of DeepSpeed; the wrappers share no base class."""
@@ -21,10 +22,14 @@ Attention = Callable[..., tuple["Tensor", "Tensor | None"]]
 """A function of transformers that computes attention: module, query, key, value, mask, and options by name."""
 
 
-class LossListener(Protocol):
-    """Hears the loss of each micro-batch: `consensus.RankConsensus`."""
+class Consensus(Protocol):
+    """Hears the loss of each micro-batch, and lets all ranks stop together: `consensus.RankConsensus`."""
 
     def hear(self, loss: Tensor) -> None: ...
+
+    def stop_together(self) -> None: ...
+
+    def ends_generation(self, input_ids: Tensor, *_: object, **__: object) -> Tensor: ...
 
 
 class BuiltTrainer(Protocol):
@@ -34,6 +39,8 @@ class BuiltTrainer(Protocol):
     model: PreTrainedModel
     args: TrainingArguments
     state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
     accelerator: Accelerator
     optimizer: torch.optim.Optimizer
     lr_scheduler: LambdaLR
@@ -55,12 +62,16 @@ class BuiltTrainer(Protocol):
     load_random_states: Callable[[Callable[[str], None]], None] | None
     saves_model: bool
 
+    def save_last_step(self) -> None: ...
+    def set_random_states_of(self, checkpoint: str) -> None: ...
+
     # trainers.TunerTrainer
     on_schedule_made: Callable[[LambdaLR, torch.optim.Optimizer], None] | None
-    consensus: LossListener | None
+    consensus: Consensus | None
     measure_answers: Callable[[PreTrainedModel, int], dict[str, float]] | None
     is_evaluating: bool
     batches_of_step: list[dict[str, Any]]
     num_items_of_step: Tensor | None
     num_tokens: int
+    generates: bool
     steps_per_generation: int

@@ -147,6 +147,14 @@ class CheckpointHooks:
     """Called with a function that takes the checkpoint's folder."""
     saves_model = True
 
+    def save_last_step(self: Any) -> None:
+        """Write a checkpoint outside of training, which was left in the middle of a step or of a validation."""
+        self._save_checkpoint(self.model, None)
+
+    def set_random_states_of(self: Any, checkpoint: str) -> None:
+        """Set the random numbers to those of the checkpoint that training resumed from."""
+        self._load_rng_state(checkpoint)
+
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
         (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
 
@@ -194,6 +202,8 @@ class TunerTrainer(CheckpointHooks):
     # validation
     aux_loss_enabled = False
     is_evaluating = False
+    generates = False
+    """Whether a step begins with completions that the model generates."""
     measure_answers: Callable[[Any, int], dict[str, float]] | None = None
     """With `log.generate`: takes the model and its step, returns metrics of its answers (worker.answer_metrics)."""
 
@@ -343,7 +353,7 @@ class TunerTrainer(CheckpointHooks):
             answered = self.measure_answers(self.model, self.state.global_step) if self.measure_answers else {}
         finally:
             self.is_evaluating = False
-        set_random_states(random)
+            set_random_states(random)
         sums_R2 = torch.tensor([(loss * count, count) for loss, count, _ in self._measured], dtype=torch.float64)
         sums_R2 = self.accelerator.reduce(sums_R2.to(self.args.device))
         for total, of_groups in zip(sums_R2, self._rounds, strict=True):

@@ -27,6 +27,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -150,6 +151,7 @@ class GeneratingTrainer(TunerTrainer):
     """
 
     weighs_rows = False
+    generates = True
     num_generations = 1
     """The completions of a prompt."""
     num_iterations = 1
@@ -203,6 +205,7 @@ class GeneratingTrainer(TunerTrainer):
         self._ids = [row["prompt_ids"] for row in inputs]
         names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
         output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])  # type: ignore[misc]
+        self._stop_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])
         if self.model.training:
@@ -220,7 +223,13 @@ class GeneratingTrainer(TunerTrainer):
 
     def _generate_single_turn(self: Any, *args: Any, **options: Any) -> Any:
         with self._seeded():
-            return super()._generate_single_turn(*args, **options)  # type: ignore[misc]
+            completions = super()._generate_single_turn(*args, **options)  # type: ignore[misc]
+        self._stop_together()  # their rewards may take long
+        return completions
+
+    def _stop_together(self: Any) -> None:
+        if self.consensus:
+            self.consensus.stop_together()
 
     @contextmanager
     def _seeded(self: Any) -> Iterator[None]:
@@ -243,7 +252,9 @@ class GeneratingTrainer(TunerTrainer):
             seeds = [seed_of(args.seed, epoch, number) for number in self._numbers]
             processors.append(Sampled(seeds, device))
         generate = model.generate
-        model.generate = lambda *more, **options: generate(*more, logits_processor=processors, **options)
+        criteria = StoppingCriteriaList([self.consensus.ends_generation] if self.consensus else [])
+        extras = {"logits_processor": processors, "stopping_criteria": criteria}
+        model.generate = lambda *more, **options: generate(*more, **extras, **options)
         try:
             yield
         finally:
