@@ -27,3 +27,21 @@ def test_every_split_of_a_global_batch_has_the_same_losses(tmp_path: Path, packi
     for other in (*runs[1:], recomputed):
         assert len(other.losses) == 4
         assert other.losses == pytest.approx(runs[0].losses, rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["rloo", "distill"])
+def test_every_split_of_generated_completions_has_the_same_losses(tmp_path: Path, method: str) -> None:
+    sets = ["max_completion_length=8", "global_batch_size=8", "max_steps=3", "val_dataloader=None", "num_samples=0"]
+    if method == "rloo":
+        sets += ["objective.num_generations=4", "objective.rewards=['length']"]
+    else:
+        teacher = ok(train(quick(tmp_path, "full"), tmp_path / "teacher", "--set", "max_steps=2", ranks=1))
+        sets.append(f"teacher={teacher.path}")
+    recipe = Path(f"tiny_{method}_full_sample_e1")
+    one, other = (run(recipe, tmp_path / f"{size}", size, 8 // size, *sets) for size in (8, 2))
+
+    for line, again in zip(one.metrics, other.metrics, strict=True):
+        keys = ("loss", "grad_norm", "completion_length")
+        assert [line[key] for key in keys] == pytest.approx([again[key] for key in keys], rel=1e-4, abs=1e-7)
+    assert one.metrics[0]["grad_norm"] > 1e-3

@@ -102,3 +102,24 @@ def test_auto_that_offloads_names_the_changes_that_need_no_offloading_and_qlora_
     start = found.index(WITHOUT_OFFLOADING)
     assert any("quantization=dict(bits=4)" in line for line in found[start + 1 : start + 4])
     assert WITHOUT_OFFLOADING not in named
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "measured"),
+    [
+        ("tiny_kto_full_custom_e1", (), "the 2 samples of a micro-batch and of all processes together"),
+        ("tiny_kto_full_custom_e1", ("loss_type=apo_zero_unpaired",), None),
+        ("tiny_orpo_full_custom_e1", (), "the 1 sample of a micro-batch,"),
+        ("tiny_dpo_full_custom_e1", (), None),
+    ],
+)
+def test_a_loss_that_depends_on_the_split_or_the_number_of_processes_says_so(
+    recipe: str, sets: tuple[str, ...], measured: str | None, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    pair, single = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "label": True}
+    rows.write_text(f"{json.dumps(single if 'kto' in recipe else pair)}\n" * 64)
+    sets = (*sets, f"train_dataloader.dataset.path={rows}")
+    found = [line for line in lines(made(*sets, recipe=recipe, hardware=EIGHT)) if line.startswith("split: ")]
+
+    assert [measured in line for line in found] == ([True] if measured else [])

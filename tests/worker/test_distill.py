@@ -19,12 +19,12 @@ from tuner.worker.objectives.distill_training import Distill
 Batch = dict[str, Tensor]
 
 
-def trainer_with(folder: Path, *pairs: str) -> tuple[Any, Batch]:
+def trainer_with(folder: Path, *pairs: str, num_rows: int = 1) -> tuple[Any, Batch]:
     """Return a trainer, and the completions of its first step."""
     sets = ("objective.max_completion_length=6", *pairs)
     made = trainer_of(recipe_of("distill", folder, *sets), 3, folder)
     made.model.train()
-    made.current_gradient_accumulation_steps = 1
+    made.current_gradient_accumulation_steps, made.args.per_device_train_batch_size = 1, num_rows
     return made, made._prepare_inputs(next(iter(made.get_train_dataloader())))
 
 
@@ -83,3 +83,23 @@ def test_a_rank_refuses_a_teacher_with_another_vocabulary() -> None:
 
     with pytest.raises(ModelError, match="a vocabulary of 32 tokens, and the model one of 16"):
         Distill(model=student, ref_model=teacher)
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+def test_a_step_is_the_same_in_micro_batches_of_any_size(num_batches: int, tmp_path: Path, cache: Path) -> None:
+    made, inputs = trainer_with(tmp_path, "objective.beta=0.3", num_rows=3)
+    inputs["completion_mask"] *= torch.arange(6) < torch.tensor([1, 6, 3])[:, None]
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    expected = by_hand(made.model, made.teacher_model, inputs, 0.3, made.temperature)
+    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
+
+    total, size = 0.0, 3 // num_batches
+    for start in range(0, 3, size):
+        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        loss = made.compute_loss(made.model, rows)
+        loss.backward()
+        total += loss.item()
+
+    assert total == pytest.approx(expected.item(), abs=1e-6) and total > 1e-4
+    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
+        assert torch.allclose(weight.grad, gradient, atol=1e-6)

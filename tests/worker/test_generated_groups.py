@@ -95,10 +95,10 @@ def test_a_completion_draws_the_same_whichever_others_are_in_its_batch() -> None
         assert torch.equal(whole(torch.empty(0), scores)[1:2], alone(torch.empty(0), scores[:1]))
 
 
-def trainer_with(folder: Path, *pairs: str) -> tuple[Any, dict[str, torch.Tensor]]:
+def trainer_with(folder: Path, *pairs: str, objective: str = "grpo") -> tuple[Any, dict[str, torch.Tensor]]:
     """Return a trainer, and the completions of its first step with their advantages."""
     sets = ("objective.num_generations=4", "objective.max_completion_length=6", *pairs)
-    made = trainer_of(recipe_of("grpo", folder, *sets), 2, folder)
+    made = trainer_of(recipe_of(objective, folder, *sets), 2, folder)
     made.model.train()
     made.current_gradient_accumulation_steps = 1
     made.args.gradient_accumulation_steps = 1
@@ -198,6 +198,33 @@ def test_a_step_is_the_same_in_micro_batches_of_any_size(loss_type: str, num_bat
         assert torch.allclose(weight.grad, gradient, atol=1e-6)
     assert {*made._metrics["train"]["entropy_coef"]} == {coefficient}
     assert made.loss_type == loss_type and made.entropy_coef == coefficient
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 4])
+def test_a_step_of_rloo_is_the_same_in_micro_batches_of_any_size(num_batches: int, tmp_path: Path) -> None:
+    """Ahmadian et al., 2024 (arXiv:2402.14740): REINFORCE on whole completions, a mean over them."""
+    made, inputs = trainer_with(tmp_path, "objective.rewards=['length']", objective="rloo")
+    inputs["completion_mask"] *= torch.arange(6) < torch.tensor([1, 6, 3, 2])[:, None]
+    prompt_BP, tokens_BC = inputs["prompt_ids"], inputs["completion_ids"]
+    seen_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    logits_BTV = made.model(input_ids=torch.cat([prompt_BP, tokens_BC], 1), attention_mask=seen_BT).logits
+    log_probs_BC = logits_BTV[:, prompt_BP.shape[1] - 1 : -1].log_softmax(-1).gather(-1, tokens_BC[..., None])[..., 0]
+    log_probs_B = (log_probs_BC * inputs["completion_mask"]).sum(1)
+    inputs["old_logps"] = log_probs_B.detach()
+    expected = -((log_probs_B - log_probs_B.detach()).exp() * inputs["advantages"]).mean()
+    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
+    assert any(gradient.abs().max() > 1e-3 for gradient in expected_grads)
+
+    total, size = 0.0, 4 // num_batches
+    for start in range(0, 4, size):
+        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        loss = made.compute_loss(made.model, rows) / num_batches  # as the Trainer, for a mean over rows
+        loss.backward()
+        total += loss.item()
+
+    assert total == pytest.approx(expected.item(), abs=1e-5)
+    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
+        assert torch.allclose(weight.grad, gradient, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_corrected", [True, False])

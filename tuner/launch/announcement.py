@@ -45,6 +45,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
         f"steps: {steps.describe()}",
         f"batch size: {_generated(config, batch)}{_batch(batch, config.train_cfg.sequence_parallel_size)}",
         *_several_steps(config, batch.global_batch),
+        *_measured_together(config, batch),
     ]
 
 
@@ -124,6 +125,16 @@ def _several_steps(config: RecipeConfig, size: int) -> list[str]:
         return []
     passes = _counted(steps * size // at_once, "pass", "es")
     return [f"generation: {at_once} completions at once, then {steps} steps on them, {passes} over each"]
+
+
+def _measured_together(config: RecipeConfig, batch: Batch) -> list[str]:
+    """Return a line about a loss that depends on the split of the global batch."""
+    if not config.depends_on_micro_batch:
+        return []
+    samples, split = f"{_counted(batch.micro_batch, 'sample')} of a micro-batch", "size per device"
+    if config.objective.depends_on_ranks:
+        samples, split = f"{samples} and of all processes together", f"{split} or number of processes"
+    return [f"split: the loss is measured over the {samples}, so another {split} changes what is learned"]
 
 
 def _batch(batch: Batch, shared_by: int) -> str:

@@ -187,6 +187,11 @@ class Objective(Block):
         return False
 
     @property
+    def depends_on_ranks(self) -> bool:
+        """Whether it also depends on the micro-batches of the other ranks, so that their number changes training."""
+        return False
+
+    @property
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
         return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)

@@ -41,4 +41,9 @@ class Kto(Objective):
     @property
     def depends_on_micro_batch(self) -> bool:
         """TRL 1.16 estimates the distance to the reference on the micro-batch."""
-        return True
+        return self.loss_type == "kto"
+
+    @property
+    def depends_on_ranks(self) -> bool:
+        """TRL 1.16 takes the mean of that estimate over all ranks."""
+        return self.loss_type == "kto"
