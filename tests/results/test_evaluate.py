@@ -21,7 +21,9 @@ from tuner.models.load import load_model, source
 from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import Wanted, evaluate, generations, judged, likelihood, questions, rows_of
+from tuner.results.export import Options, export
 from tuner.results.loaded_model import LoadedModel, encoder_of, load, spec_of
+from tuner.results.saved import find
 from tuner.worker.generation import Answer, Settings
 
 FEW = ("val_dataloader.dataset.max_rows=7",)
@@ -224,3 +226,25 @@ def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tm
     asked = [[one.messages[0]["content"] for one in questions(spec, encoder, block, count)] for count in (4, 9)]
 
     assert asked == [["0?", "1?", "3?", "5?"], [f"{n}?" for n in range(7)]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "has_note"), [("tiny_dpo_full_sample_preferences_e1", True), ("tiny_full_sample_e1", False)]
+)
+def test_an_exported_model_says_which_loss_of_its_run_is_not_measured(
+    recipe: str, has_note: bool, tmp_path: Path
+) -> None:
+    run, _ = make_result(tmp_path / "run", recipe)
+    export(find(run.path), tmp_path / "out", Options())
+    pairs, told = Wanted(data="package:sample_preferences/validation.jsonl", max_rows=4), list[str]()
+    wanted = pairs._replace(row_format="chosen")
+    with pytest.raises(DataError, match=r"tuner eval RUN\. .* --format chosen"):
+        evaluate(str(tmp_path / "out"), pairs, CPU)
+
+    done = evaluate(str(tmp_path / "out"), wanted, CPU, tell=told.append)
+
+    assert (done.rows["objective"], "note" in done.to_json()) == ("sft", has_note)
+    assert len(told) == 1 + has_note
+    if has_note:
+        told.clear()
+        assert "note" not in evaluate(str(run.path), pairs, CPU, tell=told.append).to_json() and len(told) == 1

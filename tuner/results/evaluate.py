@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from tuner import paths
 from tuner.data.batches import SampleCollator, lays_end_to_end
 from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.holdout import Holdout
@@ -29,16 +30,18 @@ from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Chat
+from tuner.data.sample_kinds import WrongKind
 from tuner.errors import DataError, MachineError, RewardError, TunerError, UsageError, did_you_mean
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import load_reference, source
 from tuner.notebook import lines_of, table
-from tuner.recipes import loading as recipes
+from tuner.recipes.recipe import read_base
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
-from tuner.recipes.schema.objectives import facts_of
+from tuner.recipes.schema.objectives import OBJECTIVES, facts_of
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, load, load_frozen, spec_of
+from tuner.runs import checkpoints
 from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
@@ -50,8 +53,7 @@ from tuner.worker.trainers import num_trained
 _LENGTH = 2048
 """Limit of tokens per sample, if neither a recipe nor the model has one."""
 _JUDGED, _REWARDS = ("eval_loss", "eval_accuracy", "eval_margin"), "eval_rewards/"
-_SCORER = "tiny_reward_full_sample_preferences_e1"
-"""A recipe with the defaults of reward models, for one whose run is not known."""
+_JUDGED_BY_RUN = "Give the run that the model comes from to measure the loss of its objective: tuner eval RUN."
 _MAX_SHOWN = 15
 """How many numbers the text of an evaluation shows."""
 _MOST_NATS = 700.0
@@ -177,17 +179,22 @@ def evaluate(
         check_tasks(wanted.tasks)
     spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     prepared: Prepared | None = None
+    note: str | None = None
     conversations: list[Chat] = []
     if wanted.data or wanted.num_answers or not wanted.tasks:
         rows = rows_of(spec, wanted.data, wanted.row_format, wanted.split, wanted.max_rows)
         prepared, conversations = _prepared(spec, rows, wanted.num_answers, allow_code=wanted.allow_code)
         tell(describe(prepared, "rows"))
+        note = _without_its_run(spec)
+        if note:
+            tell(f"NOTE: {note}")
     loaded = load(spec, hardware, bits)
     done = Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, out=wanted.out)
     if prepared:
         done.rows.update(
             objective=spec.objective, sets=[asdict(one) for one in prepared.sets], counts=asdict(prepared.counts)
         )
+        done.rows.update({"note": note} if note else {})
         done.metrics.update(_measured(loaded, hardware, prepared, wanted.batch_size))
     if conversations:
         done.generations.extend(generations(loaded, conversations, Settings(wanted.max_new_tokens, temperature=0)))
@@ -215,7 +222,12 @@ def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code:
         raise UsageError(problem, where="SOURCE", fix="Read that code, then add --allow-code.")
     encoder = encoder_of(spec)
     conversations = questions(spec, encoder, rows, num_questions) if num_questions else []
-    return prepare(rows, encoder, objective=spec.objective), conversations
+    try:
+        return prepare(rows, encoder, objective=spec.objective), conversations
+    except WrongKind as error:
+        if spec.recipe is None:  # nothing is trained here, and without a run nothing says how such rows are judged
+            error.fix = f"{_JUDGED_BY_RUN} The plain loss of the chosen answers of pairs: --format chosen."
+        raise
 
 
 def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, float]:
@@ -224,21 +236,37 @@ def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch
         wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
         size = 1 if wanted == "auto" else wanted
     if facts_of(loaded.spec.objective).is_judged:
-        return judged(loaded, recipe or _of_scorer(loaded.spec), prepared, size, hardware)
+        return judged(loaded, recipe or _default_recipe(loaded.spec), prepared, size, hardware)
     if facts_of(loaded.spec.objective).generates:
         assert recipe is not None, "checked with the rows"
         return completed(loaded, recipe, prepared, size)
     return likelihood(loaded, prepared, size)
 
 
-def _of_scorer(spec: ModelSpec) -> RecipeConfig:
-    """Return a recipe for a model that scores answers and comes without its run: the objective's defaults.
+def _default_recipe(spec: ModelSpec) -> RecipeConfig:
+    """Return the defaults with a model and its objective, for one that scores answers and comes without its run.
 
     Its evaluation compares two scores, so it needs nothing else of the training.
     """
-    config = recipes.load(_SCORER).config
-    no_training = {"architecture": None, "adapter": None, "quantization": None, "val_dataloader": None}
-    return config.model_copy(update={"model": spec.model, **no_training})
+    values = {**read_base().values, "model": spec.model, "objective": {"type": spec.objective}}
+    return RecipeConfig.model_validate(values)
+
+
+def _without_its_run(spec: ModelSpec) -> str | None:
+    """Return what an exported model's evaluation does not measure, which that of its run would; None if nothing."""
+    folder = spec.adapter or paths.local(spec.path)
+    if spec.recipe or folder is None:
+        return None
+    try:
+        trained_with = checkpoints.facts(folder).get("objective")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a model of somebody else
+        return None
+    if trained_with not in OBJECTIVES or not (facts := facts_of(trained_with)).is_judged or facts.scores:
+        return None
+    return (
+        f"the model was trained with {trained_with}, whose loss needs what an export does not keep, so this is the "
+        f"plain loss of the answers. {_JUDGED_BY_RUN}"
+    )
 
 
 def rows_of(

@@ -156,7 +156,7 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
             tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
             facts, _, _ = (whole / "README.md").read_text(encoding="utf-8").partition("## Use")
             write_text(draft / "README.md", f"{facts}## Use\n\nThe weights have the layout of {layout}.\n")
-            checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
+            checkpoints.seal(draft, _facts(saved, tensors))
             check_dest(dest)
             draft.replace(dest)
     return replace(done, num_tensors=len(tensors), num_files=len({one["file"] for one in tensors.values()}))
@@ -194,13 +194,20 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
             facts = {"scores": content.scores, "needs_tuner": content.needs_tuner}
             _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **facts))
             compared = _compared(content, draft, saved.folder, tensors)
-            checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
+            checkpoints.seal(draft, _facts(saved, tensors))
             check_dest(dest)
             draft.replace(dest)
     files = {entry["file"] for entry in tensors.values()}
     is_private = content.kind == "adapter" and content.base and not hub_id(content.base)
     private = source(content.base) if content.base and is_private else None
     return Exported(content.kind, len(tensors), needed, len(files), private, content.needs_tuner, compared)
+
+
+def _facts(saved: SavedModel, tensors: dict[str, JsonObject]) -> JsonObject:
+    """Return the facts of the manifest; by the objective `tuner eval` says what it does not measure without the run."""
+    recipe = saved.recipe()
+    of_run = {"objective": recipe.objective.type} if recipe else {}
+    return {"num_tensors": len(tensors), "tensors": tensors, **of_run}
 
 
 def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, JsonObject]) -> str | None:
