@@ -213,23 +213,6 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError("nested too deep") from error
 
 
-class RepeatedKey(ValueError):
-    """An object of JSON with a key twice: one of its values would be lost."""
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
-    """Return the object of JSON with these keys and values: the `object_pairs_hook` where no value may be lost.
-
-    Raises:
-        RepeatedKey: a key appears twice.
-    """
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise RepeatedKey(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice in one object")
-    return value
-
-
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. A pipe, which may never answer, and a device, which may never end, are refused.
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuner.data.sample import Owner
+from tuner.data.unique_keys import RepeatedKey, unique_keys
 from tuner.errors import nearest
-from tuner.files import RepeatedKey, unique_keys
 
 Row = Mapping[str, Any]
 SURROGATE = re.compile("[\ud800-\udfff]")

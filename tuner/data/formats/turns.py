@@ -14,7 +14,7 @@ from typing import Any
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Message
-from tuner.files import unique_keys
+from tuner.data.unique_keys import unique_keys
 
 _ROLES = {
     "system": "system",

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, cast
 
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow
+from tuner.data.unique_keys import unique_keys
 from tuner.errors import DataError
-from tuner.files import unique_keys
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 # No token of JSON but a string is longer: an error so near the end of what was read may be for want of the rest.
