@@ -261,7 +261,8 @@ def _without_its_run(spec: ModelSpec) -> str | None:
         trained_with = checkpoints.facts(folder).get("objective")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a model of somebody else
         return None
-    if trained_with not in OBJECTIVES or not (facts := facts_of(trained_with)).is_judged or facts.scores:
+    facts = facts_of(trained_with) if isinstance(trained_with, str) and trained_with in OBJECTIVES else None
+    if facts is None or not facts.is_judged or facts.scores:
         return None
     return (
         f"the model was trained with {trained_with}, whose loss needs what an export does not keep, so this is the "
