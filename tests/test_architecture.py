@@ -413,3 +413,34 @@ def test_the_files_to_read_are_few_and_as_the_map_says() -> None:
     lines = {file: len(text.splitlines()) for file, text in texts.items()}
     assert [(file, lines[file]) for file, _, number in stations if not 0.8 < lines[file] / int(number) < 1.25] == []
     assert sum(lines.values()) <= MOST_LINES_TO_READ
+
+
+DRIVER = "launch/resolve.py"
+STAGES = {
+    "batch_size": {"choose_global_batch", "share_generation", "with_batch", "with_compile", "with_dtype"},
+    "final_config": {"merged", "open_document"},
+    "fitting": {"choose_kernels"},
+    "level_and_split": {"choose_level_and_split"},
+    "resuming": {"compare_recipes", "find_start", "keep_global_batch", "keep_split", "level", "load_into"},
+}
+"""The functions that decide a part of a plan, by their module in `launch`."""
+STAGES_OUTSIDE = {("launch/previewing.py", "choose_global_batch")}
+"""`tuner data` decides no run: it needs the length of packed rows alone."""
+
+
+@each(MODULES)
+def test_a_stage_of_the_plan_is_called_by_its_driver_alone(path: Path) -> None:
+    names = {name for functions in STAGES.values() for name in functions}
+    home = path.relative_to(ROOT).as_posix()
+    if home in (DRIVER, *(f"launch/{module}.py" for module in STAGES)):
+        return
+    called = {
+        node.func.attr
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in STAGES
+    }
+
+    assert not {name for name in called & names if (home, name) not in STAGES_OUTSIDE}

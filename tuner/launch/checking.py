@@ -11,15 +11,15 @@ from typing import Literal, TypeVar
 from tuner import paths
 from tuner.errors import TunerError, visible
 from tuner.files import JsonObject
-from tuner.launch import final_config, fitting, machine_facts, preflight, targets
+from tuner.launch import admit, fitting, machine_facts, preflight, targets
+from tuner.launch.admit import Grant
 from tuner.launch.checks import deepspeed_config
 from tuner.launch.machine_facts import HERE, AskedMachines
-from tuner.launch.resolve import decide, resolve_run
-from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.resolve import resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
-from tuner.recipes import catalog, loading, path_checks, trust
-from tuner.recipes.recipe import Recipe
+from tuner.recipes import loading
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
@@ -166,15 +166,22 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
             _config(report, lambda: choice.open_config(named, "--deepspeed"))
         return
     report.on_hub = _on_hub(loaded.config)
-    report.attempt(lambda: trust.refuse(loaded, allow_code=request.allow_code, of_run=True))
-    report.attempt(lambda: path_checks.check_model(loaded.config))
-    report.attempt(lambda: path_checks.check_teacher(loaded.config))
-    report.attempt(lambda: path_checks.check_data(loaded.config))
-    if template := loaded.config.model.chat_template:
-        report.attempt(lambda: catalog.chat_template(template))
-    _settled(report, loaded, request.deepspeed, machines, environ)
+    for problem in admit.problems(loaded, Grant(code=request.allow_code, of_run=True)):
+        report.error(problem)
+    plan_decides = is_auto(loaded, request.deepspeed)
+    if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, request.deepspeed), to_run=True):
+        report.warn(loaded.warnings)
+        return
+    plan = report.attempt(lambda: _planned(request._replace(ignore_fit=True), machines, environ))
+    if plan is None:
+        return
+    report.attempt(lambda: fitting.refuse_hopeless(plan.fit, plan.recipe.config))
+    reported = () if plan_decides else plan.final.config_warnings
+    report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:
-        _machine(report, request, machines, environ)
+        look = preflight.inspect if machines == HERE else preflight.inspect_elsewhere
+        for one in report.attempt(lambda: look(plan)) or ():
+            report.warn([one]) if isinstance(one, str) else report.error(one)
 
 
 def _on_hub(config: RecipeConfig) -> list[str]:
@@ -186,44 +193,13 @@ def _on_hub(config: RecipeConfig) -> list[str]:
     return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
 
 
-def _machine(report: Report, request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
-    """Check what the recipe and its config need of this machine; for others, say what cannot be checked here."""
-    request = request._replace(ignore_fit=True)
-    planned = report.attempt(lambda: _planned(request, machines, environ))
-    if planned is None:
-        return
-    look = preflight.inspect if machines == HERE else preflight.inspect_elsewhere
-    for one in report.attempt(lambda: look(planned)) or ():
-        report.warn([one]) if isinstance(one, str) else report.error(one)
-
-
 def _planned(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> ResolvedRun:
+    """Decide the run, whose recipe has been admitted or reported already."""
     now = datetime.now().astimezone()
     if machines == HERE:
-        return resolve_run(request, environ, hardware.detect(environ), now)
+        return resolve_run(request, environ, hardware.detect(environ), now, admissions=())
     elsewhere = machine_facts.look_up(machines, environ)
-    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology)
-
-
-def _settled(
-    report: Report, loaded: Recipe, deepspeed: str | None, machines: AskedMachines, environ: Mapping[str, str]
-) -> None:
-    """Check the DeepSpeed config by itself, then the recipe with it on the machines."""
-    plan_decides = is_auto(loaded, deepspeed)
-    if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
-        report.warn(loaded.warnings)
-        return
-
-    def resolve() -> ResolvedRecipe:
-        place = machine_facts.look_up(machines, environ, final_config.launch_flags(loaded, deepspeed))
-        return decide(loaded, deepspeed, place, ignore_fit=True)
-
-    resolved = report.attempt(resolve)
-    if resolved is None:
-        return
-    report.attempt(lambda: fitting.refuse_hopeless(resolved.fit, resolved.recipe.config))
-    reported = () if plan_decides else resolved.final.config_warnings
-    report.warn(warning for warning in resolved.warnings if warning not in reported)
+    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, admissions=())
 
 
 def _run(report: Report, path: Path) -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from tuner.errors import DataError, MachineError, together
 from tuner.files import JsonObject
 from tuner.fit.shares import data_parallel_ranks
-from tuner.launch import batch_size, data_rows
+from tuner.launch import admit, batch_size, data_rows
+from tuner.launch.admit import Grant
 from tuner.machine import hardware
 from tuner.notebook import brief, paragraphs
 from tuner.progress import told
-from tuner.recipes import path_checks, trust
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import Dataset
 from tuner.runs.directory import RunDirectory, is_run
@@ -55,9 +55,7 @@ def opened(recipe: Recipe, environ: Mapping[str, str], *, first_rows: int, every
         TunerError: the model or the data are not there, or code is not allowed.
     """
     told(*(f"WARNING: {warning}" for warning in recipe.warnings))
-    trust.refuse(recipe, allow_code=allow_code)
-    path_checks.check_model(recipe.config)
-    path_checks.check_data(recipe.config)
+    admit.require(recipe, Grant(code=allow_code), admit.OF_ROWS)
     ranks = data_parallel_ranks(recipe.config, max(1, _num_gpus(environ)))
     recipe = batch_size.choose_global_batch(data_rows.hold_out(recipe), ranks).with_template_text()
     from tuner.models.load import source  # torch

@@ -5,7 +5,7 @@ It writes and starts nothing. `launch.render` turns the result into argv, enviro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from tuner.errors import RecipeError, UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.shares import data_parallel_ranks, refuse_tiles
-from tuner.launch import batch_size, data_rows, final_config, fitting
+from tuner.launch import admit, batch_size, data_rows, final_config, fitting
+from tuner.launch.admit import Admission, Grant
 from tuner.launch.level_and_split import choose_level_and_split
 from tuner.launch.machine_facts import RunPlace
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings, is_already_started
@@ -23,7 +24,7 @@ from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.launchers import contradiction, filled, resolve
 from tuner.machine.topology import Batch, Topology
 from tuner.machine.variables import leftovers_warning
-from tuner.recipes import loading, path_checks, trust
+from tuner.recipes import loading
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
@@ -47,16 +48,18 @@ def resolve_run(
     hardware: Hardware,
     now: datetime,
     topology: Topology | None = None,
+    admissions: Sequence[Admission] = admit.OF_A_RUN,
 ) -> ResolvedRun:
     """Decide everything about one run.
 
     Args:
         topology: Where a job will run that has not started; None: flags and environment decide.
+        admissions: What the recipe must hold; none if the caller has asked already.
 
     Raises:
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    recipe = _load(request, of_run=True)
+    recipe = _load(request, admissions, of_run=True)
     flags = filled(request.flags, final_config.launch_flags(recipe, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     _check_retries(request.on_oom, request.max_restarts, topology)
@@ -122,25 +125,14 @@ def load(request: Request) -> Recipe:
     """Load the recipe of a request as a new run would, with its validation rows; check its paths and code.
 
     Raises:
-        TunerError: the recipe is wrong, a path does not exist, or code is not allowed.
+        TunerError: the recipe is wrong, or not admissible.
     """
-    return data_rows.hold_out(_load(request))
+    return data_rows.hold_out(_load(request, admit.OF_A_RUN, of_run=False))
 
 
-def _load(request: Request, *, of_run: bool = False) -> Recipe:
-    """Load the recipe of a request and check its paths and the code that it names.
-
-    Args:
-        of_run: As for `trust.refuse`.
-
-    Raises:
-        TunerError: the recipe is wrong, a path does not exist, or code is not allowed.
-    """
+def _load(request: Request, admissions: Sequence[Admission], *, of_run: bool) -> Recipe:
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
-    trust.refuse(loaded, allow_code=request.allow_code, of_run=of_run)
-    path_checks.check_model(loaded.config)
-    path_checks.check_teacher(loaded.config)
-    path_checks.check_data(loaded.config)
+    admit.require(loaded, Grant(code=request.allow_code, of_run=of_run), admissions)
     return loaded
 
 

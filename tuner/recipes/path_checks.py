@@ -27,12 +27,11 @@ _RELATIVES = {
 
 
 def check_model(config: RecipeConfig) -> None:
-    """Check that the model's path is set, transformers has its architecture, and its folder and template exist.
+    """Check that the model's path is set, transformers has its architecture, and its folder exists.
 
     Raises:
         ModelError: no path, no such folder, no config.json in it, only remote code that is not trusted, or
             trusted code that has changed.
-        RecipeError: no such chat template.
     """
     path = config.model.path
     if not path:
@@ -51,9 +50,17 @@ def check_model(config: RecipeConfig) -> None:
     if config.model.vision:
         _check_vision(config.model.vision)
     check_adapter(config)
+    trust.check_bound(config)
+
+
+def check_template(config: RecipeConfig) -> None:
+    """Check that the chat template that the recipe names exists.
+
+    Raises:
+        RecipeError: it does not.
+    """
     if config.model.chat_template:
         catalog.chat_template(config.model.chat_template)
-    trust.check_bound(config)
 
 
 def _refuse_data(path: str, data: str | None) -> None:
