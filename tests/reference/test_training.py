@@ -55,13 +55,14 @@ def max_norm(method: str, ranks: int, packing: bool) -> float:
 
 QUICK = [("full", "zero2", 2, False)]
 LONG = [
-    (method, level, ranks, packing)
-    for method in ("full", "lora")
-    for level in ("none", "zero2", "zero3")
-    for ranks in (1, 2)
-    for packing in (False, True)
-    if (method, level, ranks, packing) not in QUICK
+    ("full", "none", 1, False),
+    ("lora", "none", 2, True),
+    ("lora", "zero2", 1, True),
+    ("full", "zero3", 2, True),
+    ("lora", "zero3", 1, False),
+    ("lora", "zero3", 2, False),
 ]
+"""With QUICK every pair of a method, a level, a number of ranks and a packing once, and adapters that are sharded."""
 
 
 def tiny() -> Path:
