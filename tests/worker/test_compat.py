@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Never
 
 import deepspeed
+import deepspeed.ops
 import pytest
 import torch
+from deepspeed.runtime import compiler
 from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -104,3 +107,26 @@ def test_muon_trains_no_embeddings_and_no_head_whatever_they_are_called(monkeypa
     assert flags["transformer.wte.weight"] is False
     assert flags["transformer.h.0.attn.c_attn.weight"] is True
     assert flags["transformer.h.0.ln_1.weight"] is False
+
+
+def fails(*_: object, **__: object) -> Never:
+    raise AssertionError("this takes seconds of each rank")
+
+
+def test_a_rank_takes_muon_from_deepspeed_without_torchs_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "deepspeed.runtime.zero.muon.original_muon"
+    monkeypatch.setitem(sys.modules, name, None)  # so that it is as before after the test
+    del sys.modules[name]
+    monkeypatch.setattr(torch, "compile", fails)
+
+    compat.load_muon_uncompiled()
+
+    assert callable(sys.modules[name].muon_update)
+    assert compiler.compile() is torch.compile, "what a user compiles is compiled"
+
+
+def test_looking_for_deepspeeds_names_runs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(deepspeed.ops), "__compatible_ops__", raising=False)
+    monkeypatch.setattr(deepspeed.ops, "_probe_compatible_ops", fails)
+
+    compat.check_names()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import deepspeed.ops
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime import bf16_optimizer, compiler
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
@@ -56,10 +57,13 @@ def check_names() -> None:
     models.check_names()
     compat_checkpoints.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
-    require_names("deepspeed", deepspeed.ops, "__compatible_ops__")
+    # DeepSpeed 0.19 makes this table when it is first read, with a C compiler: look for its maker, in every rank.
+    maker = "_probe_compatible_ops"
+    require_names("deepspeed", deepspeed.ops, maker if hasattr(deepspeed.ops, maker) else "__compatible_ops__")
     for module in (engine_module, bf16_optimizer):
         require_names("deepspeed", module, "see_memory_usage")
     require_names("deepspeed", deepspeed, "set_optimizer_flags")
+    require_names("deepspeed", compiler, "compile")
     require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied")
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
     require_names("transformers", Trainer, "_get_train_sampler", "get_sp_size")
@@ -129,6 +133,19 @@ def wait_for_ever() -> timedelta:
 def build_no_collective() -> None:
     """Keep DeepSpeed from building its shared-memory collective with a C++ compiler (37 s) on a CPU."""
     deepspeed.ops.__compatible_ops__ = {}
+
+
+def load_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon without torch's compiler.
+
+    Each rank with ZeRO imports it, to see whether its optimizer is Muon, and the decorators of its functions import
+    the compiler with 650 modules: half of the CPU time of a short run (DeepSpeed 0.19.8). A run of Muon needs them.
+    """
+    real, compiler.compile = compiler.compile, lambda: lambda function: function
+    try:
+        import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = real
 
 
 def print_no_memory() -> None:

@@ -137,6 +137,8 @@ def trainer(
         built.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
         compat.keep_muon_off_embeddings(models[0])
+    if str(zero.get("optimizer", {}).get("type")).lower() != "muon":
+        compat.load_muon_uncompiled()
     compat.give_config_as_written(built, zero)
     fit_adapters(models[0], dtype(zero), config)
     if config.train_cfg.loss == "whole":
