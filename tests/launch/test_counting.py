@@ -9,9 +9,11 @@ from typing import Any
 
 import PIL.Image
 import pytest
+import trl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.launch.plans import made
 from tests.models import vision
 from tuner.data import mixing, readers, sources
 from tuner.data.formats import image_places
@@ -19,6 +21,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.prepare import prepare
 from tuner.errors import DataError
 from tuner.launch import data_rows
+from tuner.launch.steps import Certainty
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, Rows, Share
@@ -252,3 +255,18 @@ def test_tokens_of_images_are_estimated_for_a_model_that_is_not_here(tmp_path: P
     (size,) = data_rows.sources(config)
 
     assert size.tokens == 8 * 2 * 3 + (8 + 1 + 33) // 4, "a token is 28 x 28 pixels, or 4 bytes of text"
+
+
+def test_rows_that_the_chat_template_splits_by_answer_are_counted_as_their_samples(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"messages": turns * number}) + "\n" for number in (1, 2, 3)))
+    keys = (f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.packing=False", "global_batch_size=1")
+    qwen3 = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+
+    whole = made(*keys, recipe="tiny_full_custom_sft_e1").steps
+    split = made(*keys, f"model.chat_template={qwen3}", recipe="tiny_full_custom_sft_e1").steps
+
+    assert (whole.total.value, whole.total.certainty) == (3, Certainty.UNLESS_DROPPED)
+    assert (split.rows.value, split.samples.value, split.total.value) == (3, 6, 6)
+    assert split.total.certainty is Certainty.ABOUT

@@ -6,10 +6,13 @@ library that training waits for. A model folder without a tokenizer.json has no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from itertools import islice
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,10 @@ from tuner import paths
 from tuner.assets import without_generation_marks
 from tuner.data import formats, images, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
-from tuner.data.sample import Chat, Image, images_of, text_of
+from tuner.data.sample import Chat, Image, Message, images_of, lacks, text_of
 from tuner.errors import DataError
 from tuner.recipes.schema import Rows
+from tuner.recipes.schema.objectives import facts_of
 
 _ROWS = 128
 """Rows of the sample, spread evenly over the files: many data sets are sorted."""
@@ -31,6 +35,10 @@ _BYTES_PER_TOKEN = 4
 """Of English text, about."""
 _MAX_CHARACTERS = 32 * 1024
 """Of a text; a longer one is encoded up to here, and its tokens are scaled."""
+_MAX_COMPARED = 4
+"""Answers of a long conversation that are compared with what follows them, if these change nothing."""
+_TOKEN = re.compile(r"<[^<>\s]+>")
+"""A special token, as most tokenizers write them."""
 
 
 def lengths(
@@ -40,8 +48,11 @@ def lengths(
     folder: Path | None,
     chat_template: str | None,
     tokens_of_image: Callable[[tuple[int, int] | None], int] = lambda size: 0,
-) -> tuple[int, ...]:
-    """Return the tokens of each sampled row; empty if they cannot be known here.
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of the samples of each sampled row; empty if they cannot be known here.
+
+    A row is one sample, or one for each answer that the chat template renders otherwise once other turns follow; none
+    if it is left out.
 
     Args:
         files: Local files.
@@ -54,32 +65,41 @@ def lengths(
     tokenizer = _tokenizer(folder / "tokenizer.json") if folder else None
     if folder and tokenizer is None:
         return ()
-    try:
-        sampled = [(file, row) for file in files for row in _sampled(file, max(1, _ROWS // len(files)))]
-        if not sampled:
-            return ()
-        every = [row for _, row in sampled]
-        name = rows.format or formats.detect(every, str(rows.path), columns=rows.columns, objective=objective)
-    except DataError:  # training reports it
-        return ()
-    if ":" in name:  # a function of the user's runs in the ranks alone
-        return ()
-    samples = [sample for file, row in sampled if (sample := _sample(name, row, rows, file))]
-    shown = [
+    samples = samples_of_rows(files, rows, objective)
+    splits = facts_of(objective).rows == "conversations"
+    texts = [_texts(one, chat_template, splits=splits) if one else [] for one in samples]
+    begun = [text[:_MAX_CHARACTERS] for some in texts for text in some]
+    if tokenizer:
+        counts = iter([len(one) for one in tokenizer.encode_batch(begun, add_special_tokens=False)])
+    else:
+        counts = iter([len(text.encode()) // _BYTES_PER_TOKEN for text in begun])
+    of_images = [
         sum(tokens_of_image(_size_of(image)) for image in images_of(one.messages)) if isinstance(one, Chat) else 0
         for one in samples
     ]
-    texts = [_text(sample, chat_template) for sample in samples]
-    begun = [text[:_MAX_CHARACTERS] for text in texts]
-    if tokenizer:
-        counts = [len(one) for one in tokenizer.encode_batch(begun, add_special_tokens=False)]
-    else:
-        counts = [len(text.encode()) // _BYTES_PER_TOKEN for text in begun]
     return tuple(
-        round(count * len(text) / len(text[:_MAX_CHARACTERS])) + of_images
-        for count, text, of_images in zip(counts, texts, shown, strict=True)
-        if text
+        tuple(round(next(counts) * len(text) / len(text[:_MAX_CHARACTERS])) + more for text in some)
+        for some, more in zip(texts, of_images, strict=True)
     )
+
+
+def samples_of_rows(files: Sequence[Path], rows: Rows, objective: str) -> list[Chat | str | None]:
+    """Return what is tokenized of sampled rows, without rows that cannot be read; None for a row that is left out."""
+    try:
+        sampled = [(file, row) for file in files for row in _sampled(file, max(1, _ROWS // len(files)))]
+        if not sampled:
+            return []
+        every = [row for _, row in sampled]
+        name = rows.format or formats.detect(every, str(rows.path), columns=rows.columns, objective=objective)
+    except DataError:  # training reports it
+        return []
+    if ":" in name:  # a function of the user's runs in the ranks alone
+        return []
+    samples: list[Chat | str | None] = []
+    for file, row in sampled:
+        with suppress(DataError):  # training reports it
+            samples += _sample(name, row, rows, file)
+    return samples
 
 
 @cache
@@ -110,14 +130,26 @@ def _leave_out(_: DataError) -> None:
     """Leave out a row that cannot be read; training reports it."""
 
 
-def _sample(name: str, row: Row, rows: Rows, file: Path) -> Chat | str | None:
-    """Return what is tokenized of a row, or None if training cannot read it either."""
+def _sample(name: str, row: Row, rows: Rows, file: Path) -> list[Chat | str | None]:
+    """Return what is tokenized of a row; [] if that is not its text.
+
+    Raises:
+        DataError: training cannot read it either.
+    """
     places = formats.ImagePaths(paths.expanded(rows.image_folder) if rows.image_folder else None, (file,))
-    try:
-        sample = formats.read(name, row, str(file), columns=rows.columns, system=rows.system, images=places)
-    except DataError:
-        return None
-    return sample if isinstance(sample, Chat | str) else None
+    left_out: list[str] = []
+    sample = formats.read(
+        name,
+        row,
+        str(file),
+        columns=rows.columns,
+        system=rows.system,
+        images=places,
+        on_left_out=left_out.append,
+    )
+    if not isinstance(sample, Chat | str):
+        return []
+    return [None if left_out or lacks(sample) else sample]
 
 
 def _size_of(image: Image) -> tuple[int, int] | None:
@@ -127,30 +159,69 @@ def _size_of(image: Image) -> tuple[int, int] | None:
         return None
 
 
-def _text(sample: Chat | str, chat_template: str | None) -> str:
+def _texts(sample: Chat | str, chat_template: str | None, *, splits: bool) -> list[str]:
+    """Return the texts that a sample becomes; `splits` if each answer is trained as a server renders it."""
     if isinstance(sample, str):
-        return sample
-    return _rendered(sample, chat_template) if chat_template else _contents(sample)
+        return [sample]
+    if chat_template is None:
+        return [_contents(sample.messages)]
+    answers = answers_of(sample) if splits else []
+    if len(answers) < 2:
+        return [_rendered(sample.messages, sample.tools, chat_template)]
+    parts: list[str] = []
+    end = 0
+    for count, number in enumerate(answers, 1):
+        prompt = _rendered(sample.messages[:number], sample.tools, chat_template, prompt=True)
+        text = _rendered(sample.messages[: number + 1], sample.tools, chat_template)
+        answer = text_of(sample.messages[number]["content"])
+        text = text if text.startswith(prompt) else prompt + answer
+        if parts and _goes_on(parts[-1], end, text):
+            parts[-1] = text
+        else:
+            parts.append(text)
+        if len(parts) == 1 and count == _MAX_COMPARED < len(answers):
+            return [_rendered(sample.messages, sample.tools, chat_template)]
+        at = text.rfind(answer.strip(), len(prompt))
+        end = len(text.rstrip()) if at < 0 else at + len(answer.strip())
+    return parts
 
 
-def _contents(chat: Chat) -> str:
-    return "\n".join(text_of(turn["content"]) for turn in chat.messages)
+def answers_of(chat: Chat) -> list[int]:
+    """Return the numbers of the turns with loss."""
+    turns = enumerate(chat.messages)
+    return [at for at, turn in turns if turn["role"] == "assistant" and turn.get("weight") != 0]
 
 
-def _rendered(chat: Chat, chat_template: str) -> str:
-    """Return the text of a conversation without its images."""
-    texts = [{**turn, "content": text_of(turn["content"])} for turn in chat.messages]
+def _goes_on(before: str, end: int, text: str) -> bool:
+    """Return whether a text begins with another one, of which an answer ends at `end`, with the end of that answer."""
+    if not text.startswith(before[:end]):
+        return False
+    if text.startswith(before.rstrip()):
+        return True
+    # Phi 3's writes another token behind the end of the last answer; gpt-oss ends that one with another token.
+    alike = commonprefix([before[end:], text[end:]])  # noqa: RUF071  # of texts, not of paths
+    return _TOKEN.search(alike) is not None
+
+
+def _contents(messages: Sequence[Message]) -> str:
+    return "\n".join(text_of(turn["content"]) for turn in messages)
+
+
+def _rendered(messages: Sequence[Message], tools: list[Any] | None, chat_template: str, *, prompt: bool = False) -> str:
+    """Return the text of a conversation without its images; with `prompt` the start of an answer follows."""
+    texts = [{**turn, "content": text_of(turn["content"])} for turn in messages]
     # Templates of models that read images may loop over the parts of a content; over a text they find nothing.
     parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in texts]
-    for messages in (texts, parts):
+    for turns in (texts, parts):
+        options = {"messages": turns, "tools": tools, "bos_token": "", "add_generation_prompt": prompt}
         try:
             with limits.memory(), limits.processor_time(TimeoutError()):
-                text = str(_compiled(chat_template).render(messages=messages, tools=chat.tools, bos_token=""))
+                text = str(_compiled(chat_template).render(**options))
         except Exception:  # noqa: S112  # a template is someone else's program; training reports what it cannot render
             continue
         if texts[-1]["content"].strip() in text:
             return text
-    return _contents(chat)
+    return _contents(messages)
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _Limits = tuple[int | None, int | None]
 """The most and the fewest pixels of an image; None: no limit."""
+Lengths = tuple[tuple[int, ...], ...]
+"""The tokens of the samples of each sampled row."""
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _MIB = 1024**2
 _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
@@ -64,10 +66,15 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     return tuple(
         _less_held_out(one, number, dataset, config.objective.type)._replace(
             samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
-            lengths=_lengths(share, config) if steps.packs(config) or config.reads_images else (),
+            lengths=tuple(chain.from_iterable(_lengths(share, config))) if _counts_tokens(config) else (),
+            parts_a_row=_parts_a_row(share, config),
         )
         for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
     )
+
+
+def _counts_tokens(config: RecipeConfig) -> bool:
+    return steps.packs(config) or config.reads_images
 
 
 def is_counted(rows: Rows) -> bool:
@@ -215,7 +222,8 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
         batch: How many rows lie end to end.
     """
     dataset = config.train_dataloader.dataset
-    lengths = [] if dataset.streaming else [one for share in dataset.shares for one in _lengths(share, config)]
+    shares = () if dataset.streaming else dataset.shares
+    lengths = [one for share in shares for row in _lengths(share, config) for one in row]
     if not lengths:
         return config
     longest, mean = max(lengths), sum(lengths) / len(lengths)
@@ -223,26 +231,61 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
     return config.with_values({"train_dataloader.dataset.max_length": min(dataset.max_length, math.ceil(tokens))})
 
 
-def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
-    """Return the tokens of sampled rows; empty if they are not in files here.
+def _parts_a_row(rows: Rows, config: RecipeConfig) -> float | None:
+    """Return how many samples a row becomes on average; None if that is not known of rows with several answers."""
+    files = _files(rows)
+    if isinstance(files, str) or config.objective.facts.rows not in ("conversations", "texts"):
+        return 1.0
+    folder = _tokenizer_folder(config)
+    if sampled := _sampled(rows, files, config, folder) if folder or config.model.chat_template else ():
+        return sum(map(len, sampled)) / len(sampled)
+    if config.objective.facts.rows == "texts":
+        return 1.0
+    return None if _has_several_answers(_changed(files), _as_json(rows), config.objective.type) else 1.0
+
+
+@cache  # as `_lengths_once`
+def _has_several_answers(files: tuple[tuple[Path, int], ...], rows: str, objective: str) -> bool:
+    from tuner.data import token_estimate  # only for local rows
+    from tuner.data.sample import Chat
+
+    samples = token_estimate.samples_of_rows([file for file, _ in files], Rows.model_validate_json(rows), objective)
+    return any(isinstance(one, Chat) and len(token_estimate.answers_of(one)) > 1 for one in samples)
+
+
+def _changed(files: Sequence[Path]) -> tuple[tuple[Path, int], ...]:
+    return tuple((file, file.stat().st_mtime_ns) for file in files)
+
+
+def _as_json(rows: Rows) -> str:
+    return json.dumps({name: getattr(rows, name) for name in Rows.model_fields})
+
+
+def _lengths(rows: Rows, config: RecipeConfig) -> Lengths:
+    """Return the tokens of the samples of sampled rows; empty if they are not in files here.
 
     Without the model's tokenizer they are empty too, unless the model reads images: a file's size says nothing of them.
     """
-    dataset = config.train_dataloader.dataset
-    files, folder = _files(rows), paths.local(config.model.path or "")
-    if folder is None or not paths.is_file(folder / "tokenizer.json"):
-        folder = None
+    files, folder = _files(rows), _tokenizer_folder(config)
     if isinstance(files, str) or (folder is None and not config.reads_images):
         return ()
-    text, named = None, config.model.chat_template
-    if folder:
-        text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
-    changed = tuple((file, file.stat().st_mtime_ns) for file in files)
+    return _sampled(rows, files, config, folder)
+
+
+def _tokenizer_folder(config: RecipeConfig) -> Path | None:
+    """Return the model's folder if its tokenizer can be read there."""
+    folder = paths.local(config.model.path or "")
+    return folder if folder and paths.is_file(folder / "tokenizer.json") else None
+
+
+def _sampled(rows: Rows, files: Sequence[Path], config: RecipeConfig, folder: Path | None) -> Lengths:
+    dataset, named = config.train_dataloader.dataset, config.model.chat_template
+    text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder) if folder else None
     tower = config.architecture.vision_config if config.reads_images and config.architecture else None
     any_size = tower is not None and not (tower.num_tokens or tower.image_size)
     return _lengths_once(
-        changed,
-        json.dumps({name: getattr(rows, name) for name in Rows.model_fields}),
+        _changed(files),
+        _as_json(rows),
         config.objective.type,
         folder,
         text,
@@ -276,7 +319,7 @@ def _lengths_once(
     chat_template: str | None,
     tower: Tower | None,
     limits_of_pixels: tuple[_Limits, ...],
-) -> tuple[int, ...]:
+) -> Lengths:
     from tuner.data import images, token_estimate  # only for local rows
 
     def tokens_of_image(size: tuple[int, int] | None) -> int:

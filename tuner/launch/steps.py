@@ -16,6 +16,7 @@ from tuner.recipes.schema import RecipeConfig
 
 _BYTES_PER_TOKEN = 4
 """Of English text as JSON, about: for rows that no tokenizer has counted."""
+_WHY_PARTS = "rows are left out, or split where the chat template renders an answer otherwise once other turns follow"
 _MAX_FITTED = 512
 """Sampled rows that are fitted into packed rows one by one: a few milliseconds."""
 
@@ -60,7 +61,8 @@ class Count(NamedTuple):
 class DatasetSize(NamedTuple):
     """One data set: the rows of one pass over it; None and `why` if they are not counted.
 
-    `num_bytes` is the size of its files; `lengths` are the tokens of sampled rows, if a tokenizer is available.
+    `num_bytes` is the size of its files; `lengths` are the tokens of samples of some rows, if a tokenizer is available.
+    `parts_a_row` is above 1 if the chat template splits conversations by answer, and None if that is not known.
     `samples_a_row` is 2 if each row is two samples, the number of completions if they are generated of a prompt, and
     None if it is not known: one or two.
     """
@@ -71,6 +73,7 @@ class DatasetSize(NamedTuple):
     samples_a_row: int | None = 1
     num_bytes: int = 0
     lengths: tuple[int, ...] = ()
+    parts_a_row: float | None = 1.0
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -80,7 +83,7 @@ class DatasetSize(NamedTuple):
     @property
     def tokens(self) -> float:
         """About how many tokens the rows of one epoch have."""
-        return (self.taken or 0) * sum(self.sampled) / len(self.sampled)
+        return self.parts * sum(self.sampled) / len(self.sampled)
 
     @property
     def taken(self) -> int | None:
@@ -92,6 +95,11 @@ class DatasetSize(NamedTuple):
 
         whole, rest = divmod(Fraction(str(self.weight)), 1)
         return int(whole) * self.rows + math.ceil(rest * self.rows)
+
+    @property
+    def parts(self) -> int:
+        """About how many samples the conversations of one epoch are."""
+        return round((self.taken or 0) * (1.0 if self.parts_a_row is None else self.parts_a_row))
 
     @property
     def samples(self) -> int | None:
@@ -275,18 +283,33 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
     if packs(config) and rows.value:
         counted = sum(one.taken or 0 for one in sources)
         length = dataset.pack_tokens
-        packed = sum(
-            packed_rows(one.taken or 0, one.sampled, length, dataset.max_length) for one in sources if one.taken
-        )
+        packed = sum(packed_rows(one.parts, one.sampled, length, dataset.max_length) for one in sources if one.parts)
         value = max(1, round(packed * rows.value / max(1, counted)))
         verb = "packs" if rows.value == 1 else "pack"
-        why = f"{_num_rows(rows.value)} {verb} into about {_num_rows(value)} of {length:,} tokens"
+        parts = _parts(sources, rows.value)
+        of_parts = f", about {parts:,} samples," if parts not in (None, rows.value) else ""
+        why = f"{_num_rows(rows.value)}{of_parts} {verb} into about {_num_rows(value)} of {length:,} tokens"
         return Count(value, Certainty.ABOUT, why)
     if Certainty.AT_MOST in (rows.certainty, samples.certainty):
         return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)
+    parts = _parts(sources, rows.value)
+    if parts is None:
+        why = "a row with several answers is several samples if the chat template changes them once other turns follow"
+        return Count(samples.value, Certainty.ABOUT, why)
+    if parts != rows.value:
+        why = f"{_num_rows(rows.value)} become about {parts:,} samples: {_WHY_PARTS}"
+        return Count(max(1, parts), Certainty.ABOUT, why)
     num_bad = config.train_dataloader.dataset.bad_rows
     bad = f", and up to {num_bad} bad rows" if num_bad else ""
     return Count(samples.value, Certainty.UNLESS_DROPPED, f"{config.objective.facts.dropped}{bad}")
+
+
+def _parts(sources: Sequence[DatasetSize], rows: int) -> int | None:
+    """Return about how many samples the conversations of some rows are; None if that is not known."""
+    if any(one.parts_a_row is None for one in sources):
+        return None
+    counted = sum(one.taken or 0 for one in sources)
+    return round(sum(one.parts for one in sources) * rows / counted) if counted else rows
 
 
 def _num_rows(number: int) -> str:
