@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.plans import made
 from tuner.errors import DataError, RecipeError, TunerError
-from tuner.launch import preflight
+from tuner.launch import data_rows, preflight
 from tuner.launch.checks import inputs
 from tuner.launch.resolved_run import ResolvedRun
 
@@ -253,3 +253,24 @@ def test_a_rate_that_the_polynomial_schedule_cannot_begin_with_is_refused(rate: 
 
     assert [one.where for one in found] == ["param_scheduler.type"] * is_refused
     assert not list(preflight.polynomial(made("param_scheduler.type=linear", f"optimizer.lr={rate}")))
+
+
+def test_copies_of_more_rows_than_the_plan_reads_are_counted_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_rows, "_MAX_READ", 4)
+    turn = {"role": "assistant", "content": "b"}
+    rows = [{"messages": [{"role": "user", "content": text}, turn]} for text in ("a", "A ", "c", "d", "e")]
+
+    def told(count: int, *sets: str) -> list[str]:
+        path = written(tmp_path / "rows.jsonl", *rows[:count])
+        plan = made(f"train_dataloader.dataset.path={path}", *sets, recipe=SFT)
+        assert not any("another row" in one for one in preflight.foresee(plan)), "a dry run reads few rows"
+        return [one for one in inputs.first_rows(plan) if isinstance(one, str)]
+
+    assert [text.split(" rows")[0] for text in told(5)] == ["2 of the 5"]
+    assert told(4) == [], "the plan counts them"
+    assert told(5, "train_dataloader.dataset.streaming=True", "max_steps=1") == []
+    monkeypatch.setattr(inputs, "_READ_S", -1.0)
+    monkeypatch.setattr(inputs, "_NUM_ROWS", 2)
+    assert told(5) == [], "not all rows are read in the time"

@@ -82,6 +82,14 @@ def leak_warning(num_leaked: int, num_rows: int) -> str:
     )
 
 
+def warning(num_copies: int, num_rows: int) -> str:
+    """Return the warning about rows that have the question and answer of another row."""
+    return (
+        f"{num_copies:,} of the {num_rows:,} rows have the question and answer of another row, apart from case and "
+        "spaces: the model sees them more often than others."
+    )
+
+
 def count(rows: Iterable[Seen]) -> int:
     """Return how many rows have the question and answer of another row."""
     rows_of_key = Counter(key for key, _ in set(rows))

@@ -27,6 +27,7 @@ from tuner.recipes.schema import Dataset, Rows
 from tuner.vocabulary import TEACHER
 
 if TYPE_CHECKING:
+    from tuner.data.copies import Seen
     from tuner.data.pipeline import PlacedSample
     from tuner.rewards.reward_function import TrialRow
 
@@ -57,16 +58,21 @@ class _Late(Exception):
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     """Find what is wrong with the rows of each data set: rows that cannot be read, or that do not fit.
 
-    Of local files that are counted all rows are read, as far as `_READ_S` reach; of others the first.
+    Of local files that are counted all rows are read, as far as `_READ_S` reach; of others the first. Their copies are
+    counted too, unless the plan has counted them.
     """
-    from tuner.data.formats import MixedShapes  # a plan does not need it
+    from tuner.data import copies  # a plan does not need it
+    from tuner.data.formats import MixedShapes
 
     config, late_s = run.recipe.config, time.process_time() + _READ_S
     for loader in config.loaders.values():
         if loader.dataset.held_out:  # they are rows of the training data
             continue
+        seen: list[Seen] | None = []
         for rows in loader.dataset.shares:
             is_whole = run.topology.leads and not loader.dataset.streaming and data_rows.is_counted(rows)
+            is_own = str(rows.path).startswith(assets.ASSET)  # what the package ships is meant so
+            is_all = is_whole and not is_own and _are_files(rows)  # of a folder the first file is read
             max_rows = loader.dataset.max_rows if is_whole else _NUM_ROWS
             mistakes: list[DataError] = []
             read = partial(
@@ -79,7 +85,8 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
                 reads_images=config.reads_images,
             )
             try:
-                read(mistakes.append if loader.dataset.bad_rows else None)
+                seen_here = read(mistakes.append if loader.dataset.bad_rows else None)
+                seen = seen + seen_here if seen is not None and seen_here is not None and is_all else None
             except MixedShapes as error:  # its rows have no common fix
                 yield error
             except DataError as error:
@@ -88,6 +95,9 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
                 yield from _listed(mistakes) or (error,)
             else:
                 yield from _listed(mistakes) if len(mistakes) > loader.dataset.bad_rows else ()
+        is_planned = data_rows.read_rows(loader.dataset, config.objective.type) is not None
+        if seen and not is_planned and (num_copies := copies.count(seen)):
+            yield copies.warning(num_copies, len(set(seen)))
 
 
 def _listed(mistakes: list[DataError]) -> list[DataError]:
@@ -123,8 +133,8 @@ def _read(
     late_s: float,
     max_rows: int | None,
     reads_images: bool,
-) -> None:
-    """Turn rows of one data set into samples.
+) -> list[Seen] | None:
+    """Turn rows of one data set into samples; return the keys of the rows, or None if they were not all read.
 
     Args:
         on_error: Called for each row that cannot be read or does not fit.
@@ -145,12 +155,15 @@ def _read(
         if time.process_time() > late_s:
             raise _Late
 
+    seen: list[Seen] = []
     with suppress(_Late):
-        for number, (place, sample) in enumerate(_samples(rows, dataset, objective, max_rows, tell)):
+        for number, (place, sample) in enumerate(_samples(rows, dataset, objective, max_rows, tell, seen)):
             if not reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
                 raise images.for_text_alone("the row", place)
             if number >= _NUM_ROWS and time.process_time() > late_s:
-                return
+                raise _Late
+        return seen
+    return None
 
 
 def _samples(
@@ -159,8 +172,11 @@ def _samples(
     objective: str,
     max_rows: int | None,
     on_error: Callable[[DataError], object] | None = None,
+    seen: list[Seen] | None = None,
 ) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
+
+    `seen` gets the keys of the rows as they are read.
 
     A row that cannot be read or does not fit is left out if the data set allows bad rows and nobody is told.
 
@@ -183,7 +199,10 @@ def _samples(
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
     on_error = on_error or ((lambda _: None) if dataset.bad_rows else fail)
     pipeline = Pipeline(block, objective)
-    yield from pipeline.samples(pipeline.tally(), on_error)
+    tally = pipeline.tally()
+    if seen is not None:
+        tally.seen = seen
+    yield from pipeline.samples(tally, on_error)
 
 
 def rewards(run: ResolvedRun) -> Iterator[Finding]:
