@@ -881,6 +881,17 @@ def test_keys_with_a_counterpart_are_not_left_out() -> None:
     assert alpaca["model.chat_template"] == "alpaca"
 
 
+@pytest.mark.parametrize("key", ["base_model: x\nsequence_len: 8\nchat_template: jinja\nchat_template_jinja", "trl"])
+def test_the_text_of_a_chat_template_is_kept(key: str) -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    if key == "trl":
+        key = "model_name_or_path: x\ndataset_name: trl-lib/Capybara\nuse_peft: true\nchat_template"
+    imported = _imported(f"{key}: {json.dumps(text)}\n")
+
+    assert _loaded(imported)["model.chat_template"] == text
+    assert not [one for one in imported.entries if text in str(one.setting.value) and one.outcome is Outcome.CHANGED]
+
+
 _UNSUPPORTED = re.compile(r"not support|no such|no counterpart|does not have")
 _OTHER_MODELS = re.compile(
     r"(?:ebft|qat|quantization|hatchery|vllm|diffusion|fsdp_config|teacher|reward|reward_model|critic|reference|"

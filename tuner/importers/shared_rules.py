@@ -12,6 +12,7 @@ from typing import get_args
 
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes import aliases
+from tuner.recipes.recipe_file import MAX_TEXT
 from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
 
 _OPTIMIZER = "optim_wrapper.optimizer"
@@ -346,9 +347,9 @@ def attention(t: Translation, setting: Setting) -> None:
 
 
 def jinja_template(t: Translation, setting: Setting) -> None:
-    """Set the chat template if it is a file; the text of one has no place in a recipe."""
+    """Set the chat template, a file or its text, unless the text is longer than a recipe may hold."""
     text = str(setting.value)
-    if text.endswith(".jinja"):
+    if text.endswith(".jinja") or ("{%" in text and len(text) <= MAX_TEXT):
         t.set(setting, "model.chat_template", text)
     else:
         why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
