@@ -65,6 +65,33 @@ def test_layers_that_the_model_does_not_have_get_no_adapter_without_a_message(tm
     assert warning.endswith("has no layer 'v_prj', which gets no adapter. Did you mean 'v_proj'?")
 
 
+@pytest.mark.parametrize(
+    ("targets", "others"),
+    [
+        ("['norm']", ["norm"]),
+        ("['q_proj', 'input_layernorm']", ["input_layernorm"]),
+        ("['model.layers.0', 'mlp']", ["model.layers.0", "mlp"]),
+        (".*norm", [".*norm"]),
+        (".*", [".*"]),
+        ("['q_proj', 'embed_tokens']", []),
+        (".*(q_proj|embed_tokens)", []),
+    ],
+)
+def test_modules_that_peft_cannot_adapt_are_refused_before_the_model_is_loaded(
+    targets: str, others: list[str], tmp_path: Path
+) -> None:
+    run = made(
+        f"adapter.target_modules={targets}",
+        model=str(folder(tmp_path / "model", LLAMA)),
+        recipe="tiny_orpo_lora_sample_preferences_e1",
+    )
+
+    refusals = [found for found in model_files.adapted_layers(run) if isinstance(found, ModelError)]
+
+    assert [error.where for error in refusals] == ["adapter.target_modules"] * bool(others)
+    assert all(repr(name) in refusals[0].what for name in others)
+
+
 @pytest.mark.parametrize("targets", ["['lm_head']", "['q_proj', 'lm_head']", "(.*q_proj|lm_head)"])
 @pytest.mark.parametrize("objective", ["", "dpo_", "kto_", "grpo_", "orpo_"])
 def test_an_adapter_on_the_head_is_refused_where_the_loss_would_read_past_it(

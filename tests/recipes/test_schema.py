@@ -74,6 +74,7 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("adapter.r", 0, "greater than 0"),
     ("adapter.lora_dropout", 1.0, "less than 1"),
     ("adapter.target_modules", 3, "valid string"),
+    ("adapter.target_modules", "*.q_proj", "no regular expression"),
     ("adapter.unknown", 3, "not permitted"),
     ("adapter.init_lora_weights", False, "must be one of True, 'gaussian'"),
     ("adapter.init_lora_weights", "pisa", "must be one of True, 'gaussian'"),

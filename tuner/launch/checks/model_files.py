@@ -197,10 +197,23 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
         yield ModelError(message, where=_WHERE, fix="Download the model again, with all its files.")
 
 
+_OTHER_MODULE = re.compile(
+    r"(?:\w+_)?(?:layer_?)?norm\d*|ln_\w+|act|act_fn|rotary_emb|self_attn|self_attention|attn|attention|mlp|layers|model"
+    r"|transformer|\d+"
+)
+"""The names of norms, activations and modules that hold others."""
+_OTHER_PATHS = (
+    "model.norm",
+    "model.layers.0",
+    *(f"model.layers.0.{one}" for one in ("input_layernorm", "mlp", "self_attn")),
+)
+"""Such modules in most families, for regular expressions."""
+
+
 def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
     """Find names in adapter.target_modules that are no layers of the model, or are its head, which no loss reaches.
 
-    PEFT refuses unknown names only if it knows none of them.
+    PEFT refuses unknown names only if it knows none of them, and modules that it cannot adapt once the model is loaded.
     """
     config, where = run.recipe.config, "adapter.target_modules"
     names = config.adapter.target_modules if config.adapter and not config.adapter.path else ""
@@ -209,6 +222,13 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
         from tuner import vocabulary  # a dry run reads no tokenizer
 
         yield vocabulary.untrained_head(config.objective.type, head)
+        return
+    if others := _not_adaptable(names, config.architecture):
+        problem = (
+            f"an adapter is for linear layers and embeddings, and {', '.join(map(repr, others))} is another module"
+        )
+        fix = "Name the layers in it, such as q_proj or up_proj; adapter.modules_to_save trains other modules whole."
+        yield ModelError(problem, where=where, fix=fix)
         return
     if isinstance(names, str) or config.architecture is None or not has_formula(config.architecture):
         return
@@ -222,6 +242,15 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(f"the model has no layer {listed}", where=where, fix=fix)
     else:
         yield f"{where}: the model has no layer {listed}, which gets no adapter. {fix}"
+
+
+def _not_adaptable(names: str | Sequence[str], architecture: Architecture | None) -> list[str]:
+    """Return the names of modules that PEFT cannot adapt, or the expression if it means one."""
+    if isinstance(names, str):
+        return [names] if names != "all-linear" and any(re.fullmatch(names, one) for one in _OTHER_PATHS) else []
+    known = adaptable_layers(architecture) if architecture and has_formula(architecture) else frozenset[str]()
+    lasts = [(name, name.rpartition(".")[2]) for name in names]
+    return [name for name, last in lasts if last not in known and _OTHER_MODULE.fullmatch(last)]
 
 
 def _head(architecture: Architecture | None) -> str:

@@ -183,6 +183,13 @@ class Adapter(Block):
     def _names_are_a_list(cls, names: str | list[str] | tuple[str, ...]) -> str | list[str] | tuple[str, ...]:
         """Return 'q_proj' and 'q_proj,v_proj' as lists: as regular expressions for whole names they fit no layer."""
         is_list = isinstance(names, str) and re.fullmatch(r"\w+(\s*,\s*\w+)*", names)
+        if isinstance(names, str):
+            try:
+                re.compile(names)
+            except re.error as error:
+                raise ValueError(
+                    f"is no regular expression ({error}); write a list of names, or 'all-linear'"
+                ) from None
         return re.findall(r"\w+", str(names)) if is_list else names
 
     @field_validator("vision_r", "vision_lora_alpha")
