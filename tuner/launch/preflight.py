@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from tuner.errors import RecipeError, TunerError, together
 from tuner.launch import fitting, steps
 from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
+from tuner.launch.checks.unread_keys import unread_keys
 from tuner.launch.resolved_run import ResolvedRun
 
 Need = Literal["here", "elsewhere", "run", "start", "dry", "rows", "code", "slow", "network"]
@@ -71,6 +72,7 @@ CHECKS = (
     Check(few_steps, {"run"}),
     Check(high_rate),
     Check(polynomial),
+    Check(unread_keys),
     Check(inputs.streamed),
     Check(model_files.remote_code),
     Check(model_files.architecture),

@@ -1,0 +1,63 @@
+"""Keys that a user has set and that nothing reads in this run: each is named, with why.
+
+The schema refuses what never has an effect with another value of the same block. Here are keys that other blocks, or
+the data, make useless; a recipe that is used with several of them may well keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from tuner import paths
+from tuner.launch.checks import Finding
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.steps import packs
+from tuner.recipes.merging import Kind
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
+
+_ROWS = "train_dataloader.dataset"
+_WITHOUT_BETAS = ("SGD", "RMSprop")
+_WITHOUT_EPS = ("SGD", "Lion")
+"""The optimizers whose updates have no such number."""
+
+
+def unread_keys(run: ResolvedRun) -> Iterator[Finding]:
+    """Find keys that the user has set, and that nothing reads."""
+    for key, why in _unread(run.recipe.config):
+        if _is_set(run.recipe, key):
+            yield f"{key} = {attrgetter(key)(run.recipe.config)!r} has no effect: {why}."
+
+
+def _is_set(recipe: Recipe, key: str) -> bool:
+    """Return whether a file or a flag of the user's has set a key to something."""
+    origin = recipe.origins.get(key)
+    is_users = origin is not None and origin.place.kind in (Kind.FILE, Kind.FLAG)
+    return is_users and attrgetter(key)(recipe.config) not in (None, False)
+
+
+def _unread(config: RecipeConfig) -> Iterator[tuple[str, str]]:
+    """Yield each key that nothing reads, with why."""
+    rows, optimizer = config.train_dataloader.dataset, config.optim_wrapper.optimizer
+    if not config.reads_images:
+        for key in ("image_max_pixels", "image_min_pixels", "image_folder"):
+            yield f"{_ROWS}.{key}", "the model reads text alone"
+    if optimizer.type in _WITHOUT_BETAS:
+        yield "optim_wrapper.optimizer.betas", f"{optimizer.type} has none"
+    if optimizer.type in _WITHOUT_EPS:
+        yield "optim_wrapper.optimizer.eps", f"{optimizer.type} has none"
+    if not config.objective.facts.packs:
+        yield f"{_ROWS}.packing", f"the samples of {config.objective.type} are not packed"
+    if not packs(config):
+        yield f"{_ROWS}.pack_length", "samples are not packed"
+    if rows.val_split is None:
+        yield f"{_ROWS}.val_seed", "no rows are held out (val_split)"
+    if not rows.mixture and rows.path and (place := paths.local(rows.path)):
+        yield f"{_ROWS}.name", "it chooses a configuration of a data set on the hub"
+        if not paths.is_folder(place) and "[" not in rows.split and rows.split != "train":
+            yield f"{_ROWS}.split", "a file is one split, and all of its rows are read"
+    if not config.log.generate:
+        yield "log.max_new_tokens", "it belongs to log.generate, which is 0"
+    if config.checkpoint.repository is None:
+        yield "checkpoint.private", "nothing is pushed to the hub (checkpoint.repository)"
