@@ -14,7 +14,7 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import debug_option, remote_code_option
 from tuner.cli.say import say
-from tuner.errors import UsageError
+from tuner.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
     from tuner.hub.push import Repository
@@ -104,7 +104,11 @@ def command(
     if dest is None:
         assert repository is not None
         with scratch_folder(Path(tempfile.gettempdir()), "tuner-export-") as temporary:
-            _export(saved, temporary / repository.name.split("/")[1], options, repository, kept=False)
+            try:
+                _export(saved, temporary / repository.name.split("/")[1], options, repository, kept=False)
+            except DiskError as error:
+                error.fix = "Free space, set TMPDIR to a folder on another disk, or give DEST there."
+                raise
     else:
         _export(saved, dest, options, repository, kept=True)
 

@@ -24,6 +24,7 @@ from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
+from tuner.models import compat
 from tuner.models.arguments import pinned
 from tuner.models.load import explained, load_tokenizer, source
 from tuner.models.vision import load_processor
@@ -94,7 +95,8 @@ def make_model(
         setattr(config, name, getattr(tokenizer, name))
     transformers.set_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    model.save_pretrained(folder)
+    with compat.os_errors():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return small, model.num_parameters()
 

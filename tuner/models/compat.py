@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -41,6 +44,22 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import LoadStateDictConfig
 
 _BACKBONE = "model"
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Turn the error of safetensors about a disk into the operating system's, whose number stands in its text (0.8).
+
+    Raises:
+        OSError: a file could not be written.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def check_names() -> None:

@@ -25,7 +25,7 @@ from transformers import AddedToken, LlavaConfig, LlavaForConditionalGeneration,
 from tuner import paths
 from tuner.errors import ModelError
 from tuner.files import JsonObject, disk_errors, make_folder, read_json_object, scratch_folder, write_json
-from tuner.models import internlm, projectors
+from tuner.models import compat, internlm, projectors
 from tuner.progress import shown, tqdm_class
 
 if TYPE_CHECKING:
@@ -333,7 +333,9 @@ class _Weights:
     def _flush(self) -> None:
         file = f"model-{len(set(self.files.values())) + 1:05d}.safetensors"
         self.files |= dict.fromkeys(self.shard, file)
-        save_file({name: one.contiguous() for name, one in self.shard.items()}, self.folder / file, {"format": "pt"})
+        shard = {name: one.contiguous() for name, one in self.shard.items()}
+        with compat.os_errors():
+            save_file(shard, self.folder / file, {"format": "pt"})
         self.shard = {}
 
 

@@ -403,7 +403,9 @@ def make_tiny(shipped: Path, cache: Path) -> Path:
         make_folder(cache)
         with scratch_folder(cache, f".{folder.name}.making-") as temporary:
             draft = temporary / folder.name
-            shutil.copytree(shipped, draft, copy_function=shutil.copyfile)
+            draft.mkdir()
+            for file in shipped.iterdir():  # not copytree: its error has no number
+                shutil.copyfile(file, draft / file.name)
             _write_tiny(draft)
             _publish(draft, folder)
     return folder
@@ -426,7 +428,8 @@ def _publish(draft: Path, folder: Path) -> None:
 
 
 def _write_tiny(folder: Path) -> None:
-    save_file(_tiny_weights(folder), folder / TINY_WEIGHTS, metadata={"format": "pt"})
+    with compat.os_errors():
+        save_file(_tiny_weights(folder), folder / TINY_WEIGHTS, metadata={"format": "pt"})
 
 
 def _tiny_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tuner.errors import DiskError, ModelError, TunerError
 from tuner.files import JsonObject, read_text, write_json
+from tuner.models import compat
 from tuner.progress import shown
 
 Tensors = dict[str, Tensor]
@@ -153,7 +154,8 @@ def write(
         for file, names in split.filename_to_tensors.items():
             shard = {name: tensor(name) for name in work.counted(names)}
             hashes = {name: _sha256(value) for name, value in shard.items()}
-            _save(shard, folder / file)
+            with compat.os_errors():
+                save_file(shard, folder / file, metadata={"format": "pt"})
             del shard
             _read_back(folder / file, hashes)
             for name, digest in hashes.items():
@@ -168,13 +170,6 @@ def write(
 def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:
     """Return how many bytes `write` will write, without the files' headers."""
     return sum(typed(tensor, dtype).nbytes for piece in pieces for tensor in piece.shapes.values())
-
-
-def _save(tensors: Tensors, file: Path) -> None:
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # safetensors raises this for disk errors
-        raise DiskError(f"cannot write {file.name}: {error}", fix="Free space or choose another DEST.") from error
 
 
 def _read_back(file: Path, hashes: dict[str, str]) -> None:

@@ -51,7 +51,9 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     needed, free, place = one * number + final, _free(run), existing(run.run_path)
     if free < needed:
         message = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
-        fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
+        fix = "Free space, or give tuner train another --work-dir."
+        if number > 2:  # one is kept, and another is being written
+            fix = "Free space, give tuner train another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
         yield DiskError(message, where=place, fix=fix)
 
 
@@ -68,7 +70,7 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
         message = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
         saved = point.checkpoint.facts
         savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
-        fix = f"Free space, choose another --work-dir, or use the {savers} that saved it."
+        fix = f"Free space, give tuner train another --work-dir, or use the {savers} that saved it."
         yield DiskError(f"{message}, until the next one is saved", where=place, fix=fix)
 
 

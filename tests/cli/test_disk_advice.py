@@ -1,0 +1,63 @@
+"""Advice about a full disk names only options that the command has which shows it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from tuner import cli
+
+ROOT = Path(__file__).parents[2] / "tuner"
+SHOWN_BY = {"launch": "train", "worker": "train", "runs": "train", "cli/eval.py": "eval", "cli/export.py": "export"}
+"""The command that shows the advice of a room; what all commands may show names no option."""
+
+
+def _advice() -> Iterator[tuple[str, str]]:
+    """Yield each text about a disk that names an option, with the file in which it stands."""
+    for file in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for block in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]:
+            calls = list(_calls(block))
+            names = {node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name)}
+            nodes = block.body if isinstance(block, ast.Module) else ast.walk(block)
+            values = [node.value for node in nodes if isinstance(node, ast.Assign) and _names(node) & names]
+            for constant in (node for one in (*calls, *values) for node in ast.walk(one)):
+                if isinstance(constant, ast.Constant) and "--" in str(constant.value):
+                    yield file.relative_to(ROOT).as_posix(), str(constant.value)
+
+
+def _names(node: ast.Assign) -> set[str]:
+    return {to.id for to in node.targets if isinstance(to, ast.Name)}
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("DiskError", "disk_errors")
+        ):
+            yield node
+
+
+ADVICE = sorted(set(_advice()))
+
+
+def test_there_is_such_advice() -> None:
+    assert any("--set checkpoint.max_keep_ckpts=1" in text for _, text in ADVICE)
+
+
+@pytest.mark.parametrize(("file", "text"), ADVICE)
+def test_the_options_in_advice_about_a_disk_exist(file: str, text: str) -> None:
+    command = next((name for start, name in SHOWN_BY.items() if file.startswith(start)), None)
+    assert command is not None, f"every command may show {text!r}: name a variable or the command"
+
+    found = cli.tuner.get_command(click.Context(cli.tuner), command)
+    assert found is not None
+    known = {name for parameter in found.params for name in parameter.opts}
+    assert set(re.findall(r"--[a-z][a-z-]*", text)) <= known
