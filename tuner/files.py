@@ -21,9 +21,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
 
 from tuner.errors import DiskError, TunerError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are used."""
@@ -141,11 +144,22 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         DiskError: the file cannot be written; what was there before is untouched.
     """
+    with replaced(path) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """Give a stream whose bytes take the place of a file at the end: a reader sees the old ones or the new ones.
+
+    Raises:
+        DiskError: the file cannot be written. After any error what was there before is untouched.
+    """
     with disk_errors(path):
         temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
         try:
-            with temporary.open("x", encoding="utf-8", newline="\n") as stream:  # readable to whom the umask says
-                stream.write(text)
+            with temporary.open("xb") as stream:  # readable to whom the umask says
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(path)
@@ -213,25 +227,70 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError("nested too deep") from error
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """Open a regular file for reading. A pipe, which may never answer, and a device, which may never end, are refused.
 
     Raises:
         OSError: it is missing, cannot be read, or is not a regular file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without it a pipe waits for its writer
+    return os.fdopen(_regular(path, os.O_RDONLY), "rb")
+
+
+def require_regular(path: Path) -> None:
+    """Check that a file can be opened for reading, for libraries that open it themselves. Errors as `open_regular`."""
+    os.close(_regular(path, os.O_RDONLY))
+
+
+def open_to_change(path: Path, *, makes: bool = True) -> TextIO:
+    """Open a regular file for reading and for writing at its end; `makes` it if it is missing.
+
+    Raises:
+        DiskError: it is a link, which may lead to a file of another folder, or not a regular file.
+        OSError: it cannot be opened.
+    """
+    return os.fdopen(_for_writing(path, os.O_RDWR | (os.O_CREAT if makes else 0)), "a+", encoding="utf-8")
+
+
+def _for_writing(path: Path, flags: int) -> int:
     try:
-        mode = os.fstat(handle).st_mode  # of what was opened: what is at the path may be another file by now
-        if not stat.S_ISREG(mode):
-            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise OSError(errno.EINVAL, f"it is {kind}", str(path))
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
+        return _regular(path, flags | os.O_APPEND | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL, errno.ENXIO):  # ENXIO: a pipe without a reader
+            raise
+        kind = "a link" if error.errno == errno.ELOOP else "not a regular file"
+        raise DiskError(f"cannot write {path}: it is {kind}", fix="Remove it, or choose another folder.") from error
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def _regular(path: Path | str, flags: int) -> int:
+    """Return the descriptor of a regular file, opened. Errors as `open_regular`."""
+    # Without O_NONBLOCK a pipe waits for its other end.
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(handle).st_mode  # of what was opened: what is at the path may be another file by now
+    if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and flags & os.O_WRONLY):
+        return handle
+    os.close(handle)
+    kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+    raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy the bytes of a regular file.
+
+    Raises:
+        DiskError: it is no regular file.
+        OSError: it cannot be read, or `target` cannot be written.
+    """
+    try:
+        stream = open_regular(source)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DiskError(f"cannot copy {source}: {error.strerror}", fix="Remove it.") from error
+    with stream, target.open("wb") as out:
+        shutil.copyfileobj(stream, out)
+
+
+def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
@@ -254,7 +313,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return read_bytes(path, max_bytes).decode("utf-8")
 
 
-def lines(path: Path) -> Iterator[str]:
+def raw_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a regular file, a log or metrics, however large; parts of 16 MiB of a line without an end.
 
     Raises:
@@ -262,7 +321,12 @@ def lines(path: Path) -> Iterator[str]:
     """
     with open_regular(path) as stream:
         while line := stream.readline(_MAX_LINE_BYTES):
-            yield line.decode("utf-8", errors="replace")
+            yield line
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Yield the lines of `raw_lines` as text to be shown: what is not UTF-8 is replaced. Errors as there."""
+    return (line.decode("utf-8", errors="replace") for line in raw_lines(path))
 
 
 def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix: str, name: str) -> str:
@@ -321,8 +385,10 @@ def _finite(text: str) -> float:
 
 def append_line(path: Path, line: str) -> None:
     """Append one line; a single write, so that concurrent readers never see half of it for lines below 4 KiB."""
-    with disk_errors(path), path.open("a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
+    with disk_errors(path):
+        handle = _for_writing(path, os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(handle, "a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
 
 
 def sha256(data: bytes | Path) -> str:
@@ -330,7 +396,7 @@ def sha256(data: bytes | Path) -> str:
     import hashlib  # OpenSSL: 3 ms, and most commands hash nothing
 
     if isinstance(data, Path):
-        with data.open("rb") as stream:
+        with open_regular(data) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     return hashlib.sha256(data).hexdigest()
 
@@ -341,7 +407,7 @@ def xxh3_128(path: Path) -> str:
 
     from xxhash import xxh3_128
 
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return file_digest(stream, xxh3_128).hexdigest()
 
 

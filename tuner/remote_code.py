@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tuner import paths
 from tuner.errors import ModelError
-from tuner.files import MAX_BYTES, disk_errors, make_folder, open_regular, read_json_object, sha256, write_json
+from tuner.files import disk_errors, make_folder, read_json_object, sha256, write_json
 
 FLAG = "--trust-remote-code"
 KEY = "model.trust_remote_code"
@@ -180,26 +180,33 @@ def _references(folder: Path) -> Iterator[tuple[str, str]]:
                     yield file, str(reference)
 
 
-def unsafe_file(folder: Path) -> str | None:
-    """Return what no library may read in a model's folder, or None.
+PICKLES = (".bin", ".pth", ".pt")
+WEIGHTS = (".safetensors", *PICKLES)
+"""The ends of the names of files with weights: safetensors, and what torch.save writes."""
 
-    That is a text or JSON file which is not a regular one or larger than `files.MAX_BYTES`, and an index of safetensors
-    that names other files than safetensors of this folder: transformers loads others as pickles.
-    """
+PUBLISHED_PICKLES = {
+    "openai/clip-vit-large-patch14-336": (
+        1_711_974_081,
+        "c6032c2e0caae3dc2d4fba35535fa6307dbb49df59c7e182b1bc4b3329b81801",
+    )
+}
+"""Models that have no safetensors -> the bytes and the SHA-256 of their pickle, which holds tensors alone.
+
+The tower of LLaVA 1.5 and of XTuner's recipes: pytorch_model.bin at commit ce19dc912ca5cd21c8a653c79e251e808ccabcd1.
+"""
+
+
+def is_published(pickle: Path) -> bool:
+    """Return whether a file is one of `PUBLISHED_PICKLES`, to the byte."""
     try:
-        texts = [file for file in sorted(folder.iterdir()) if file.suffix in _TEXTS and not file.is_dir()]
-        for file in texts:
-            with open_regular(file) as stream:
-                if os.fstat(stream.fileno()).st_size > MAX_BYTES:
-                    return f"{file} is larger than {MAX_BYTES:,} bytes"
-    except OSError as error:
-        return f"{error.filename} cannot be read: {error.strerror}"
-    for file in folder.glob("*.safetensors.index.json"):
-        named = read_json_object(file).get("weight_map")
-        for name in named.values() if isinstance(named, dict) else ():
-            if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
-                return f"{file} names {name!r}, which is no *.safetensors file of the folder"
-    return None
+        size = pickle.stat().st_size
+        return any(size == known and sha256(pickle) == digest for known, digest in PUBLISHED_PICKLES.values())
+    except OSError:
+        return False
 
 
-_TEXTS = (".json", ".jinja", ".txt", ".model", ".py")
+def untrusted_pickles(holder: str, where: str) -> ModelError:
+    """Return the error of weights that are pickles, which the user does not trust; `holder` is or has them."""
+    problem = f"{holder} holds weights as pickles, which can run code when they are read"
+    fix = f"Convert them to safetensors (docs/vision.md), or if you trust them, add {FLAG}."
+    return ModelError(problem, where=where, fix=fix)

@@ -51,7 +51,7 @@ def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
     try:
         tokenizer = read_json_object(folder / "tokenizer.json")
         words = tokenizer["model"]["vocab"]
-        ids = dict(words) if isinstance(words, dict) else {token: id_ for id_, (token, _) in enumerate(words)}
+        ids = words if isinstance(words, dict) else {token: id_ for id_, (token, _) in enumerate(words)}
         added = {one["content"]: int(one["id"]) for one in tokenizer.get("added_tokens") or ()}
         special = {one["content"]: int(one["id"]) for one in tokenizer.get("added_tokens") or () if one.get("special")}
         settings = read_json_object(folder / "tokenizer_config.json")
@@ -60,10 +60,11 @@ def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
             special |= {one["content"]: int(id_)} if one.get("special") else {}
         added |= read_json_object(folder / "added_tokens.json")
         template = _template(folder, settings, chat_template)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = {str(token): int(id_) for token, id_ in {**ids, **added}.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
     named = [settings.get(name) for name in _NAMED]
-    return Vocabulary({**ids, **added}, idle(special, named, template))
+    return Vocabulary(known, idle(special, named, template))
 
 
 def _template(folder: Path, settings: JsonObject, override: str | None) -> str:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.command import Tuner
 from tests.cli.conftest import tuner as tuner
 from tests.hostile.test_trust import model_with_code
 from tests.launch.plans import written_run
-from tuner.errors import ModelError
-from tuner.models.load import explained
+from tuner import files
+from tuner.data import images, sources
+from tuner.data.sample import Image
+from tuner.errors import DataError, DiskError, ModelError, RunDirectoryError
+from tuner.models import projectors
+from tuner.pretrained import explained, tensors_of
+from tuner.runs import creation, lock
 
 _PATIENCE_S = 30
 KINDS: dict[str, Callable[[Path], object]] = {
@@ -96,3 +104,106 @@ def test_an_index_of_weights_names_only_safetensors_of_its_folder(tmp_path: Path
     assert tuner("check", "tiny_full_sample_e1", "--model", model).code == 2
     with pytest.raises(ModelError), explained(str(model)):
         raise AssertionError("a library would read it")
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """Fail where code waits, as for the writer of a pipe."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S / 3)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv.gz", "rows.parquet", "rows.arrow"])
+def test_data_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    put(tmp_path / name, kind)
+
+    with soon(), pytest.raises(DataError, match="regular file"):
+        list(sources.find(str(tmp_path / name)).read())
+    with soon(), pytest.raises(DataError, match="regular file"):
+        sources.find(str(tmp_path / name)).fingerprint()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "eight gigabytes"])
+def test_an_image_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    put(tmp_path / "a.webp", kind)
+
+    with soon(), pytest.raises(DataError):
+        images.size_of(Image(path=str(tmp_path / "a.webp")))
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+@pytest.mark.parametrize("name", ["lock", "recipe.py", "run.json", "status.json", "metrics.jsonl"])
+def test_a_run_with_no_regular_file_is_taken_up_or_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    run = written_run(tmp_path / "run").path
+    put(run / name, kind)
+
+    with soon(), suppress(DiskError, RunDirectoryError):
+        creation.create(run, {"run.json": '{"resume_step": 1}'}, resume=True)
+    with soon(), suppress(DiskError):
+        files.append_line(run / name, "{}")
+
+
+def test_the_lock_of_a_foreign_run_leads_to_no_file_of_the_user(tmp_path: Path) -> None:
+    run, mine = written_run(tmp_path / "run").path, tmp_path / "mine"
+    mine.write_text("mine")
+    (run / "lock").unlink(missing_ok=True)
+    (run / "lock").symlink_to(mine)
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    (run / "metrics.jsonl").symlink_to(mine)
+
+    with pytest.raises(DiskError, match="a link"):
+        lock.take(run, {})
+    with pytest.raises(DiskError, match="a link"):
+        files.append_line(run / "metrics.jsonl", "{}")
+
+    assert mine.read_text() == "mine"
+
+
+def test_a_resume_keeps_the_bytes_of_metrics_that_are_no_text(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+    early, torn, late = b'{"step": 1, "a": "\xff"}\n', b'\xfe{"step"\n', b'{"step": 9, "a": "\xe4"}\n'
+    good = '{"step": 2, "a": "ä"}\n'.encode()
+    (run / "metrics.jsonl").write_bytes(good + early + torn + late)
+
+    creation.create(run, {"run.json": '{"resume_step": 5}'}, resume=True)
+
+    assert (run / "metrics.jsonl").read_bytes() == good
+    assert (run / "attempts/1/metrics.jsonl").read_bytes() == early + torn + late
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "merges.txt", "additional_chat_templates/a.jinja"])
+def test_a_model_folder_with_a_pipe_of_any_name_is_refused(tmp_path: Path, name: str) -> None:
+    model = model_with_code(tmp_path / "model")
+    put(model / name, "a pipe")
+
+    with pytest.raises(ModelError, match=Path(name).name), explained(str(model)):
+        raise AssertionError("a library would read it")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_a_file_of_tensors_that_is_no_regular_one_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    put(tmp_path / "a.safetensors", kind)
+
+    with soon(), pytest.raises(ModelError), tensors_of(tmp_path / "a.safetensors"):
+        raise AssertionError("it is opened")
+
+
+@pytest.mark.parametrize("name", ["mm_projector.bin", "projector.pth"])
+def test_a_pickle_of_weights_is_read_only_where_the_user_trusts_it(tmp_path: Path, name: str) -> None:
+    weights = {f"model.mm_projector.{number}.{key}": torch.ones(2) for number in (0, 2) for key in ("weight", "bias")}
+    torch.save(weights, tmp_path / name)
+
+    for place in (tmp_path / name, tmp_path):
+        with pytest.raises(ModelError, match="--trust-remote-code"):
+            projectors.read(place, trusts_pickles=False)
+        assert len(projectors.read(place, trusts_pickles=True)) == 4

@@ -47,11 +47,16 @@ BAD: dict[str, str | bytes] = {
     "a key twice": '{"instruction": "Why?", "output": "a", "output": "b"}',
     "two rows": f"{GOOD} {GOOD}",
     "nested too deeply": '{"instruction": "Why?", "output": ' + DEEP + "}",
+    "an unused column nested 900 deep": GOOD.removesuffix("}") + ', "more": ' + "[" * 900 + "]" * 900 + "}",
+    "an unused column nested 101 deep": GOOD.removesuffix("}") + ', "a": ' + '{"a":' * 101 + "1" + "}" * 102,
     "a number too long": '{"instruction": "Why?", "output": ' + "9" * 5_000 + "}",
     "control characters": '{"instruction": "Why?", "\x1b[2J": "b"}',
 }
 BAD_TURNS: dict[str, str] = {
     "turns nested too deeply in a text": f'{{"messages": "{DEEP}"}}',
+    "tools nested 900 deep in a text": ASKED.replace("]}", f'], "tools": "{"[" * 900 + "]" * 900}"}}') % CALL % '"{}"',
+    "arguments nested 900 deep in a text": ASKED % (CALL % f'"{"[" * 900 + "]" * 900}"'),
+    "a part nested 900 deep": ASKED.replace('"a"', "[" * 900 + "]" * 900) % (CALL % "{}"),
     "tools nested too deeply in a text": ASKED.replace("]}", f'], "tools": "{DEEP}"}}') % CALL % '"{}"',
     "half a surrogate pair in a call": ASKED % (CALL % '{"a": "\\ud83d"}'),
     "half a surrogate pair in the tools": (ASKED % (CALL % "{}")).removesuffix("}")

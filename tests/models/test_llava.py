@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, CLIPConfig, CLIPModel
 
 from tests.models import published
-from tuner import assets
+from tuner import assets, remote_code
 from tuner.cli import tuner
 from tuner.errors import ModelError
+from tuner.files import sha256
 from tuner.models import llava, projectors
 from tuner.models.load import CACHE, make_tiny, source
 from tuner.recipes.schema import Model, Vision
@@ -67,10 +69,10 @@ def write_llm(kind: str, folder: Path) -> Path:
     return folder
 
 
-def joined(llm: Path, tower: Path, **vision: Any) -> Model:
+def joined(llm: Path, tower: Path, *, trusts: bool = False, **vision: Any) -> Model:
     """Return the block `model` of a recipe that joins the two."""
     block = Vision(path=str(tower), **vision)
-    return model_of(str(llm), images=True).model_copy(update={"vision": block})
+    return model_of(str(llm), images=True).model_copy(update={"vision": block, "trust_remote_code": trusts})
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,10 @@ def test_a_tower_is_a_whole_clip_its_vision_half_or_a_pickle_of_tensors(
     half = write_clip(tmp_path / "half", vision_only=True)
     pickled = write_clip(tmp_path / "pickled", pickled=True)
 
-    made = [AutoModelForImageTextToText.from_pretrained(source(joined(llama, one))) for one in (clip, half, pickled)]
+    made = [
+        AutoModelForImageTextToText.from_pretrained(source(joined(llama, one, trusts=True)))
+        for one in (clip, half, pickled)
+    ]
 
     first, *others = (model.state_dict() for model in made)
     assert all(torch.equal(weights[name], first[name]) for weights in others for name in first)
@@ -137,9 +142,9 @@ def test_a_tower_is_a_whole_clip_its_vision_half_or_a_pickle_of_tensors(
 
 def test_a_new_projector_depends_on_its_seed_alone(clip: Path, llama: Path) -> None:
     torch.manual_seed(3)
-    first = projectors.read(Path(source(joined(llama, clip, seed=5))))
-    again = projectors.read(Path(source(joined(llama, clip, seed=5, pad_to_square=True))))
-    other = projectors.read(Path(source(joined(llama, clip, seed=6))))
+    first = projectors.read(Path(source(joined(llama, clip, seed=5))), trusts_pickles=False)
+    again = projectors.read(Path(source(joined(llama, clip, seed=5, pad_to_square=True))), trusts_pickles=False)
+    other = projectors.read(Path(source(joined(llama, clip, seed=6))), trusts_pickles=False)
 
     assert all(torch.equal(first[name], again[name]) for name in projectors.NAMES)
     assert not torch.equal(first["linear_1.weight"], other["linear_1.weight"])
@@ -190,10 +195,38 @@ def test_a_projector_is_taken_from_every_layout(layout: str, clip: Path, llama: 
     file = tmp_path / ("mm_projector.bin" if layout == "LLaVA" else "model.safetensors")
     torch.save(written, file) if layout == "LLaVA" else save_file(written, file)
 
-    model = AutoModelForImageTextToText.from_pretrained(source(joined(llama, clip, projector=str(file))))
+    model = AutoModelForImageTextToText.from_pretrained(source(joined(llama, clip, trusts=True, projector=str(file))))
 
     got = model.model.multi_modal_projector.state_dict()
     assert all(torch.equal(got[name], weights[name]) for name in NAMES)
+
+
+@pytest.mark.parametrize("of", ["LLM", "tower", "projector"])
+def test_pickled_weights_need_the_users_word(of: str, clip: Path, llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree({"LLM": llama, "tower": clip, "projector": clip}[of], tmp_path / "copy")
+    weights = {key: one for file in folder.glob("*.safetensors") for key, one in load_file(file).items()}
+    torch.save(weights, folder / "pytorch_model.bin")
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    llm, tower = (folder if of == name else whole for name, whole in (("LLM", llama), ("tower", clip)))
+    projector = {"projector": str(folder / "pytorch_model.bin")} if of == "projector" else {}
+
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        source(joined(llm, tower, **projector))
+
+
+def test_a_pickle_that_is_known_to_the_byte_needs_no_word(
+    clip: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickled = write_clip(tmp_path / "pickled", pickled=True) / "pytorch_model.bin"
+    monkeypatch.setitem(remote_code.PUBLISHED_PICKLES, "a/b", (pickled.stat().st_size, sha256(pickled)))
+
+    assert Path(source(joined(llama, pickled.parent))).is_dir()
+    content = bytearray(pickled.read_bytes())
+    content[-1] ^= 1
+    pickled.write_bytes(bytes(content))
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        source(joined(llama, pickled.parent))
 
 
 def test_a_projector_of_another_llm_or_none_is_refused(clip: Path, llama: Path, tmp_path: Path) -> None:
@@ -208,7 +241,7 @@ def test_a_projector_of_another_llm_or_none_is_refused(clip: Path, llama: Path, 
         source(joined(llama, clip, projector=str(tmp_path / "a.safetensors")))
     with pytest.raises(ModelError, match=r"holds no linear_1.weight of a projector"):
         source(joined(llama, clip, projector=str(tmp_path / "b.safetensors")))
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="is damaged"):
         source(joined(llama, clip, projector=str(tmp_path / "c.safetensors")))
     with pytest.raises(ModelError, match="there is no projector"):
         source(joined(llama, clip, projector=str(tmp_path / "absent")))

@@ -14,6 +14,7 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.say import say, wrapped
 from tuner.errors import TunerError, UsageError, did_you_mean
+from tuner.files import read_text
 from tuner.runs import causes
 
 _TEXTS = Path(__file__).with_name("explanations.toml")
@@ -58,7 +59,7 @@ def _tree(root: type[TunerError] = TunerError) -> Iterator[type[TunerError]]:
 def explanations() -> dict[str, Explanation]:
     """Return the explanation of each code, in the order in which they are listed."""
     codes = exit_codes()
-    texts = tomllib.loads(_TEXTS.read_text(encoding="utf-8"))
+    texts = tomllib.loads(read_text(_TEXTS))
     return {code: Explanation(code, codes[code], **text) for code, text in texts.items()}
 
 

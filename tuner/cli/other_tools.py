@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from tuner.errors import UsageError
-from tuner.files import JsonObject
+from tuner.files import JsonObject, read_text
 from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
 
@@ -22,7 +22,7 @@ _TABLES = Path(__file__).with_suffix(".toml")
 
 @cache
 def _tables() -> dict[str, JsonObject]:
-    return tomllib.loads(_TABLES.read_text(encoding="utf-8"))
+    return tomllib.loads(read_text(_TABLES))
 
 
 def commands() -> dict[str, str]:

@@ -13,6 +13,7 @@ from tuner.cli.help import Command
 from tuner.cli.models import newest_of
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
+from tuner.files import open_regular
 
 
 def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) -> tuple[str, ...]:
@@ -100,6 +101,6 @@ def _check_free(file: Path, mark: str) -> None:
     if file.exists() and not file.is_file():
         raise UsageError(f"{file} is not a file", where="--output", fix="Choose another file.")
     if file.exists():
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             if mark.encode() not in stream.read(1000):
                 raise UsageError(f"{file} exists and is not a report", where="--output", fix="Choose another file.")

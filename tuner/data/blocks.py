@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor
 from tuner.data.stream import folder_of
 from tuner.errors import DataError
-from tuner.files import disk_errors, scratch_folder, sha256
+from tuner.files import disk_errors, open_regular, scratch_folder, sha256
 from tuner.progress import POLL_S
 
 ROWS = packing.SAMPLES_PER_CHUNK
@@ -72,8 +73,8 @@ def opened(pipeline: Pipeline) -> dict[str, Any]:
     sources.check_stream(one.place, files)
     for file in files:
         try:
-            with file.open("rb") as stream:
-                sizes.append(file.stat().st_size)
+            with open_regular(file) as stream:
+                sizes.append(os.fstat(stream.fileno()).st_size)
                 ends.update(stream.read(_END_BYTES))
                 stream.seek(max(0, sizes[-1] - _END_BYTES))
                 ends.update(stream.read())

@@ -5,6 +5,7 @@ It does not know where a row has its images, nor what a processor makes of the p
 
 from __future__ import annotations
 
+import os
 import warnings
 from base64 import b64encode
 from contextlib import contextmanager
@@ -18,12 +19,15 @@ from PIL.Image import Transpose
 
 from tuner.data.sample import Image
 from tuner.errors import DataError
+from tuner.files import require_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_PIXELS = 89_478_485
 """Pillow's own first limit (PIL.Image.MAX_IMAGE_PIXELS): 256 MiB as RGB."""
+MAX_FILE_BYTES = 1 << 30
+"""More than that many pixels with four channels of 16 bits take uncompressed."""
 THUMBNAIL_SIDE = 96
 MIN_SIDE = 2
 """Pixels. Pictures of one pixel stand in web pages to count visits; they show nothing."""
@@ -131,10 +135,14 @@ def _opened(image: Image, place: str | None) -> Iterator[PIL.Image.Image]:
 def _file_of(image: Image, where: str | None) -> Path | BytesIO:
     if image.path is None:
         return BytesIO(image.data or b"")
-    if not Path(image.path).is_file():
+    if not os.path.isfile(image.path):  # noqa: PTH113 (a NUL in a path is no file, and no error)
         fix = "Correct the path, or set dataset.image_folder to the folder that paths begin in."
         raise DataError(f"there is no image file {image.path}", where=where, fix=fix, of_row=True)
-    return Path(image.path)
+    file = Path(image.path)
+    require_regular(file)
+    if file.stat().st_size > MAX_FILE_BYTES:  # several decoders first read all of it
+        raise _refused(image, f"has more than {MAX_FILE_BYTES:,} bytes", where, "Save it again, or remove the row.")
+    return file
 
 
 def _refused(image: Image, problem: str, where: str | None, fix: str) -> DataError:

@@ -19,11 +19,14 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from tuner.errors import DataError
+from tuner.files import read_text
 
 T = TypeVar("T")
 
 MAX_SAMPLE_BYTES = 8 * 1024**2
 """Of what is tokenized at once, as UTF-8: some two million tokens. A tokenizer takes 400 times as much memory."""
+MAX_DEPTH = 100
+"""Of lists and objects inside each other in a row: Arrow's own limit for columns. Python ends at some hundreds."""
 MAX_ADDED_BYTES, MAX_TIMES = 256 * 1024, 8
 """What a chat template may make of a conversation: so many times its size, and so much more."""
 MAX_BYTES_AT_ONCE = 2 * 1024**3
@@ -39,6 +42,17 @@ _PIECE = 16 * 1024
 _DATA = 5  # the field of statm; source: proc(5)
 _is_limited = False
 """Whether `memory` limits this process."""
+
+
+def too_deep(value: Any) -> bool:
+    """Return whether a value of JSON has more than `MAX_DEPTH` lists and objects inside each other, however many."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        blocks = (one for one in level if isinstance(one, dict | list))
+        level = [one for block in blocks for one in (block.values() if isinstance(block, dict) else block)]
+        if not level:
+            return False
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def size(value: Any) -> int:
@@ -124,7 +138,7 @@ def memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[_DATA]) * resource.getpagesize()
+    taken = int(read_text(Path("/proc/self/statm")).split()[_DATA]) * resource.getpagesize()
     limits = [taken + MAX_BYTES_AT_ONCE, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     _is_limited = True

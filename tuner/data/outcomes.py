@@ -17,7 +17,7 @@ from tuner.data.copies import Seen
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import IGNORED, Owner
 from tuner.errors import DataError
-from tuner.files import load_json
+from tuner.files import load_json, raw_lines
 
 if TYPE_CHECKING:
     from tuner.data.encoder import Labelled
@@ -245,10 +245,8 @@ def num_trained(sides: Sequence[Labelled]) -> int:
 
 
 def read_list(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield what a tally has listed in a file, in the order of reading."""
-    with file.open(encoding="utf-8") as stream:
-        for line in stream:
-            yield load_json(line)
+    """Return what a tally has listed in a file, in the order of reading."""
+    return map(load_json, raw_lines(file))
 
 
 def unread_text(keys: Sequence[Unread]) -> str:

@@ -33,7 +33,7 @@ from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
 from tuner.errors import DataError
-from tuner.files import disk_errors, make_folder, scratch_folder, sha256, write_json
+from tuner.files import disk_errors, make_folder, read_text, scratch_folder, sha256, write_json
 from tuner.machine.libraries import version_of
 from tuner.progress import shown
 from tuner.recipes.schema import Dataset
@@ -120,7 +120,7 @@ def _make(
 def _images_changed(folder: Path) -> bool:
     """Return whether an image file of prepared rows is another one now."""
     file = folder / _IMAGES_FILE
-    return file.is_file() and file.read_text(encoding="utf-8") != _state_of_images(folder)
+    return file.is_file() and read_text(file) != _state_of_images(folder)
 
 
 def _state_of_images(folder: Path) -> str:

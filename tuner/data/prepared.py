@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 from tuner.data import copies, layouts, outcomes
 from tuner.data.copies import Seen
 from tuner.data.outcomes import Counts, Total, Unread
+from tuner.files import load_json, read_text
 
 ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE, KEYS_FILE = "rows.arrow", "counts.json", "changes.jsonl", "keys.npy"
 
@@ -54,7 +54,7 @@ class Prepared:
     @classmethod
     def load(cls, folder: Path, objective: str) -> Prepared:
         """Return what is in a folder."""
-        facts = json.loads((folder / COUNTS_FILE).read_text(encoding="utf-8"))
+        facts = load_json(read_text(folder / COUNTS_FILE))
         sets = tuple(SetCounts(**one) for one in facts["sets"])
         rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))
         totals = tuple(Total(**one) for one in facts["changes"])

@@ -22,6 +22,7 @@ from tuner.data import formats, images, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
 from tuner.data.sample import Chat, Image, Message, images_of, lacks, text_of
 from tuner.errors import DataError
+from tuner.files import read_bytes
 from tuner.recipes.schema import Rows
 from tuner.recipes.schema.objectives import facts_of
 
@@ -108,7 +109,7 @@ def _tokenizer(file: Path) -> Any:
     from tokenizers import Tokenizer  # 15 ms, of no use where no rows are counted
 
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_buffer(read_bytes(file))
     except Exception:  # the library raises a bare Exception for whatever is wrong with the file
         return None
 

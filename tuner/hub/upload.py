@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DiskError, RunDirectoryError
+from tuner.files import open_regular
 from tuner.machine.variables import without_leftovers
 from tuner.runs.directory import RunDirectory
 
@@ -138,7 +139,7 @@ class Upload:
 
     def _printed(self) -> str:
         try:
-            with self._log.open("rb") as log:
+            with open_regular(self._log) as log:
                 log.seek(self._start)
                 return log.read().decode(errors="replace")
         except OSError:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tuner.files import read_text
 from tuner.recipes.aliases import Alias
 
 _FOLDER = Path(__file__).parent / "keys"
@@ -55,7 +56,7 @@ class Words(NamedTuple):
 @cache
 def of(tool: str) -> Words:
     """Return the keys that `keys/TOOL.toml` lists."""
-    tables = tomllib.loads((_FOLDER / f"{tool}.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads(read_text(_FOLDER / f"{tool}.toml"))
     groups = tables.get("groups", {})
     same = {word: Alias(ours) for ours, words in tables.get("same", {}).items() for word in _each(words, groups)}
     blocks = {name: _reasons(block, groups) for name, block in tables.get("block", {}).items()}

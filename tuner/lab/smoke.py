@@ -5,7 +5,6 @@ It uses no GPU, and leaves nothing behind for the real run.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -30,7 +29,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.progress import told
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
-from tuner.runs import creation
+from tuner.runs import creation, metrics
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -298,8 +297,7 @@ def _stood_in(rows: JsonObject, objective: str, has_images: bool) -> list[str]:
 
 
 def _losses(run: RunDirectory) -> dict[int, float]:
-    lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    return {line["step"]: line["loss"] for line in metrics.every_line(run) if "loss" in line}
 
 
 def _alike(apart: float) -> str:

@@ -26,8 +26,9 @@ from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
 from tuner.models import compat
 from tuner.models.arguments import pinned
-from tuner.models.load import explained, load_tokenizer, source
+from tuner.models.load import load_tokenizer, source
 from tuner.models.vision import load_processor
+from tuner.pretrained import explained
 from tuner.recipes.model_facts import read_architecture
 from tuner.recipes.schema import Dataset, Model, Rows
 from tuner.recipes.schema.architecture import Architecture

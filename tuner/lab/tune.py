@@ -6,7 +6,6 @@ candidate trains the same. It prints nothing; estimates without measuring are in
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -34,7 +33,7 @@ from tuner.machine.launchers import filled, resolve
 from tuner.progress import told
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
-from tuner.runs import creation
+from tuner.runs import creation, metrics
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice, presets
 from tuner.zero.config import BASE
@@ -277,11 +276,11 @@ class _Bench:
         status = files.read_json(files.status)
         if "signal" in status:
             raise _Interrupted
-        lines = files.metrics.read_text(encoding="utf-8").splitlines() if files.metrics.is_file() else []
+        lines = metrics.every_line(files)
         shutil.rmtree(files.path, ignore_errors=True)
         if code:
             return Measured(candidate, failure=_failure(status, code), exit_code=code)
-        return _of_lines(candidate, [json.loads(line) for line in lines])
+        return _of_lines(candidate, lines)
 
     def _resolved(self, candidate: Candidate) -> ResolvedRun:
         written = self.scratch / f"{self.base.recipe.name}_{self.num_runs}.py"

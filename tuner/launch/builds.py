@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import MachineError
+from tuner.files import lines, read_text
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks
 from tuner.machine.hardware import tool_path
@@ -124,7 +125,7 @@ def _watch(child: subprocess.Popen[bytes], log: Path, locks: Sequence[Path]) -> 
     looked_s = time.monotonic()
     with shown("compiling") as work:
         while child.poll() is None:
-            _read_step(log.read_text(encoding="utf-8", errors="replace"), work)
+            _read_step("".join(lines(log)), work)
             if time.monotonic() - looked_s >= _LOOK_S:
                 _free(locks, waits_s=_LOOK_S / 2)
                 looked_s = time.monotonic()
@@ -165,7 +166,7 @@ def is_left(lock: Path) -> bool:
 
 
 def _failure(ops: Sequence[str], log: Path) -> MachineError:
-    text = log.read_text(encoding="utf-8", errors="replace")
+    text = "".join(lines(log))
     started = _OP.findall(text)
     op = started[-1] if started else ops[0]
     match = _ERROR.search(text[text.rfind(f"op {op}\n") :])
@@ -203,7 +204,7 @@ def is_compiled(op: str, environ: Mapping[str, str]) -> bool:
     plan, torch = place / "build.ninja", importlib.util.find_spec("torch")
     if not (place / f"{op}.so").is_file() or not plan.is_file() or ninja is None or torch is None:
         return False
-    if str(Path(str(torch.origin)).parent) not in plan.read_text(encoding="utf-8"):  # another environment's
+    if str(Path(str(torch.origin)).parent) not in read_text(plan):  # another environment's
         return False
     import subprocess  # most runs compile nothing
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tuner.errors import DiskError, RunDirectoryError, TunerError
-from tuner.files import write_text
+from tuner.files import read_text, write_text
 from tuner.launch import preflight
 from tuner.launch.remedies import Lighter, lighter
 from tuner.launch.resolved_run import Request, ResolvedRun
@@ -220,7 +220,7 @@ def await_objection(run: RunDirectory, num_nodes: int, patience_s: float) -> str
     words = [_word(run, f"node-{rank}") for rank in range(num_nodes)]
 
     def heard() -> list[str] | None:
-        return [word.read_text() for word in words] if all(map(Path.is_file, words)) else None
+        return [read_text(word) for word in words] if all(map(Path.is_file, words)) else None
 
     objections = _await(heard, run, patience_s)
     if objections is None:
@@ -240,7 +240,7 @@ def await_decision(run: RunDirectory, launch_id: str, patience_s: float) -> tupl
 
     def heard() -> tuple[str | None, str | None] | None:
         if refusal.is_file():
-            return None, refusal.read_text()
+            return None, read_text(refusal)
         try:
             latest = str(run.read_json(run.run).get("launch_id"))
         except RunDirectoryError:  # a shared file system may show it late

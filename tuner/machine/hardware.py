@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from tuner.errors import MachineError, words_of
+from tuner.files import read_text
 from tuner.machine import kernel, libraries
 
 Answer = TypeVar("Answer")
@@ -277,7 +278,7 @@ def available_host_bytes(root: Path = Path("/")) -> int | None:
     None where the kernel does not say.
     """
     try:
-        lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
+        lines = read_text(root / "proc/meminfo").splitlines()
     except OSError:
         return None
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
@@ -293,14 +294,14 @@ def _group_memory(root: Path) -> tuple[int, int] | None:
     for folder in kernel.control_groups(root):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with contextlib.suppress(OSError, ValueError):  # the other version's names, or 'max', which is no limit
-                sizes = [int((folder / name).read_text(encoding="utf-8")) for name in (limit, used)]
+                sizes = [int(read_text(folder / name)) for name in (limit, used)]
                 return sizes[0], sizes[1] - _file_cache(folder)
     return None
 
 
 def _file_cache(folder: Path) -> int:
     try:
-        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+        lines = read_text(folder / "memory.stat").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file"))
@@ -447,7 +448,7 @@ def _memory(maker: Maker, file: Path) -> int | None:
 
 def _number_in(file: Path, key: str) -> int:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [key]), 0)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tuner.files import read_bytes, read_text
+
 _PR_SET_PDEATHSIG = 1
 # Loaded here and not where it is called: that is in a child between fork and exec, where the loader's lock may be held
 # by a thread that was not copied, and is never given back.
@@ -67,7 +69,7 @@ def peak_resident_bytes(root: Path = Path("/")) -> int:
     one held at that moment (measured: 611 MiB in a new Python of 11 MiB, started by one of 600 MiB).
     """
     with suppress(OSError, ValueError, AttributeError):
-        status = (root / "proc/self/status").read_text(encoding="utf-8", errors="replace")
+        status = read_bytes(root / "proc/self/status").decode(errors="replace")
         return int(_PEAK.search(status)[1]) * 1024  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -80,7 +82,7 @@ def num_oom_kills(root: Path = Path("/")) -> int | None:
     groups = [folder / name for folder in control_groups(root) for name in ("memory.events", "memory.oom_control")]
     for file in (*groups, root / "proc/vmstat"):
         try:
-            match = _COUNT.search(file.read_text(encoding="utf-8"))
+            match = _COUNT.search(read_text(file))
         except OSError:
             continue
         if match:
@@ -92,7 +94,7 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
     """Return where this process's control group may stand: version 2, a container's root, version 1's of memory."""
     base = root / "sys/fs/cgroup"
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = read_text(root / "proc/self/cgroup").splitlines()
     except OSError:
         lines = []
     own = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}

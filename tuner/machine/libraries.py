@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tuner.errors import MachineError
+from tuner.files import read_text
 
 MINIMUM = {
     "torch": "2.9",
@@ -193,7 +194,7 @@ def torch_built_for(key: str) -> str | None:
     if spec is None or spec.origin is None:
         return None
     file = Path(spec.origin).parent / "version.py"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""  # a build of one's own may lack it
+    text = read_text(file) if file.is_file() else ""  # a build of one's own may lack it
     match = re.search(rf"^{key}\b.*=\s*['\"](.+)['\"]", text, re.MULTILINE)
     return match[1] if match else None
 
@@ -202,7 +203,7 @@ def version_of(name: str) -> str | None:
     """Return the installed version of a library, None where it is missing."""
     for folder in map(Path, sys.path):
         for file in folder.glob(f"{name}-[0-9]*.dist-info/METADATA"):
-            if stated := _VERSION.search(file.read_text(encoding="utf-8")):
+            if stated := _VERSION.search(read_text(file)):
                 return stated[1]
     from importlib import metadata  # 8 ms, for what is installed in another form
 

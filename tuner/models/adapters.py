@@ -20,13 +20,13 @@ from peft import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
 from tuner import paths, vocabulary
 from tuner.errors import ModelError
 from tuner.models import vision
+from tuner.pretrained import explained, tensors_of
 from tuner.recipes.schema import Model, RecipeConfig, VisionLora
 
 if TYPE_CHECKING:
@@ -128,16 +128,17 @@ def _continued(model: PreTrainedModel, folder: str, dropout: float) -> PeftModel
     Raises:
         ModelError: the adapter has a weight that the model does not have, or lacks one.
     """
-    saved = PeftConfig.from_pretrained(folder)
-    saved.lora_dropout, saved.inference_mode = dropout, False
     try:
-        adapted = PeftModel.from_pretrained(
-            model, folder, is_trainable=True, config=saved, autocast_adapter_dtype=False, torch_device="cpu"
-        )
-    except (RuntimeError, SafetensorError) as error:  # wrong shapes, and truncated files
+        with explained(folder, paths.ADAPTED):
+            saved = PeftConfig.from_pretrained(folder)
+            saved.lora_dropout, saved.inference_mode = dropout, False
+            adapted = PeftModel.from_pretrained(
+                model, folder, is_trainable=True, config=saved, autocast_adapter_dtype=False, torch_device="cpu"
+            )
+    except RuntimeError as error:  # wrong shapes
         reason = " ".join(str(error).split())
         raise ModelError(f"the adapter in {folder!r} does not fit this model: {reason}", where=paths.ADAPTED) from error
-    with safe_open(paths.expanded(folder) / paths.TENSORS, "pt") as stored:
+    with tensors_of(paths.expanded(folder) / paths.TENSORS, paths.ADAPTED) as stored:
         stored_names = set(stored.keys())
     if lacking := sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - stored_names):
         message = f"the adapter in {folder!r} lacks {lacking[0]}, which this model needs"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +17,14 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AddedToken, LlavaConfig, LlavaForConditionalGeneration, TokenizersBackend
 
-from tuner import paths
+from tuner import paths, remote_code
 from tuner.errors import ModelError
-from tuner.files import JsonObject, disk_errors, make_folder, read_json_object, scratch_folder, write_json
+from tuner.files import JsonObject, copy, disk_errors, make_folder, read_json_object, scratch_folder, write_json
 from tuner.models import compat, internlm, projectors
+from tuner.pretrained import explained, tensors_of
 from tuner.progress import shown, tqdm_class
 
 if TYPE_CHECKING:
@@ -72,8 +71,9 @@ def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
     """
     assert model.vision is not None
     vision = model.vision
-    llm = _fetched(path, model.revision, weights=weights)
-    tower = _fetched(vision.path, vision.revision, weights=weights)
+    trusts = model.trust_remote_code
+    llm = _fetched(path, model.revision, "model.path", weights=weights, trusts_pickles=trusts)
+    tower = _fetched(vision.path, vision.revision, _TOWER_KEY, weights=weights, trusts_pickles=trusts)
     projector = projectors.file_of(vision.projector) if vision.projector else None
     kind = "llava" if weights else "llava-processor"
     folder = cache / f"{kind}-v{FORMAT_VERSION}-{_hash(vision, [llm, tower, *([projector] if projector else [])])}"
@@ -94,12 +94,17 @@ def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
     return folder
 
 
-def _fetched(path: str, revision: str | None, *, weights: bool) -> Path:
-    """Return the local folder of a model, downloaded if it is on the hub; of two formats of weights, safetensors."""
+def _fetched(path: str, revision: str | None, where: str, *, weights: bool, trusts_pickles: bool) -> Path:
+    """Return the local folder of a model, downloaded if it is on the hub; of two formats of weights, safetensors.
+
+    Raises:
+        ModelError: it has weights as pickles alone, which the user does not trust.
+    """
     local = paths.local(path)
     if local is not None:
         return local
-    for pattern in _WEIGHTS if weights else ("",):
+    trusts_pickles = trusts_pickles or path in remote_code.PUBLISHED_PICKLES
+    for pattern in (_WEIGHTS if trusts_pickles else _WEIGHTS[:1]) if weights else ("",):
         folder = Path(
             snapshot_download(
                 path,
@@ -110,8 +115,10 @@ def _fetched(path: str, revision: str | None, *, weights: bool) -> Path:
             )
         )
         if any(folder.glob(pattern or "*")):
-            break
-    return folder
+            return folder
+    if trusts_pickles:
+        return folder
+    raise remote_code.untrusted_pickles(path, where)
 
 
 def _hash(vision: Vision, sources: Sequence[Path]) -> str:
@@ -150,9 +157,18 @@ def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | 
     tokenizer.save_pretrained(draft)
     write_json(draft / "processor_config.json", _processor(config, tower, pads=model.vision.pad_to_square))
     if (llm / "generation_config.json").is_file():
-        shutil.copyfile(llm / "generation_config.json", draft / "generation_config.json")
+        copy(llm / "generation_config.json", draft / "generation_config.json")
     if weights:
-        _Weights(draft, config).write(_pieces(config, published, llm, tower, projector, model.vision.seed))
+        pieces = _pieces(
+            config,
+            published,
+            llm,
+            tower,
+            projector,
+            model.vision.seed,
+            trusts_pickles=model.trust_remote_code,
+        )
+        _Weights(draft, config).write(pieces)
 
 
 def has_own_projector(llm: Path) -> bool:
@@ -167,7 +183,8 @@ def _published(llm: Path) -> PreTrainedConfig:
         return transformers.LlamaConfig.from_dict(
             {key: value for key, value in facts.items() if not key.startswith(("mm_", "model_type"))}
         )
-    return transformers.AutoConfig.from_pretrained(llm, trust_remote_code=False)
+    with explained(str(llm)):
+        return transformers.AutoConfig.from_pretrained(llm, trust_remote_code=False)
 
 
 def _text_config(published: PreTrainedConfig) -> PreTrainedConfig:
@@ -190,7 +207,8 @@ def _tower_config(tower: Path) -> PreTrainedConfig:
     Raises:
         ModelError: the folder holds no CLIP model.
     """
-    config = transformers.AutoConfig.from_pretrained(tower, trust_remote_code=False)
+    with explained(str(tower), _TOWER_KEY):
+        config = transformers.AutoConfig.from_pretrained(tower, trust_remote_code=False)
     vision_config = getattr(config, "vision_config", config)
     if vision_config.model_type != "clip_vision_model":
         message = (
@@ -202,7 +220,8 @@ def _tower_config(tower: Path) -> PreTrainedConfig:
 
 def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the LLM with the token of an image, in a class that transformers has."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(llm, trust_remote_code=False)
+    with explained(str(llm)):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(llm, trust_remote_code=False)
     if type(tokenizer).__module__ == internlm.__name__:
         tokenizer = TokenizersBackend(
             tokenizer_object=tokenizer.backend_tokenizer,
@@ -216,7 +235,8 @@ def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:
 
 def _processor(config: LlavaConfig, tower: Path, *, pads: bool) -> JsonObject:
     """Return the contents of processor_config.json."""
-    images = transformers.AutoImageProcessor.from_pretrained(tower, trust_remote_code=False).to_dict()
+    with explained(str(tower), _TOWER_KEY):
+        images = transformers.AutoImageProcessor.from_pretrained(tower, trust_remote_code=False).to_dict()
     return {
         "processor_class": "LlavaProcessor",
         "image_token": IMAGE_TOKEN,
@@ -231,11 +251,18 @@ def _processor(config: LlavaConfig, tower: Path, *, pads: bool) -> JsonObject:
 
 
 def _pieces(
-    config: LlavaConfig, published: PreTrainedConfig, llm: Path, tower: Path, projector: Path | None, seed: int
+    config: LlavaConfig,
+    published: PreTrainedConfig,
+    llm: Path,
+    tower: Path,
+    projector: Path | None,
+    seed: int,
+    *,
+    trusts_pickles: bool,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name in the LLaVA and the value of each weight."""
     has_tower = False
-    for name, weight in _stored(llm, "model.path"):
+    for name, weight in _stored(llm, "model.path", trusts_pickles=trusts_pickles):
         if name.startswith(TOWER_OF_LLAVA):
             has_tower = True
             yield f"{TOWER}{name.removeprefix(TOWER_OF_LLAVA).removeprefix('vision_model.')}", weight
@@ -245,17 +272,19 @@ def _pieces(
         for own, value in internlm.llama_weights(name, weight, published).items():
             yield own if own.startswith("lm_head.") else f"{_LLM}{own.removeprefix('model.')}", value
     is_whole = None
-    for name, weight in () if has_tower else _stored(tower, _TOWER_KEY):
+    for name, weight in () if has_tower else _stored(tower, _TOWER_KEY, trusts_pickles=trusts_pickles):
         # Beside its vision half, a CLIP has one that reads texts, and what joins both.
         is_whole = name.startswith(("vision_model.", "text_model.", "logit_scale")) or is_whole
         if not is_whole or name.startswith("vision_model."):
             yield f"{TOWER}{name.removeprefix('vision_model.')}", weight
-    yield from ((f"{PROJECTOR}{name}", weight) for name, weight in _projector(config, projector, seed).items())
+    yield from (
+        (f"{PROJECTOR}{name}", weight) for name, weight in _projector(config, projector, seed, trusts_pickles).items()
+    )
 
 
-def _projector(config: LlavaConfig, file: Path | None, seed: int) -> dict[str, Tensor]:
+def _projector(config: LlavaConfig, file: Path | None, seed: int, trusts_pickles: bool) -> dict[str, Tensor]:
     if file is not None:
-        return projectors.read(file)
+        return projectors.read(file, trusts_pickles=trusts_pickles)
     sizes = (config.vision_config.hidden_size, config.text_config.hidden_size, config.text_config.hidden_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -264,15 +293,15 @@ def _projector(config: LlavaConfig, file: Path | None, seed: int) -> dict[str, T
     return {f"{name}.{key}": weight for name, layer in layers.items() for key, weight in layer.state_dict().items()}
 
 
-def _stored(folder: Path, where: str) -> Iterator[tuple[str, Tensor]]:
+def _stored(folder: Path, where: str, *, trusts_pickles: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights in a folder, one at a time.
 
     Raises:
-        ModelError: there are no weights.
+        ModelError: there are no weights, or pickles that the user does not trust.
     """
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
-        with safe_open(file, "pt") as stored:
+        with tensors_of(file, where) as stored:
             for name in stored.keys():  # noqa: SIM118 (not a dict)
                 yield name, stored.get_tensor(name)
     if files:
@@ -281,8 +310,8 @@ def _stored(folder: Path, where: str) -> Iterator[tuple[str, Tensor]]:
     if not files:
         message = f"{str(folder)!r} holds no weights"
         raise ModelError(message, where=where, fix="Copy the model again with all its files.")
-    for file in files:  # tensors alone: pickles can hold code
-        yield from torch.load(file, map_location="cpu", mmap=True, weights_only=True).items()
+    for file in files:
+        yield from projectors.pickled(file, where, trusts=trusts_pickles)
 
 
 class _Weights:

@@ -5,7 +5,6 @@ It does not train, and it runs a model's own code only if this command trusts it
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -14,24 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    StrictDataclassError,
-)
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.integrations import apply_liger_kernel
 
-from tuner import assets, paths, remote_code
+from tuner import assets, model_folder, paths
 from tuner import vocabulary as vocabularies
-from tuner.errors import DiskError, MachineError, ModelError
-from tuner.files import disk_errors, make_folder, scratch_folder
+from tuner.errors import ModelError
+from tuner.files import disk_errors, make_folder, read_bytes, scratch_folder
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, compat, integrity, llava, vision
 from tuner.models.arguments import LoadOptions, at, pinned
+from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import Teacher
@@ -48,15 +40,6 @@ _CACHE_FIX = "Set TUNER_CACHE to a writable folder with free space."
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """Stored formats that transformers turns into 16-bit weights while it loads a checkpoint."""
-
-_OF_ITS_FILES = (
-    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
-    *(SafetensorError, StrictDataclassError),
-)
-"""The errors that transformers raises for damaged files; tokenizers raises a bare Exception.
-
-A RuntimeError is not among them: a GPU out of memory raises one too. Wrong shapes are recognized by their text.
-"""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The types of weights and arithmetic, by their names in recipes and flags."""
@@ -323,14 +306,11 @@ def _unpack_stored(config: RecipeConfig, path: str, arguments: LoadOptions) -> N
     method = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
     if method is None:
         return
-    if config.quantization:
-        message = f"the weights of {path!r} are already stored in {method} and cannot be quantized again"
-        raise ModelError(message, where="quantization", fix="Use the method lora, or a 16-bit copy of the model.")
+    quantizes, adapts = config.quantization is not None, config.adapter is not None
+    if refusal := model_folder.refusal_of_stored(path, method, quantizes=quantizes, adapts=adapts):
+        raise refusal
     if method in _UNPACKED:
         arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
-    elif not config.adapter:
-        message = f"the weights of {path!r} are stored in {method} and cannot be trained"
-        raise ModelError(message, where="model.path", fix="Use the method lora, or a 16-bit copy of the model.")
 
 
 def _freeze_all_but(model: PreTrainedModel, count: int) -> None:
@@ -414,7 +394,7 @@ def make_tiny(shipped: Path, cache: Path) -> Path:
 def _hash_of_files(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + read_bytes(path))
     return digest.hexdigest()[:16]
 
 
@@ -455,59 +435,3 @@ def _tiny_weights(folder: Path) -> dict[str, torch.Tensor]:
         return (torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5) * width
 
     return {name: values(name, weight) for name, weight in sorted(model.named_parameters())}
-
-
-class explained:
-    """Turn the many exceptions of from_pretrained into errors for the user.
-
-    Raises:
-        MachineError: the hub cannot be reached, or a package is missing.
-        ModelError: there is no such model, it is incomplete, or it needs remote code.
-        DiskError: there is no room to download it.
-    """
-
-    def __init__(self, path: str, where: str = "model.path", flag: str = "--model") -> None:
-        self.path, self.where, self.flag = path, where, flag
-
-    def __enter__(self) -> None:
-        if problem := remote_code.unsafe_file(Path(self.path)) if os.path.isdir(self.path) else None:  # noqa: PTH112
-            raise ModelError(problem, where=self.where, fix="Use a folder written by save_pretrained.")
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = "Free space, or set HF_HOME to a folder on another disk."
-            raise DiskError(f"not enough space to download {self.path!r}: {error.strerror}", fix=fix) from error
-        offline = OfflineModeIsEnabled | LocalEntryNotFoundError | ConnectionError
-        if isinstance(error, offline) or _is_network(error):
-            fix = f"Check the network and HF_TOKEN, or give a local folder with {self.flag}."
-            raise MachineError(f"cannot reach the hub for {self.path!r}", where=self.where, fix=fix) from error
-        if isinstance(error, ImportError):
-            fix = "Install it, or choose another model.attn_implementation or method."
-            raise MachineError(
-                f"{self.path!r} needs a package: {_first_line(error)}", where="model", fix=fix
-            ) from error
-        if isinstance(error, HfHubHTTPError | OSError):
-            fix = "Give a folder written by save_pretrained, or an id on the hub that you have access to (HF_TOKEN)."
-            raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where=self.where, fix=fix) from error
-        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-            fix = remote_code.advice(self.path)
-            raise ModelError(f"{self.path!r} needs remote code", where=self.where, fix=fix) from error
-        if isinstance(error, _OF_ITS_FILES) or type(error) is Exception or "mismatched_sizes" in str(error):
-            fix = "Its files do not match or are damaged: download or copy it again."
-            reason = " ".join(str(error).split())
-            raise ModelError(f"cannot load {self.path!r}: {reason}", where=self.where, fix=fix) from error
-
-
-def _is_network(error: BaseException | None) -> bool:
-    text, inner = str(error), error
-    while inner is not None:  # transformers reports a broken download like a folder without a file
-        if isinstance(inner, httpx.TransportError):
-            return True
-        inner = inner.__cause__ or inner.__context__
-    return isinstance(error, OSError) and (
-        "couldn't connect" in text or "Max retries" in text or "offline mode" in text
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")

@@ -4,7 +4,7 @@
     LLaVA          mm_projector.0, mm_projector.2
     XTuner         model.0, model.2 in a folder of its own; projector.model.0, projector.model.2 in a checkpoint
 
-It reads safetensors, and pickles that hold tensors alone.
+It reads safetensors, and pickles that the user trusts.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import is_zipfile
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tuner import paths
 from tuner.errors import ModelError
+from tuner.files import require_regular
+from tuner.pretrained import tensors_of
+from tuner.remote_code import WEIGHTS, is_published, untrusted_pickles
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WHERE = "model.vision.projector"
 NAMES = ("linear_1.weight", "linear_1.bias", "linear_2.weight", "linear_2.bias")
-_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 _OF_TRANSFORMERS = re.compile(
     r"(?:.*\.)?multi_modal_projector\.(?:modules_to_save\.default\.)?(linear_[12]\.(?:weight|bias))"
 )
 _NUMBERED = re.compile(r"(?:(?:.*\.)?mm_projector\.|(?:.*\.)?projector\.model\.|model\.)([02])\.(weight|bias)")
 LAYERS = {"0": "linear_1", "2": "linear_2"}
 """The number of a layer in LLaVA and XTuner: its name in transformers."""
-_FIX = "Give the run of a first stage, a LLaVA, or a file such as mm_projector.bin."
+_FIX = "Give the run of a first stage, a LLaVA, or a file such as mm_projector.safetensors."
 
 
 def file_of(path: str) -> Path:
@@ -51,20 +53,20 @@ def file_of(path: str) -> Path:
     return place
 
 
-def read(place: Path) -> dict[str, Tensor]:
+def read(place: Path, *, trusts_pickles: bool) -> dict[str, Tensor]:
     """Return the weights of a projector by their names in transformers: `NAMES`.
 
+    Args:
+        place: The result of `file_of`.
+        trusts_pickles: As for `pickled`.
+
     Raises:
-        ModelError: a file is damaged, or holds no projector of two layers.
+        ModelError: a file is damaged, or a pickle that is not trusted, or holds no projector of two layers.
     """
-    files = [place] if place.is_file() else sorted(file for file in place.iterdir() if file.suffix in _SUFFIXES)
     weights: dict[str, Tensor] = {}
-    try:
-        for file in files:
-            weights |= {own: weight for name, weight in _stored(file) if (own := name_of(name))}
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{file} cannot be read: {reason}", where=WHERE, fix="Copy it again.") from error
+    for file in files_in(place):
+        stored = _stored(file) if file.suffix == ".safetensors" else pickled(file, WHERE, trusts=trusts_pickles)
+        weights |= {own: weight for name, weight in stored if (own := name_of(name))}
     lacking = [name for name in NAMES if name not in weights]
     if lacking:
         raise ModelError(f"{str(place)!r} holds no {lacking[0]} of a projector", where=WHERE, fix=_FIX)
@@ -79,13 +81,41 @@ def name_of(stored: str) -> str | None:
     return f"{LAYERS[match[1]]}.{match[2]}" if match else None
 
 
+def files_in(place: Path) -> list[Path]:
+    """Return the files of a projector: safetensors, or pickles where there are none."""
+    if not place.is_dir():
+        return [place]
+    files = sorted(file for file in place.iterdir() if file.suffix in WEIGHTS)
+    return [file for file in files if file.suffix == ".safetensors"] or files
+
+
 def _stored(file: Path) -> Iterator[tuple[str, Tensor]]:
-    if file.suffix == ".safetensors":
-        with safe_open(file, "pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 (not a dict)
-                if name_of(name):
-                    yield name, stored.get_tensor(name)
-        return
-    values = torch.load(file, map_location="cpu", weights_only=True)
+    with tensors_of(file, WHERE) as stored:
+        for name in stored.keys():  # noqa: SIM118 (not a dict)
+            if name_of(name):
+                yield name, stored.get_tensor(name)
+
+
+def pickled(file: Path, where: str, *, trusts: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a pickle, which torch reads without any other object in it.
+
+    Args:
+        file: What torch.save wrote.
+        where: The setting that names it.
+        trusts: Whether the user allows it; a file of `PUBLISHED_PICKLES` needs no word. A pickle is a program, and
+            torch's limits on what it may do have failed before: CVE-2025-32434.
+
+    Raises:
+        ModelError: the user does not allow it, or it is damaged or holds more than tensors.
+    """
+    if not (trusts or is_published(file)):
+        raise untrusted_pickles(str(file), where)
+    try:
+        require_regular(file)
+        # Mapped, shards of gigabytes stay on the disk; torch maps no file in its format from before 1.6.
+        values = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{file} cannot be read: {reason}", where=where, fix="Copy it again.") from error
     values = values.get("state_dict", values) if isinstance(values, dict) else {}
     yield from ((str(name), value) for name, value in values.items() if isinstance(value, torch.Tensor))

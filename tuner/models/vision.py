@@ -48,7 +48,7 @@ bitsandbytes 0.50.2 takes a name without its parents for a part of other names, 
 def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin:
     """Load the processor of a vision-language model, with the recipe's chat template if it names one.
 
-    Call it inside `load.explained`.
+    Call it inside `pretrained.explained`.
 
     Args:
         model: The recipe's.

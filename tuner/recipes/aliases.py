@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from tuner.errors import did_you_mean
+from tuner.files import read_text
 
 Meaning = TypeVar("Meaning")
 
@@ -48,7 +49,7 @@ def by_word(groups: Mapping[str, Meaning]) -> dict[str, Meaning]:
 def _groups() -> Mapping[str, Any]:
     import tomllib  # 2 ms, and most commands hold no other tool's word
 
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return tomllib.loads(read_text(_TABLE))
 
 
 def instead_of_objective(name: str) -> str | None:

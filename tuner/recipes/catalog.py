@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tuner import assets
 from tuner.assets import CONFIGS, PACKAGE, TEMPLATES
 from tuner.errors import RecipeError, UsageError, did_you_mean, nearest
+from tuner.files import open_regular, read_bytes, read_named_text, read_text
 from tuner.recipes.merging import Kind
 
 if TYPE_CHECKING:
@@ -228,8 +229,7 @@ def _announces(place: str) -> bool:
 
 def _bytes(file: str) -> bytes:
     try:
-        with open(file, "rb") as stream:  # noqa: PTH123 (a Path of each package takes longer than the look)
-            return stream.read()
+        return read_bytes(file)  # a Path of each package takes longer than the look
     except OSError:
         return b""
 
@@ -328,7 +328,7 @@ def short_name(preset: str) -> str:
 
 def is_of_xtuner(name: str) -> bool:
     """Return whether XTuner has a recipe of exactly this name; its numbers are kept."""
-    return name in XTUNER.read_text(encoding="utf-8").split()
+    return name in read_text(XTUNER).split()
 
 
 def part_file(kind: str, name: str) -> PartFile:
@@ -365,10 +365,8 @@ def text_of(kind: str, name: str) -> str:
 
 def _text(file: PartFile) -> str:
     if file.is_ours:
-        return file.path.read_text(encoding="utf-8")
+        return read_text(file.path)
     try:
-        from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
-
         return read_named_text(file.path, RecipeError, max_bytes=assets.MAX_BYTES, fix="", name=file.shown)
     except RecipeError:
         return ""  # the code that needs its values reads it again and raises
@@ -405,8 +403,8 @@ def summary_of(file: PartFile) -> str:
     if not file.is_ours:
         return _first_line(_text(file))
     # All files of the package begin with it.
-    with open(file.full, encoding="utf-8") as stream:  # noqa: PTH123
-        return stream.readline().strip().strip('"').strip()
+    with open_regular(file.full) as stream:
+        return stream.readline().decode().strip().strip('"').strip()
 
 
 def _first_line(text: str) -> str:
@@ -514,7 +512,7 @@ def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
 @cache
 def default_objective() -> str:
     """Return the objective of a recipe name that names none: that of configs/base.py."""
-    (name,) = _OBJECTIVE.findall(BASE.read_text(encoding="utf-8"))
+    (name,) = _OBJECTIVE.findall(read_text(BASE))
     return str(name)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes.recipe_file import RecipeFile
+from tuner.files import read_bytes
+from tuner.recipes.recipe_file import MAX_BYTES, RecipeFile
 from tuner.recipes.schema import RecipeConfig
 
 _TRIES = 5
@@ -25,8 +26,8 @@ def run_file(path: Path, shown: str) -> RecipeFile:
     from mmengine.config.utils import ConfigParsingError
 
     # mmengine does not run the imports of a file that it takes for a lazy config: `os.sep` would be a placeholder.
-    lazy = None if b"read_base" in path.read_bytes() else False
     try:
+        lazy = None if b"read_base" in read_bytes(path, MAX_BYTES) else False
         values = dict(config.fromfile(path, lazy_import=lazy).to_dict())
     except (OSError, SyntaxError, ConfigParsingError) as error:
         fix = "In a file with code, mmengine reads `_base_`: it must be file paths."

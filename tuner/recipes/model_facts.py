@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from tuner import assets, paths
 from tuner.errors import RecipeError
-from tuner.files import JsonObject, read_json_object
+from tuner.files import JsonObject
+from tuner.model_folder import config_of
 from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
@@ -208,7 +209,7 @@ def reads_images(folder: Path) -> bool:
 
 def _vision(folder: Path) -> JsonObject | None:
     """Return the keys of `Tower` for a model that reads images, from its config.json; None for another model."""
-    return _tower(read_json_object(folder if paths.is_file(folder) else folder / "config.json"))
+    return _tower(config_of(folder))
 
 
 def _tower(config: JsonObject) -> JsonObject | None:
@@ -252,7 +253,7 @@ def read_type(folder: Path) -> str | None:
 
 def _read(folder: Path) -> JsonObject:
     """Return config.json with the text half's values laid over it; an empty dict if it is not a JSON object."""
-    config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
+    config = config_of(folder)
     if isinstance(half := config.get("text_config"), dict):
         config |= _DEFAULTS_OF_HALVES.get(str(half.get("model_type")), {}) | half
     if _OF_LLAVAS_CODE in config:
@@ -341,7 +342,7 @@ def read_tower(path: str, revision: str | None = None) -> JsonObject | None:
 
         cached = try_to_load_from_cache(path, "config.json", revision=revision)
         folder = Path(cached).parent if isinstance(cached, str) else None
-    config = read_json_object(folder / "config.json") if folder else _PUBLISHED_TOWERS.get(path)
+    config = config_of(folder) if folder else _PUBLISHED_TOWERS.get(path)
     if not config:
         return None
     half = config.get("vision_config")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tuner import paths, remote_code
 from tuner.errors import DataError, ModelError
+from tuner.model_folder import MAX_LAYERS
 from tuner.recipes import catalog, starting_weights, trust
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
-from tuner.recipes.schema.architecture import MAX_LAYERS
 from tuner.runs.resume_advice import resume_advice
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")

@@ -6,7 +6,7 @@ import ast
 import json
 import keyword
 
-from tuner.files import JsonObject
+from tuner.files import JsonObject, read_text
 from tuner.recipes import catalog
 
 
@@ -18,7 +18,7 @@ def python_text(name: str, values: JsonObject, base: JsonObject, note: str) -> s
         base: The values of the base recipe.
         note: It follows the recipe's name in the docstring.
     """
-    text = catalog.BASE.read_text(encoding="utf-8")
+    text = read_text(catalog.BASE)
     return flatten(text, _difference(base, values), f"{name}: one standalone recipe.{note}")
 
 

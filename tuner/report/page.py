@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from tuner import __version__
-from tuner.files import JsonObject, write_text
+from tuner.files import JsonObject, read_text, write_text
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
 from tuner.runs.directory import resume_command
@@ -152,7 +151,7 @@ def policy(*, is_live: bool = False) -> str:
 
 @cache
 def _script(name: str) -> str:
-    return files("tuner.report").joinpath(name).read_text(encoding="utf-8")
+    return read_text(Path(__file__).with_name(name))
 
 
 @cache

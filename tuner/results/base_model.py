@@ -16,7 +16,8 @@ import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner import paths
 from tuner.errors import ModelError
 from tuner.models.arguments import pinned
-from tuner.models.load import explained, source
+from tuner.models.load import source
+from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class
 from tuner.recipes.schema import Model, RecipeConfig
 

@@ -26,12 +26,22 @@ from tuner import paths, remote_code
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, TunerError, UsageError
-from tuner.files import JsonObject, disk_errors, read_json_object, scratch_folder, write_json, write_text
+from tuner.files import (
+    JsonObject,
+    copy,
+    disk_errors,
+    read_json_object,
+    read_text,
+    scratch_folder,
+    write_json,
+    write_text,
+)
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.arguments import at, pinned, written
 from tuner.models.compat import reads_images
-from tuner.models.load import DTYPES, explained, is_scorer, load_weights, source
+from tuner.models.load import DTYPES, is_scorer, load_weights, source
+from tuner.pretrained import explained
 from tuner.recipes.schema import Model
 from tuner.results import gguf, llava_layouts
 from tuner.results.base_model import base_of, check_facts, folder_of, hub_id, model_of, read_model_config
@@ -154,7 +164,7 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
             whole, draft = temporary / "whole" / dest.name, temporary / dest.name
             done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
             tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
-            facts, _, _ = (whole / "README.md").read_text(encoding="utf-8").partition("## Use")
+            facts, _, _ = read_text(whole / "README.md").partition("## Use")
             write_text(draft / "README.md", f"{facts}## Use\n\nThe weights have the layout of {layout}.\n")
             checkpoints.seal(draft, _facts(saved, tensors))
             check_dest(dest)
@@ -323,7 +333,7 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
         if type(content.config) is LlamaConfig:
             _tokenizer_of_no_model(folder / "tokenizer_config.json")
     for file in content.processor:
-        shutil.copyfile(file, folder / file.name)
+        copy(file, folder / file.name)
     if content.generation:
         content.generation.save_pretrained(folder)
     readme.save(folder / "README.md")
@@ -337,7 +347,7 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
 
 def _tokenizer_of_no_model(file: Path) -> None:
     # tokenizer.json is complete; InternLM's tokenizer class exists only in tuner.
-    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts = json.loads(read_text(file))
     if facts["tokenizer_class"].startswith("InternLM"):
         write_json(file, facts | {"tokenizer_class": "PreTrainedTokenizerFast"})
 

@@ -22,7 +22,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from tuner.data.text_encoder import prompt_text
 from tuner.errors import DataError, MachineError, TunerError
-from tuner.files import write_json, write_text
+from tuner.files import read_text, write_json, write_text
 from tuner.progress import shown
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -86,7 +86,7 @@ def _settled_tokenizer(whole: Path) -> PreTrainedTokenizerBase | None:
         # If the template writes the BOS token itself, llama.cpp would write a second one. If it does not, the model was
         # trained without it.
         file = whole / "tokenizer_config.json"
-        write_json(file, json.loads(file.read_text(encoding="utf-8")) | {"add_bos_token": writes_bos(tokenizer)})
+        write_json(file, json.loads(read_text(file)) | {"add_bos_token": writes_bos(tokenizer)})
     return tokenizer
 
 

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tuner import assets
 from tuner.errors import UsageError
-from tuner.files import JsonObject, read_json_object, write_json, write_text
+from tuner.files import JsonObject, copy, read_json_object, read_text, write_json, write_text
 from tuner.models import llava, projectors
 from tuner.recipes.llava_names import TOWER
 from tuner.results.tensors import Piece, Stored, Tensors, write
@@ -156,7 +155,7 @@ def _copy_tokenizer(whole: Path, dest: Path) -> None:
     """Copy the tokenizer, with the chat template of the LLM."""
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json"):
         if (whole / name).is_file():
-            shutil.copyfile(whole / name, dest / name)
+            copy(whole / name, dest / name)
     if (whole / _TEMPLATE).is_file():
-        text = (whole / _TEMPLATE).read_text(encoding="utf-8")
+        text = read_text(whole / _TEMPLATE)
         write_text(dest / _TEMPLATE, assets.without_image_parts(text))

@@ -25,7 +25,6 @@ from tuner.models import compat
 from tuner.models.arguments import at, pinned
 from tuner.models.load import (
     DTYPES,
-    explained,
     is_scorer,
     load_tokenizer,
     load_weights,
@@ -33,6 +32,7 @@ from tuner.models.load import (
     source,
 )
 from tuner.models.vision import load_processor
+from tuner.pretrained import explained
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.results.base_model import base_of, check_facts, model_of

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tuner.errors import ModelError, TunerError
 from tuner.paths import ADAPTER
+from tuner.pretrained import explained
 from tuner.results.tensors import Stored
 
 STEM = "adapter_model"
@@ -41,14 +42,11 @@ def read_config(folder: Path) -> PeftConfig:
     Raises:
         ModelError: it cannot be read.
     """
-    try:
+    with explained(str(folder), ADAPTER):
         config = PeftConfig.from_pretrained(str(folder))
         if not isinstance(config.base_model_name_or_path, str | None):
             raise TypeError("base_model_name_or_path is not a string")
         return config
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        problem = f"{folder / ADAPTER} cannot be read: {type(error).__name__}: {error}"
-        raise ModelError(problem, fix="Copy the adapter again.") from error
 
 
 def fit_rows(model: PreTrainedModel, stored: Stored) -> None:

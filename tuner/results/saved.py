@@ -97,7 +97,7 @@ def _is_checkpoint(path: Path) -> bool:
 def _of_run(run: RunDirectory) -> SavedModel:
     status = run.read_json(run.status)
     paths.refuse_forbidden(run.final, UsageError, "SOURCE")
-    if status["state"] == "done" and has_weights(run.final):
+    if status.get("state") == "done" and has_weights(run.final):
         return SavedModel(run.final, f"the result of {run.path}", run, status.get("step"))
     newest, passed_over = checkpoints.newest_valid(run.checkpoints)
     why = "".join(f"; {line}" for line in passed_over)

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tuner.errors import DiskError, ModelError, TunerError
 from tuner.files import JsonObject, read_text, write_json
 from tuner.models import compat
+from tuner.pretrained import tensors_of
 from tuner.progress import shown
 
 Tensors = dict[str, Tensor]
@@ -48,7 +47,7 @@ class Stored:
         self.shapes: Tensors = {}
         self._files: dict[str, Path] = {}
         for file in _files(folder, stem):
-            with _opened(file) as opened:
+            with tensors_of(file) as opened:
                 for name in opened.keys():  # noqa: SIM118 (not a mapping)
                     # The tensor is a view of the file: nothing of it is read for its shape and type.
                     self._files[name], self.shapes[name] = file, opened.get_tensor(name).to("meta")
@@ -59,24 +58,13 @@ class Stored:
         Raises:
             ModelError: the file is gone: a run that is still training removes its older checkpoints.
         """
-        with _opened(self._files[name]) as opened:
+        with tensors_of(self._files[name]) as opened:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
     def piece(self, name: str) -> Piece:
         """Return one tensor, unchanged."""
         return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            yield opened
-    except FileNotFoundError:
-        raise ModelError(f"{file} is missing", where=file.parent, fix="Download or copy the model again.") from None
-    except SafetensorError as error:
-        raise ModelError(f"{file} is damaged: {error}", where=file.parent, fix="Download or copy it again.") from error
 
 
 def _files(folder: Path, stem: str) -> list[Path]:

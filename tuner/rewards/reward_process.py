@@ -34,6 +34,7 @@ from pydantic import TypeAdapter
 from tuner.errors import MachineError, RewardError, TunerError
 from tuner.files import JsonObject
 from tuner.machine import kernel
+from tuner.pretrained import explained
 from tuner.recipes.schema.rewards import ModelReward, OwnReward, RewardBlock, Rewards
 from tuner.rewards.built_in import Completion, Reward, Scores, built_in
 
@@ -207,10 +208,12 @@ def _scoring_model(block: ModelReward) -> Reward:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(block.path, trust_remote_code=False)
-        model = _load(block.path)
-    except (OSError, ValueError, RuntimeError) as error:
-        problem = f"the reward model {block.path!r} cannot be loaded: {str(error).splitlines()[0]}"
+        with explained(block.path, "objective.rewards"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(block.path, trust_remote_code=False)
+            model = _load(block.path)
+    except (TunerError, RuntimeError) as error:
+        reason = error.what if isinstance(error, TunerError) else str(error).splitlines()[0]
+        problem = f"the reward model {block.path!r} cannot be loaded: {reason}"
         fix = "Give the folder of a model that scores answers, such as one that --set objective.type=reward trained."
         raise RewardError(problem, where="objective.rewards", fix=fix) from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import Stopped
+from tuner.files import read_text
 
 _ROWS = Path(__file__).with_suffix(".toml")
 _AGAIN = "{again}"
@@ -81,7 +82,7 @@ def table() -> Sequence[Cause]:
     """Return the causes that a log or a report can show; a specific sign stands before a general one."""
     import tomllib  # only after a failure
 
-    rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))["cause"]
+    rows = tomllib.loads(read_text(_ROWS))["cause"]
     return tuple(
         Cause(**{**row, "signs": tuple(row.get("signs", ())), "role": Role[row.get("role", Role.CAUSE.name)]})
         for row in rows

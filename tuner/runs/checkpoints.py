@@ -25,6 +25,7 @@ from tuner.errors import RunDirectoryError
 from tuner.files import (
     JsonObject,
     ReadOnlyJson,
+    copy,
     disk_errors,
     flush,
     load_json,
@@ -111,7 +112,7 @@ def commit(folder: Path, step: int, facts: JsonObject, recipe: Path | None = Non
     """
     name = f"checkpoint-{step}"
     if recipe:
-        shutil.copyfile(recipe, unfinished(folder) / name / RECIPE)
+        copy(recipe, unfinished(folder) / name / RECIPE)
     num_bytes = seal(unfinished(folder) / name, {**facts, "step": step})
     put_in_place(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
@@ -221,9 +222,11 @@ def _leads_out(folder: Path) -> bool:
     file = folder / LATEST
     if not file.is_file():
         return False
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        name = stream.read(_MAX_NAME + 1).strip()
-    return len(name) > _MAX_NAME or name in ("", ".", "..") or bool({"/", "\0"} & set(name))
+    try:
+        name = read_text(file, _MAX_NAME).strip()
+    except (OSError, ValueError):
+        return True
+    return name in ("", ".", "..") or bool({"/", "\0"} & set(name))
 
 
 def facts(folder: Path) -> JsonObject:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError
-from tuner.files import ReadOnlyJson, disk_errors, lines, load_json, read_text, write_new_text, write_text
+from tuner.files import (
+    ReadOnlyJson,
+    copy,
+    disk_errors,
+    load_json,
+    raw_lines,
+    read_text,
+    replaced,
+    write_new_text,
+    write_text,
+)
 from tuner.runs import checkpoints, lock
 from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
 
@@ -80,7 +89,7 @@ def _keep_earlier_attempt(path: Path, run: ReadOnlyJson) -> None:
         if file.is_dir():
             file.rename(folder / file.name)
         elif file.exists():
-            shutil.copy2(file, folder / file.name)
+            copy(file, folder / file.name)
     for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
         _cut(path / name, folder / name, step, validates=not _has_validated(Path(run.get("resume") or ""), step))
     checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
@@ -98,20 +107,20 @@ def _has_validated(checkpoint: Path, step: int) -> bool:
 def _cut(metrics: Path, kept: Path, step: int, *, validates: bool) -> None:
     if not metrics.is_file():
         return
-    written = list(lines(metrics))
-    repeated = [line for line in written if not _is_before(line, step, validates)]
-    if repeated:
-        write_text(kept, "".join(repeated))
-        write_text(metrics, "".join(line for line in written if _is_before(line, step, validates)))
+    if all(_is_before(line, step, validates) for line in raw_lines(metrics)):
+        return
+    with replaced(metrics) as earlier, replaced(kept) as later:  # the later ones first: a kill loses none
+        for line in raw_lines(metrics):
+            (earlier if _is_before(line, step, validates) else later).write(line)
 
 
-def _is_before(line: str, step: int, validates: bool) -> bool:
+def _is_before(line: bytes, step: int, validates: bool) -> bool:
     """Return whether a line is of what precedes an attempt that resumes at `step`, and first `validates` that step."""
     try:
-        logged = json.loads(line)
+        logged = json.loads(line)  # scores may be NaN
         if validates and logged["step"] == step and ("eval_loss" in logged or "answer" in logged):
             return False
         # A run that starts again at step 0 validates again before its first step.
         return step > 0 and int(logged["step"]) <= step
-    except (ValueError, KeyError, TypeError):  # a rank was killed while it wrote this line
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # such as of a rank that was killed
         return False

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple, TextIO
 
 from tuner.assets import WORKER
-from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, load_json, read_bytes
+from tuner.errors import DiskError, RunDirectoryError
+from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read_text
 
 NAME = "lock"
+_MAX_CHARACTERS = 64_000
 _SAME_S = 0.5
 _PAUSES_S = (0.05, 0.2, 0.5)
 
@@ -110,7 +111,7 @@ def _started_s(pid: int) -> float | None:
 
 def _boot() -> str | None:
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
     return None
 
 
@@ -180,9 +181,8 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
         DiskError: the lock cannot be written.
     """
     this = Holder.here(environ)
-    with disk_errors(run), _opened(run / NAME, "a+") as file:
-        file.seek(0)
-        holder = _read(file.read())
+    with disk_errors(run), _opened(run / NAME) as file:
+        holder = _read(_content(file))
         if holder and not holder.lets(run, this, has_ended):
             raise _taken(run, holder)
         if holder and not holder.is_process(this):
@@ -193,8 +193,8 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
 
 def release(run: Path) -> None:
     """Release a run directory, if this process holds it."""
-    with suppress(OSError), _opened(run / NAME, "r") as file:
-        holder, this = _read(file.read()), Holder.here({})
+    with suppress(OSError, DiskError), _opened(run / NAME, makes=False) as file:
+        holder, this = _read(_content(file)), Holder.here({})
         if holder and holder.is_process(this):
             (run / NAME).unlink()
             _let_go(os.path.realpath(run))
@@ -238,10 +238,10 @@ def _taken(run: Path, holder: Holder) -> RunDirectoryError:
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[IO[str]]:
+def _opened(path: Path, *, makes: bool = True) -> Iterator[TextIO]:
     """Open the lock file; no other process reads it until it is closed."""
     while True:
-        with path.open(mode, encoding="utf-8") as file:
+        with open_to_change(path, makes=makes) as file:
             # A file system may have no flock: two that start in the same instant are not kept apart there.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -252,6 +252,14 @@ def _opened(path: Path, mode: str) -> Iterator[IO[str]]:
             if is_there:  # and was not removed by its holder
                 yield file
                 return
+
+
+def _content(file: TextIO) -> str:
+    file.seek(0)
+    try:
+        return file.read(_MAX_CHARACTERS)
+    except UnicodeDecodeError:
+        return ""
 
 
 def _read(content: str | bytes) -> Holder | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tuner.errors import MachineError
+from tuner.files import open_to_change
 
 _FOLDER = "zero_stage_3"
 _MARK = "made-by-tuner"
@@ -84,7 +85,7 @@ def _marked(folder: Path, launch_id: str) -> TextIO:
     while True:
         with contextlib.suppress(FileNotFoundError):  # the last one of another run has just removed it
             folder.mkdir(parents=True, exist_ok=True)
-            mark = (folder / _MARK).open("a+", encoding="utf-8")
+            mark = open_to_change(folder / _MARK)
             if _shares(mark, launch_id) and _is_at(mark, folder / _MARK):
                 return mark
             mark.close()
@@ -104,7 +105,7 @@ def _shares(mark: TextIO, launch_id: str) -> bool:
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
         mark.seek(0)
-        return mark.read() == launch_id
+        return mark.read(len(launch_id) + 1) == launch_id
     return False
 
 

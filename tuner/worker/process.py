@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tuner.errors import DiskError
+from tuner.files import read_text
 from tuner.machine.topology import STORE_FD
 from tuner.runs.directory import RunDirectory
 
@@ -127,5 +128,5 @@ def _place(folder: Path, cpu: int) -> tuple[int, int, int, int]:
 
 def _number(path: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text(encoding="ascii"))
+        return int(read_text(path))
     return 0

@@ -10,7 +10,6 @@ import contextlib
 import copyreg
 import io
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,15 +26,15 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.data.prepared import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
-from tuner.files import JsonObject, sha256
+from tuner.files import JsonObject, copy, read_text, sha256
 from tuner.machine.topology import Rank
+from tuner.pretrained import tensors_of
 from tuner.progress import POLL_S
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
@@ -123,7 +122,7 @@ def _convert(point: ResumePoint, target: Path) -> None:
         _write_universal(source, target / f"{source.name}_universal")
     for name in _OF_TRAINER:
         if (point.path / name).is_file():
-            shutil.copy2(point.path / name, target / name)
+            copy(point.path / name, target / name)
     checkpoints.seal(target, {**point.checkpoint.facts, "of": _identity(point.checkpoint)})
 
 
@@ -148,7 +147,7 @@ def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
 
 
 def _source(checkpoint: Path) -> Path:
-    return checkpoint / (checkpoint / "latest").read_text(encoding="utf-8").strip()
+    return checkpoint / read_text(checkpoint / "latest").strip()
 
 
 @contextlib.contextmanager
@@ -285,12 +284,12 @@ def put_weights(engine: DeepSpeedEngine, folder: Path) -> None:
     places = {name: file for file in folder.rglob("*.safetensors") for name in _names(file)}
     for name, parameter in engine.module.named_parameters():
         if parameter.requires_grad:
-            with safe_open(places[name], "pt") as file:
+            with tensors_of(places[name]) as file:
                 _put(engine, parameter, file.get_tensor(name).float(), masters.get(parameter))
 
 
 def _names(file: Path) -> list[str]:
-    with safe_open(file, "pt") as opened:
+    with tensors_of(file) as opened:
         return list(opened.keys())
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tuner.files import read_text
+
 Field = dict[str, Any]
 """One field of schema.json."""
 
@@ -28,7 +30,7 @@ class Misfit(Exception):
 @functools.cache
 def schema() -> Field:
     """Return the schema. `tests/zero/deepspeed_schema.py` writes it and explains its format."""
-    return dict(json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8")))
+    return dict(json.loads(read_text(Path(__file__).with_name("schema.json"))))
 
 
 def spellings(fields: Mapping[str, Field]) -> dict[str, str]:

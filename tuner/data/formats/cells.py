@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tuner.data import limits
 from tuner.data.sample import Owner
 from tuner.data.unique_keys import RepeatedKey, unique_keys
 from tuner.errors import nearest
@@ -178,7 +179,7 @@ def listed(value: Any, *, allows_repeated_keys: bool = False) -> Any:
             return value
         if not allows_repeated_keys:
             _refuse_repeated_keys(tree)
-    return values if isinstance(values, list) else value
+    return values if isinstance(values, list) and not limits.too_deep(values) else value
 
 
 def _refuse_repeated_keys(literal: ast.Expression) -> None:

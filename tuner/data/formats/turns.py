@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tuner.data import limits
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Message
@@ -268,6 +269,8 @@ def _values(text: str, start: int, where: str) -> Iterator[Any]:
     while (start := _BETWEEN.match(text, start).end()) < len(text):  # type: ignore[union-attr]
         try:
             value, start = decoder.raw_decode(text, start)
+            if limits.too_deep(value):
+                raise RecursionError
         except (ValueError, RecursionError) as error:
             raise Misfit(f"{where} is no JSON of a tool call: {_reason(error)}") from error
         yield value
@@ -284,7 +287,10 @@ def _decoded(value: Any, where: str) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value, object_pairs_hook=unique_keys)
+        decoded = json.loads(value, object_pairs_hook=unique_keys)
+        if limits.too_deep(decoded):
+            raise RecursionError
+        return decoded
     except (ValueError, RecursionError) as error:
         raise Misfit(f"{where} is no JSON: {_reason(error)}") from error
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from tuner.data import limits
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow
 from tuner.data.unique_keys import unique_keys
@@ -153,7 +154,10 @@ def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:
     """Decode the row that starts at `line` of `path`."""
     fix = "Correct or remove the row."
     try:
-        return decode()
+        value = decode()
+        if limits.too_deep(value):
+            raise RecursionError
+        return value
     except json.JSONDecodeError as error:
         torn = error.pos >= len(error.doc) or error.msg.startswith("Unterminated")
         closing = '"' if error.msg.startswith("Unterminated") else "}"

@@ -24,6 +24,7 @@ from tuner.data.readers.text_files import (
     unreadable,
 )
 from tuner.errors import DataError
+from tuner.files import require_regular
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ def read(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[Pl
 
 def _parquet_batches(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
     # Mapped: read otherwise, a whole row group is held in memory, and some writers make one of the whole file.
+    require_regular(path)
     file = pq.ParquetFile(path, memory_map=True)
     refuse_repeated(file.schema_arrow.names, path)
     groups = list(range(file.num_row_groups))
@@ -76,6 +78,7 @@ def _parquet_batches(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
 
 def _arrow_batches(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
     # Mapped: of a batch that is skipped no page is touched.
+    require_regular(path)
     mapped = pa.memory_map(str(path))
     try:
         stream = pa.ipc.open_stream(mapped)

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from tuner import assets, paths
+from tuner import assets, model_folder, paths
 from tuner import remote_code as codes
 from tuner.errors import ModelError, did_you_mean
-from tuner.files import read_json_object
+from tuner.files import open_regular, read_json_object, read_text
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import adaptable_layers, built, has_formula
 from tuner.launch.checks import Finding
@@ -50,7 +51,7 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     place = folder(run)
     if place is None:
         return
-    if paths.is_folder(place) and (problem := codes.unsafe_file(place)):
+    if paths.is_folder(place) and (problem := model_folder.problem_of(place)):
         yield ModelError(problem, where=_WHERE, fix="Use a folder written by save_pretrained.")
         return
     config = read_json_object(place / "config.json")
@@ -63,6 +64,7 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     if not recipe.objective.facts.scores and (error := only_scores(place, _WHERE)):
         yield error
         return
+    yield from _stored_in_fewer_bits(recipe, config)
     kind = read_type(place) if recipe.model.vision else config.get("model_type")
     # A LLaVA made of two folders has the LLM's type here.
     known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images and not recipe.model.vision)
@@ -79,6 +81,19 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
         task = "vision-language" if recipe.reads_images else "language"
         yield ModelError(f"transformers has no {task} model of model_type {kind!r}", where=_WHERE, fix=hint)
+
+
+def _stored_in_fewer_bits(recipe: RecipeConfig, config: Mapping[str, Any]) -> Iterator[ModelError]:
+    """Yield an error about weights in fewer than 16 bits that cannot be trained, or that transformers does not know."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    quantizes, adapts = recipe.quantization is not None, recipe.adapter is not None
+    path = str(recipe.model.path)
+    if refusal := model_folder.refusal_of_stored(path, method, quantizes=quantizes, adapts=adapts):
+        yield refusal
+    elif method and (known := _transformers_quantizers()) and method not in known:
+        message = f"transformers has no format of weights called {method!r}"
+        fix = did_you_mean(method, known) or "A newer transformers may have it, or use a 16-bit copy of the model."
+        yield ModelError(message, where=_WHERE, fix=fix)
 
 
 def _of_images_alone(recipe: RecipeConfig, kind: str) -> ModelError:
@@ -111,8 +126,11 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
     place = folder(run)
     if place is None:
         return
-    lacking = list(missing_weights(place, pickled=run.recipe.config.model.vision is not None))
-    architecture = run.recipe.config.architecture
+    config = run.recipe.config
+    if config.model.vision:
+        yield from _pickles(_weight_files(place), config, _WHERE)
+    lacking = list(missing_weights(place, pickled=config.model.vision is not None))
+    architecture = config.architecture
     yield from lacking or (missing_layers(place, architecture.num_hidden_layers) if architecture else ())
 
 
@@ -133,6 +151,8 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
         first = "LLaVA first trains the projector alone (docs/vision.md)"
         then = "take the projector of such a run: --set model.vision.projector=RUN"
         yield f"the projector is new, and the LLM learns with it from the first step. {first}; {then}."
+    if vision and vision.projector:
+        yield from _pickles(_files_of_projector(paths.expanded(vision.projector)), config, "model.vision.projector")
     place = paths.local(vision.path) if vision else None
     if place is None:
         return
@@ -144,12 +164,27 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
     files = _weight_files(place)
     if not files:
         yield ModelError(f"{str(place)!r} holds no weights", where=where, fix="Copy it again with all its files.")
+    yield from _pickles(files, config, where)
     for file in files:
         if problem := _cut_off(file):
             yield ModelError(f"{file} {problem}", where=where, fix="Copy it again.")
     if not any((place / name).is_file() for name in _PROCESSORS):
         message = f"{str(place)!r} has no preprocessor_config.json, which says how images become pixels"
         yield ModelError(message, where=where, fix="Copy it again with all its files.")
+
+
+def _files_of_projector(place: Path) -> list[Path]:
+    if not paths.is_folder(place):
+        return [place]
+    files = sorted(file for file in (*place.iterdir(), *place.glob("final/*")) if file.suffix in codes.WEIGHTS)
+    return [file for file in files if file.suffix == ".safetensors"] or files
+
+
+def _pickles(files: Sequence[Path], config: RecipeConfig, where: str) -> Iterator[ModelError]:
+    """Yield an error if files of a LLaVA to be made are pickles, and the user does not trust them."""
+    pickle = next((file for file in files if file.suffix in codes.PICKLES or ".bin.index" in file.name), None)
+    if pickle and not (config.model.trust_remote_code or codes.is_published(pickle)):
+        yield codes.untrusted_pickles(str(pickle), where)
 
 
 def missing_weights(place: Path, where: str = _WHERE, *, pickled: bool = False) -> Iterator[ModelError]:
@@ -386,16 +421,29 @@ def known_types(*, scores: bool, images: bool = False) -> frozenset[str]:
 
 @cache
 def _transformers_types(task: str) -> frozenset[str]:
-    # Importing transformers for this takes 3 s; reading the table of its source takes 6 ms.
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    try:
-        text = (Path(spec.origin).parent / "models/auto/modeling_auto.py").read_text(encoding="utf-8")
-    except OSError:
-        return frozenset()
+    text = _source_of_transformers("models/auto/modeling_auto.py")
     table = re.search(rf"^MODEL_FOR_{task}_MAPPING_NAMES = OrderedDict\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
     return frozenset(re.findall(r'^\s*\("([^"]+)",', table[1], re.MULTILINE)) if table else frozenset()
+
+
+@cache
+def _transformers_quantizers() -> frozenset[str]:
+    text = _source_of_transformers("quantizers/auto.py")
+    table = re.search(r"^AUTO_QUANTIZER_MAPPING = \{(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    names = re.findall(r'^\s*"([^"]+)":', table[1], re.MULTILINE) if table else []
+    # Of bitsandbytes, the number of bits is in a key of its own.
+    return frozenset(name.removesuffix("_4bit").removesuffix("_8bit") for name in names)
+
+
+def _source_of_transformers(name: str) -> str:
+    """Return the text of a module of transformers, without its 3 s of import; empty if it is not there."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        return read_text(Path(spec.origin).parent / name)
+    except OSError:
+        return ""
 
 
 def _rope_factor(config: Mapping[str, object]) -> float:
@@ -427,7 +475,7 @@ def _cut_off(file: Path) -> str | None:
     """Return what is wrong with a file of weights, or None."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             start = stream.read(64)
             if start.startswith(_LFS):
                 return "is a Git LFS pointer, not the weights (git lfs pull)"
@@ -453,10 +501,14 @@ def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
 
 def _safetensors_header(file: Path) -> dict[str, int] | None:
     """Return the end of each tensor, in bytes after the header; None without a valid header."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
             header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
-            return {name: int(one["data_offsets"][1]) for name, one in header.items() if "dtype" in one}
+            spans = {name: tuple(map(int, one["data_offsets"])) for name, one in header.items() if "dtype" in one}
+            ends = [0, *(end for _, end in sorted(spans.values()))]
+            if [begin for begin, _ in sorted(spans.values())] != ends[:-1]:  # the format has no holes and no overlaps
+                return None
+            return {name: end for name, (_, end) in spans.items()}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return None

@@ -19,15 +19,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tuner.files import JsonObject
+from tuner.model_folder import MAX_LAYERS, Layers, Width
 from tuner.recipes.schema.block import Block, Lax, wrong_key
 
 _MOST = 2**31 - 1
-MAX_LAYERS = 10_000
-"""Layers are counted one by one; the deepest published decoder has 126."""
 LACKS = "lacks_a_key"
 """The type of the validation error for a missing key that the model_type needs."""
-Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
-Width = Annotated[int, Field(gt=0, le=_MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=_MOST)]
 Kinds = Annotated[tuple[str, ...], Lax, Field(max_length=MAX_LAYERS)]
 

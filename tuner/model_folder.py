@@ -1,0 +1,251 @@
+"""What may be in a model's folder: regular files of a bounded size, and JSON with the types that libraries count on.
+
+Whoever loads a model, and every check before a run, asks here once: a library that meets another type fails somewhere
+deep inside. It knows nothing of what the values mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from tuner.errors import ModelError, brief_repr
+from tuner.files import MAX_BYTES, JsonObject, open_regular, read_json_object, read_text
+
+_TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe", ".py")
+_TEMPLATES = "additional_chat_templates/*"
+
+MAX_LAYERS = 10_000
+"""Layers are counted one by one; the deepest published decoder has 126."""
+Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+Width = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Widths = Width | list[Width | None] | None
+Ids = Annotated[int, Field(ge=-1)]
+Object = dict[str, JsonValue]
+
+
+class _Json(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, defer_build=True)
+
+
+class _Quantization(_Json):
+    quant_method: str | None = None
+
+
+class _Config(_Json):
+    """The keys of config.json and of the halves in it that are sizes, or are read before a class is known."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    auto_map: Object | None = None
+    num_hidden_layers: Layers | list[Layers] | None = None
+    n_layer: Layers | None = None
+    depth: Layers | list[Layers] | None = None
+    hidden_size: Widths = None
+    n_embd: Width | None = None
+    intermediate_size: Widths = None
+    num_attention_heads: Widths = None
+    n_head: Width | None = None
+    num_key_value_heads: Widths = None
+    head_dim: Width | None = None
+    vocab_size: Width | None = None
+    max_position_embeddings: Width | None = None
+    bos_token_id: Ids | list[Ids] | None = None
+    eos_token_id: Ids | list[Ids] | None = None
+    pad_token_id: Ids | list[Ids] | None = None
+    tie_word_embeddings: bool | None = None
+    layer_types: list[str] | None = None
+    rope_scaling: Object | None = None
+    rope_parameters: Object | None = None
+    per_layer_config: dict[str, Object] | None = None
+    id2label: Object | None = None
+    torch_dtype: str | Object | None = None
+    dtype: str | Object | None = None
+    quantization_config: _Quantization | None = None
+    text_config: _Config | None = None
+    vision_config: _Config | None = None
+    audio_config: _Config | None = None
+
+
+class _Generation(_Json):
+    bos_token_id: Ids | list[Ids] | None = None
+    eos_token_id: Ids | list[Ids] | None = None
+    pad_token_id: Ids | list[Ids] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: int | None = None  # -1: vLLM's word for all
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    min_length: int | None = None
+    min_new_tokens: int | None = None
+    stop_strings: str | list[str] | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | list[int] | None = None
+    sequence_bias: Object | list[JsonValue] | None = None
+    cache_implementation: str | None = None
+    watermarking_config: Object | None = None
+
+
+class _Template(_Json):
+    name: str
+    template: str
+
+
+Token = str | Object | None
+
+
+class _Tokenizer(_Json):
+    tokenizer_class: str | None = None
+    chat_template: str | list[_Template] | dict[str, str] | None = None
+    auto_map: Object | list[str | None] | None = None
+    model_max_length: float | None = None
+    added_tokens_decoder: dict[str, Object] | None = None
+    additional_special_tokens: list[str | Object] | None = None
+    extra_special_tokens: Object | list[str | Object] | None = None
+    bos_token: Token = None
+    eos_token: Token = None
+    pad_token: Token = None
+    unk_token: Token = None
+
+
+class _Adapter(_Json):
+    peft_type: str | None = None
+    task_type: str | None = None
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+    r: Width | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float | None = None
+    target_modules: str | list[str] | None = None
+    modules_to_save: list[str] | None = None
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    auto_mapping: Object | None = None
+
+
+_KINDS: dict[str, type[_Json]] = {
+    "config.json": _Config,
+    "generation_config.json": _Generation,
+    "tokenizer_config.json": _Tokenizer,
+    "adapter_config.json": _Adapter,
+    "processor_config.json": _Json,
+    "preprocessor_config.json": _Json,
+    "special_tokens_map.json": _Json,
+    "added_tokens.json": _Json,
+}
+
+
+def problem_of(folder: Path) -> str | None:
+    """Return what no library may read in a model's folder, in one sentence without its end, or None."""
+    return _no_regular_file(folder) or _other_index(folder) or _wrong_json(folder)
+
+
+UNPACKED = ("fp8", "mxfp4")
+"""Formats of weights that transformers turns into 16 bits while it loads them."""
+
+
+def refusal_of_stored(path: str, method: str | None, *, quantizes: bool, adapts: bool) -> ModelError | None:
+    """Return an error if weights that are stored in fewer than 16 bits cannot be trained.
+
+    Args:
+        path: The model's.
+        method: `quantization_config.quant_method` of its config.json; None: 16 bits or more.
+        quantizes: The recipe quantizes the weights itself.
+        adapts: The recipe trains an adapter on them.
+    """
+    if method is None or (method in UNPACKED and not quantizes):
+        return None
+    if quantizes:
+        message = f"the weights of {path!r} are already stored in {method} and cannot be quantized again"
+        return ModelError(message, where="quantization", fix="Use the method lora, or a 16-bit copy of the model.")
+    if not adapts:
+        message = f"the weights of {path!r} are stored in {method} and cannot be trained"
+        return ModelError(message, where="model.path", fix="Use the method lora, or a 16-bit copy of the model.")
+    return None
+
+
+def config_of(place: Path) -> JsonObject:
+    """Return the config.json of a model's folder, or in this file; empty if it is missing or not a JSON object.
+
+    Raises:
+        ModelError: a value in it is of another type, or out of range.
+    """
+    file = place if place.is_file() else place / "config.json"
+    config = read_json_object(file)
+    try:
+        _Config.model_validate(config)
+    except ValidationError as error:
+        raise ModelError(_first(error, config), where=file, fix="Download or copy the model again.") from None
+    return config
+
+
+def _no_regular_file(folder: Path) -> str | None:
+    try:
+        for file in sorted((*folder.iterdir(), *folder.glob(_TEMPLATES))):
+            if file.suffix in _TEXTS and not file.is_dir():
+                with open_regular(file) as stream:
+                    if os.fstat(stream.fileno()).st_size > MAX_BYTES:
+                        return f"{file} is larger than {MAX_BYTES:,} bytes"
+            elif file.exists() and not (file.is_file() or file.is_dir()):
+                return f"{file} is not a regular file"
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return None
+
+
+def _other_index(folder: Path) -> str | None:
+    """Return what an index of safetensors names beside safetensors of the folder: transformers loads it as a pickle."""
+    for file in folder.glob("*.safetensors.index.json"):
+        named = read_json_object(file).get("weight_map")
+        if not isinstance(named, dict):
+            return f"{file} has no weight_map with the file of each weight"
+        for name in named.values():
+            if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
+                return f"{file} names {brief_repr(name)}, which is no *.safetensors file of the folder"
+    return None
+
+
+def _wrong_json(folder: Path) -> str | None:
+    for name, kind in _KINDS.items():
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            value: Any = json.loads(read_text(file))
+        except (OSError, ValueError, RecursionError) as error:
+            reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+            return f"{str(file)!r} is not JSON: {reason}"
+        if not isinstance(value, dict):
+            return f"{str(file)!r} is not a JSON object"
+        try:
+            kind.model_validate(value)
+        except ValidationError as error:
+            return f"{file}: {_first(error, value)}"
+    return None
+
+
+def _first(error: ValidationError, value: Any) -> str:
+    """Return the first key with a wrong value, the value and what it should be."""
+    details = error.errors(include_url=False, include_context=False)
+    # Of the branches of a union, what is said about the first one; its name is no part of the place.
+    place, found = [], value
+    for key in details[0]["loc"]:
+        if isinstance(found, dict | list) and (key in found if isinstance(found, dict) else isinstance(key, int)):
+            place.append(str(key))
+            found = found[key]  # type: ignore[index]
+    reason = details[0]["msg"][:1].lower() + details[0]["msg"][1:]
+    return f"{'.'.join(place)} = {brief_repr(found)}: {reason}"
