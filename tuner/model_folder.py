@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from tuner import paths
 from tuner.errors import ModelError, brief_repr
 from tuner.files import MAX_BYTES, JsonObject, open_regular, read_json_object, read_text
 
@@ -184,7 +185,7 @@ def config_of(place: Path) -> JsonObject:
     Raises:
         ModelError: a value in it is of another type, or out of range.
     """
-    file = place if place.is_file() else place / "config.json"
+    file = place if paths.is_file(place) else place / "config.json"
     config = read_json_object(file)
     try:
         _Config.model_validate(config)
@@ -211,9 +212,7 @@ def _other_index(folder: Path) -> str | None:
     """Return what an index of safetensors names beside safetensors of the folder: transformers loads it as a pickle."""
     for file in folder.glob("*.safetensors.index.json"):
         named = read_json_object(file).get("weight_map")
-        if not isinstance(named, dict):
-            return f"{file} has no weight_map with the file of each weight"
-        for name in named.values():
+        for name in named.values() if isinstance(named, dict) else ():
             if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
                 return f"{file} names {brief_repr(name)}, which is no *.safetensors file of the folder"
     return None
@@ -228,7 +227,7 @@ def _wrong_json(folder: Path) -> str | None:
             value: Any = json.loads(read_text(file))
         except (OSError, ValueError, RecursionError) as error:
             reason = "it is nested too deep" if isinstance(error, RecursionError) else error
-            return f"{str(file)!r} is not JSON: {reason}"
+            return f"{str(file)!r} is not a JSON object: {reason}"
         if not isinstance(value, dict):
             return f"{str(file)!r} is not a JSON object"
         try:

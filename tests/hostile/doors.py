@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,20 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.hostile import strategies, watch
-from tuner import assets
+from tests.launch.plans import CPU, made
+from tuner import assets, remote_code, vocabulary
 from tuner.errors import TunerError
+from tuner.importers import tools
+from tuner.launch.checks import model_files
+from tuner.machine import hostfile
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
-from tuner.recipes import catalog, loading, path_checks
+from tuner.recipes import catalog, loading, model_facts, path_checks, starting_weights
 from tuner.recipes.recipe import Overrides
-from tuner.runs import checkpoints, directory
+from tuner.report import gathered, page
+from tuner.results import saved
+from tuner.results.serving import requests
+from tuner.runs import checkpoints, directory, listing, lock, metrics
 from tuner.zero import choice, jsonfile, lint
 
 TINY = "tiny_full_sample_e1"
@@ -181,6 +189,137 @@ def _variables(_: Path, environ: dict[str, str]) -> None:
         raise last
 
 
+def _in(folder: Path, name: str, content: str | bytes) -> Path:
+    """Write a file of a folder that is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / name).parent.mkdir(parents=True)
+    _written(folder, name, content)
+    return folder
+
+
+def _model(folder: Path, given: tuple[str, str]) -> Path:
+    from tuner.models.load import CACHE, make_tiny
+
+    shutil.rmtree(folder / "it", ignore_errors=True)
+    whole = shutil.copytree(make_tiny(Path(assets.asset("package:tiny")), CACHE), folder / "it")
+    _written(whole, *given)
+    return whole
+
+
+def _each(*takes: Callable[[], object]) -> None:
+    """Take an input by every function; each refusal by itself, the last of them raised."""
+    last: TunerError | None = None
+    for take in takes:
+        try:
+            take()
+        except TunerError as error:
+            _assert_readable(error)
+            last = error
+    if last:
+        raise last
+
+
+def _model_files(_: Path, model: Path) -> None:
+    def plan() -> None:
+        run = made(model=str(model))
+        for check in (model_files.architecture, model_files.tokens, model_files.context, model_files.chat_template):
+            list(check(run))
+
+    _each(
+        plan,
+        lambda: list(model_files.missing_weights(model)),
+        lambda: list(model_files.missing_layers(model, 2)),
+        lambda: vocabulary.read(model),
+        lambda: starting_weights.chat_template_of(model),
+        lambda: remote_code.check(str(model), None),
+        lambda: model_facts.why_unknown(model),
+        lambda: loading.load("tiny_lora_sample_e1", Overrides(pairs=[("--set", f"adapter.path={model}")])),
+    )
+    model_facts.read_architecture(model)
+
+
+def _loaded_model(_: Path, model: Path) -> None:
+    from tuner.results import loaded_model, peft_adapter
+
+    if (model / "adapter_config.json").is_file():
+        peft_adapter.read_config(model)
+    else:
+        loaded_model.load(loaded_model.spec_of(str(model), None), CPU)
+
+
+def _tensors(folder: Path, content: bytes) -> Path:
+    return _written(_in(folder / "it", "config.json", "{}"), "model.safetensors", content)
+
+
+def _read_tensors(_: Path, file: Path) -> None:
+    from tuner.models import projectors
+    from tuner.results.tensors import Stored
+
+    _each(
+        lambda: list(model_files.missing_weights(file.parent)),
+        lambda: list(model_files.missing_layers(file.parent, 2)),
+        lambda: Stored(file.parent),
+        lambda: projectors.read(file, trusts_pickles=False),
+    )
+
+
+def _hosts(_: Path, path: Path) -> None:
+    hostfile.read(path, None, None)
+
+
+def _variables_of_hosts(folder: Path, path: Path) -> None:
+    hostfile.variables(folder / "home", path.parent, path.name)
+
+
+def _tool_config(_: Path, path: Path) -> None:
+    _each(
+        lambda: tools.is_config(path),
+        *(lambda name=name: tools.read([str(path)], name) for name in (None, *tools.NAMES)),
+    )
+
+
+def _script(_: Path, path: Path) -> None:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    _each(lambda: tools.read([str(path)]), lambda: tools.read([text]), lambda: tools.read(text.split() or [""]))
+
+
+def _listed_run(_: Path, folder: Path) -> None:
+    _each(
+        lambda: listing.below(folder),
+        lambda: page.render(gathered.gather([folder])),
+        lambda: metrics.every_line(directory.RunDirectory(folder)),
+        lambda: metrics.latest(directory.RunDirectory(folder)),
+        lambda: saved.find(folder).recipe(),
+        lambda: lock.check(folder),
+    )
+
+
+def _run(folder: Path, given: tuple[str, str]) -> Path:
+    made = _in(folder / "run", "status.json", '{"state": "done", "exit_code": 0}')
+    (made / "ranks").mkdir()
+    for name, text in (("run.json", "{}"), ("recipe.py", "_base_ = 'tiny_full_sample_e1'\n"), ("deepspeed.json", "{}")):
+        _written(made, name, text)
+    _written(made, *given)
+    return made
+
+
+def _saved_rows(_: Path, folder: Path) -> None:
+    from tuner.data import sources
+
+    list(sources.find(str(folder)).read())
+
+
+def _request(_: Path, text: str) -> None:
+    body = text.encode("utf-8", "surrogatepass")
+    for kind in (requests.ChatRequest, requests.CompletionRequest):
+        try:
+            requests.refuse_not_generated(requests.read(kind, body))
+        except requests.Refused as refused:
+            assert 400 <= refused.status < 500
+            assert len(refused.problem) < _MAX_MESSAGE
+            assert json.dumps(refused.body())
+
+
 DOORS = (
     Door("recipe file", strategies.recipes, 0.2, _recipe, lambda folder, text: _written(folder, "hostile.py", text)),
     Door("--set", strategies.overrides, 0.2, _override),
@@ -193,4 +332,59 @@ DOORS = (
     Door("name or path", strategies.names, 0.03, _name),
     Door("manifest", strategies.manifests, 0.07, _manifest, _checkpoint),
     Door("launch variables", strategies.variables, 0.1, _variables),
+    Door("model folder", strategies.model_files, 0.01, _model_files, _model),
+    Door("model to load", strategies.model_files, 0.01, _loaded_model, _model),
+    Door("safetensors", strategies.tensor_files, 0.02, _read_tensors, _tensors),
+    Door("hostfile", strategies.hostfiles, 0.02, _hosts, lambda folder, text: _written(folder, "hostfile", text)),
+    Door(
+        ".deepspeed_env",
+        strategies.environments,
+        0.02,
+        _variables_of_hosts,
+        lambda folder, text: _written(folder, ".deepspeed_env", text),
+    ),
+    Door(
+        "YAML for DeepSpeed",
+        strategies.launch_configs,
+        0.02,
+        lambda _, path: lint.check(choice.open_config(str(path), "--deepspeed")),
+        lambda folder, text: _written(folder, "launch.yaml", text),
+    ),
+    Door(
+        "config of another tool",
+        strategies.tool_configs,
+        0.02,
+        _tool_config,
+        lambda folder, text: _written(folder, "config.yaml", text),
+    ),
+    Door(
+        "config of XTuner",
+        strategies.python_configs,
+        0.02,
+        _tool_config,
+        lambda folder, text: _written(folder, "config.py", text),
+    ),
+    Door(
+        "script of another tool",
+        strategies.scripts,
+        0.02,
+        _script,
+        lambda folder, text: _written(folder, "train.sh", text),
+    ),
+    Door(
+        "recipe in YAML",
+        strategies.recipe_documents,
+        0.02,
+        _recipe,
+        lambda folder, text: _written(folder, "hostile.yaml", text),
+    ),
+    Door("file of a run", strategies.run_files, 0.02, _listed_run, _run),
+    Door("request", strategies.requests, 0.02, _request),
+    Door(
+        "saved data set",
+        strategies.saved_data,
+        0.02,
+        _saved_rows,
+        lambda folder, given: _in(folder / "saved", *given),
+    ),
 )

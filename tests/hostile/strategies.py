@@ -251,6 +251,222 @@ manifests = (
     | st.just(_DEEP)
 )
 
+_WHOLE = (
+    *_ODD_JSON,
+    *_ODD_CELLS,
+    "\ufeff{}",
+    '{"a": 1} x',
+    "- a\n- b\n",
+    "a: &a [*a]\n",
+    "!!python/object:os.system x\n",
+)
+
+
+def documents(*texts: str) -> Strategy:
+    """Return JSON or YAML that is nearly one of some texts: damaged, with another value in it, or another whole."""
+    known = st.sampled_from(texts)
+    return damaged(known) | st.builds(_other_cell, known, _CHANCE) | st.sampled_from(_WHOLE) | anything
+
+
+def lines_like(*texts: str) -> Strategy:
+    """Return a text file that is nearly one of some texts, now and then not UTF-8."""
+    text = damaged(st.sampled_from(texts)) | anything
+    return text.map(lambda one: one.encode("utf-8", "surrogatepass")) | text.map(
+        lambda one: one.encode("utf-16", "surrogatepass")
+    )
+
+
+_CONFIG = json.dumps(
+    {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512},
+        **{"max_position_embeddings": 512, "tie_word_embeddings": True, "rope_scaling": {"rope_type": "yarn"}},
+        **{"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}, "layer_types": ["full"]},
+        **{"auto_map": {"AutoConfig": "a.B"}, "text_config": {"model_type": "llama"}, "num_experts": 4},
+        **{"vision_config": {"depth": 2, "hidden_size": 32}, "per_layer_config": {"0": {"head_dim": 2}}},
+        **{"audio_config": {"num_hidden_layers": 1}, "rms_norm_eps": 1e-6, "mlp_layer_types": ["dense"]},
+    }
+)
+_TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [{"id": 2, "content": "</s>", "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 3}, "merges": [["a", "b"]]},
+    }
+)
+_TOKENIZER_CONFIG = json.dumps(
+    {
+        **{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "model_max_length": 512},
+        **{"chat_template": [{"name": "default", "template": "{{ messages }}"}], "extra_special_tokens": {}},
+        "added_tokens_decoder": {"2": {"content": "</s>", "special": True}},
+    }
+)
+_ADAPTER = json.dumps(
+    {
+        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "it", "r": 8, "lora_alpha": 16},
+        **{"lora_dropout": 0.0, "target_modules": ["q_proj"], "modules_to_save": None, "rank_pattern": {}},
+        **{"init_lora_weights": True, "use_rslora": False, "auto_mapping": None, "revision": None, "bias": "none"},
+    }
+)
+_GENERATION = '{"eos_token_id": [2], "temperature": 0.5, "do_sample": true, "max_length": 20, "stop_strings": ["a"]}'
+_INDEX = '{"weight_map": {"model.layers.0.weight": "model.safetensors", "b": "c.safetensors"}}'
+model_files = (
+    st.tuples(st.just("config.json"), documents(_CONFIG))
+    | st.tuples(st.just("tokenizer.json"), documents(_TOKENIZER))
+    | st.tuples(st.sampled_from(("tokenizer_config.json", "processor_config.json")), documents(_TOKENIZER_CONFIG))
+    | st.tuples(st.just("adapter_config.json"), documents(_ADAPTER))
+    | st.tuples(st.just("generation_config.json"), documents(_GENERATION))
+    | st.tuples(st.just("model.safetensors.index.json"), documents(_INDEX))
+    | st.tuples(st.just("added_tokens.json"), documents('{"a": 1}'))
+)
+"""The name and the text of a file in a model's folder."""
+
+_HEADER = '{"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}}'
+
+
+def _tensors(header: str, length: int, size: int) -> bytes:
+    text = header.encode("utf-8", "surrogatepass")
+    return (len(text) + length).to_bytes(8, "little", signed=False) + text + b"\0" * size
+
+
+tensor_files = st.builds(
+    _tensors, documents(_HEADER), st.sampled_from((0, 0, 0, 1, 40, 10**9, 2**62)), st.sampled_from((8, 8, 0, 7, 64))
+) | st.binary(max_size=40)
+"""The bytes of a safetensors file."""
+
+hostfiles = lines_like("worker-1 slots=8\nworker-2 slots=8\n", "# a\n10.0.0.1 slots=2")
+environments = lines_like("NCCL_DEBUG=INFO\nA=b c\n# x\n", "NCCL_SOCKET_IFNAME=eth0")
+
+_ACCELERATE = {
+    **{"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "mixed_precision": "bf16"},
+    **{"num_machines": 1, "num_processes": 8, "machine_rank": 0, "main_process_ip": None, "use_cpu": False},
+    "deepspeed_config": {
+        **{"zero_stage": 3, "offload_optimizer_device": "cpu", "gradient_clipping": 1.0},
+        **{"gradient_accumulation_steps": 4, "deepspeed_config_file": "zero2", "zero3_init_flag": True},
+    },
+}
+_ROLL = {
+    "deepspeed_zero3": {"zero_optimization": {"stage": 3}},
+    "defaults": ["a"],
+    "actor_train": {"strategy_args": {}},
+}
+launch_configs = documents(json.dumps(_ACCELERATE), json.dumps(_ROLL), _PRESETS[0])
+"""YAML that --deepspeed takes."""
+
+_OF_TOOLS = (
+    {
+        **{"model_name_or_path": "a/b", "stage": "sft", "do_train": True, "finetuning_type": "lora", "lora_rank": 8},
+        **{"dataset": "d", "template": "qwen", "cutoff_len": 2048, "learning_rate": "1.0e-4", "lora_target": "all"},
+        **{"per_device_train_batch_size": 1, "deepspeed": "zero2", "bf16": True, "quantization_bit": 4},
+    },
+    {
+        **{"base_model": "a/b", "sequence_len": 512, "micro_batch_size": 2, "num_epochs": 1, "adapter": "qlora"},
+        **{"datasets": [{"path": "x.jsonl", "type": "alpaca"}], "lora_r": 8, "lora_target_modules": ["q_proj"]},
+        **{"val_set_size": 0.05, "sample_packing": True, "load_in_4bit": True, "optimizer": "adamw_torch"},
+    },
+    {
+        "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "path": "a/t.model", "max_seq_len": 9},
+        "model": {"_component_": "torchtune.models.llama3.lora_llama3_8b", "lora_rank": 8, "lora_alpha": 16},
+        "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "a"},
+        "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
+        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 2e-5},
+        "metric_logger": {"_component_": "x", "log_dir": "a"},
+        **{"batch_size": 2, "epochs": 1, "loss": {"_component_": "x"}},
+    },
+    {
+        "model": "a/b",
+        "tuner_type": "lora",
+        "dataset": ["x"],
+        "torch_dtype": "bfloat16",
+        "lora_rank": 8,
+        "num_train_epochs": 1,
+    },
+    {"model_name_or_path": "a/b", "dataset_name": "d", "use_peft": True, "lora_r": 8, "max_seq_length": 64, "seed": 1},
+    {
+        **{"exp_name": "x", "rollout_batch_size": 8, "pretrain": "a/b", "prompt_length": 8, "response_length": 8},
+        "actor_train": {
+            "model_args": {"dtype": "bf16"},
+            "training_args": {"learning_rate": 1e-6, "per_device_train_batch_size": 1},
+            "data_args": {"file_name": ["x.jsonl"], "template": "qwen"},
+            "strategy_args": {
+                "strategy_name": "deepspeed_train",
+                "strategy_config": {"zero_optimization": {"stage": 2}},
+            },
+        },
+        "rewards": {"math": {"worker_cls": "x", "tag_included": ["a"]}},
+    },
+)
+tool_configs = documents(*map(json.dumps, _OF_TOOLS))
+recipe_documents = documents(
+    '{"_base_": "tiny_full_sample_e1", "optim_wrapper": {"optimizer": {"lr": 1e-4}}, "model": {"path": "a/b"}}'
+)
+
+_SCRIPTS = (
+    "#!/bin/bash\nN=$((4 * 2))\ntorchrun --nproc_per_node $N -m swift sft --model a/b --dataset 'x y' \\\n  --seed 8\n",
+    "deepspeed --num_gpus=8 llamafactory-cli train a.yaml lora_rank=4",
+    "trl sft --model_name_or_path a/b --dataset_name d --use_peft --learning_rate 1e-4",
+    "CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft --model a --target_modules all-linear --dataset 'a#5' b",
+)
+scripts = lines_like(*_SCRIPTS)
+_XTUNER = """from xtuner.dataset import process_hf_dataset
+from mmengine.config import read_base
+pretrained_model_name_or_path = 'a/b'
+max_length = 2048
+batch_size = 1
+model = dict(type=SupervisedFinetune, llm=dict(type=AutoModelForCausalLM.from_pretrained, torch_dtype=torch.float16),
+             lora=dict(type=LoraConfig, r=64, lora_alpha=16))
+train_dataset = dict(type=process_hf_dataset, dataset=dict(type=load_dataset, path='x'), max_length=max_length)
+optim_wrapper = dict(type=AmpOptimWrapper, optimizer=dict(type=AdamW, lr=2e-4, betas=(0.9, 0.999)))
+train_cfg = dict(type=TrainLoop, max_epochs=3)
+"""
+python_configs = lines_like(_XTUNER)
+
+_STATUS = '{"state": "done", "exit_code": 0, "step": 5, "max_steps": 9, "loss": 1.5, "seconds": 9.0, "verdict": {}}'
+_LINE = '{"step": 1, "loss": 2.5, "lr": 1e-4, "grad_norm": 1.0, "tokens_per_second": 9.5, "time": 1.0}'
+_SAMPLE = '{"prompt": "a", "right": "b", "before": null, "answer": "c", "is_right": true, "images": ["x"]}'
+_COMPLETION = '{"step": 1, "prompt": "a", "completion": "b", "rewards": {"a": 1.0}, "reward": 1.0, "advantage": 0.5}'
+_RUN = json.dumps(
+    {
+        **{"name": "a", "launch_id": "x", "command": ["a"], "versions": {"a": "1"}, "hardware": {"gpus": []}},
+        **{"attempts": [{"seconds": 1.0}], "state": {"world_size": 1}, "batch": {"global_batch": 8}},
+    }
+)
+_CHANGE = {"what": "bad", "reason": "x", "samples": 1, "tokens": 0}
+_DATA = json.dumps({"train_dataloader": {"counts": {"rows": 1}, "changes": [_CHANGE], "unread": []}})
+run_files = (
+    st.tuples(st.just("status.json"), documents(_STATUS))
+    | st.tuples(st.just("run.json"), documents(_RUN))
+    | st.tuples(st.just("data.json"), documents(_DATA))
+    | st.tuples(st.just("recipe.json"), documents('{"recipe": {"log": {"notify": []}}, "origins": {}}'))
+    | st.tuples(st.just("deepspeed.json"), documents(_PRESETS[0]))
+    | st.tuples(st.just("metrics.jsonl"), documents(_LINE))
+    | st.tuples(st.just("samples.jsonl"), documents(_SAMPLE))
+    | st.tuples(st.sampled_from(("completions.jsonl", "answers.jsonl")), documents(_COMPLETION))
+    | st.tuples(
+        st.sampled_from(("ranks/0.beat", "ranks/0.json", "lock")), documents('{"pid": 1, "count": 1, "at": 1.0}')
+    )
+    | st.tuples(st.just("ranks/warnings.jsonl"), documents('{"warning": "a"}'))
+)
+"""The name and the text of a file in a run directory."""
+
+_REQUEST = {
+    "model": "m",
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "tool_calls": []}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    **{"n": 2, "stop": ["a"], "max_tokens": 5, "temperature": 1.0, "logprobs": True, "top_logprobs": 2, "stream": True},
+    **{"logit_bias": {"5": 1.0}, "response_format": {"type": "json_object"}, "stream_options": {"include_usage": True}},
+}
+requests = documents(json.dumps(_REQUEST), '{"model": "m", "prompt": ["a", [1, 2]], "echo": true, "best_of": 1}')
+
+saved_data = st.tuples(
+    st.sampled_from(("state.json", "dataset_dict.json", "dataset_info.json")),
+    documents('{"_data_files": [{"filename": "a.arrow"}], "_split": "train"}', '{"splits": ["train"]}'),
+)
+
 _COUNTS = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "PORT", "MASTER_PORT")
 _TEXTS = ("ADDR", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
 _SLURM = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 
 from tests.hostile import strategies, watch
 from tests.hostile.doors import DOORS, Door
@@ -15,6 +16,7 @@ from tuner import files
 from tuner.runs import checkpoints
 
 _EXAMPLES = 60
+_LONG_S = 10.0
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.kind)
@@ -27,6 +29,22 @@ def test_generated_input_is_taken_or_refused_in_one_message(door: Door, tmp_path
         door.refuses(tmp_path, made)
 
     any_input()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.kind)
+def test_seconds_of_generated_input_are_taken_or_refused_in_one_message(door: Door, tmp_path: Path) -> None:
+    end, number = time.monotonic() + _LONG_S, 0
+    while time.monotonic() < end:
+        number += 1
+
+        @seed(number)
+        @settings(max_examples=25, database=None, deadline=None, suppress_health_check=[*HealthCheck])
+        @given(door.strategy)
+        def any_input(made: object) -> None:
+            door.refuses(tmp_path, made)
+
+        any_input()
 
 
 @pytest.mark.parametrize("text", strategies.ODD_TEXTS, ids=lambda text: ascii(text)[:30])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,14 @@ def test_aliases_that_grow_without_end_are_refused() -> None:
     bomb = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 
     assert "values, or nested deeper than" in _refused(f"_base_: tiny_lora_sample_e1\na0: &a0 [x, x]\n{bomb}")
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 20_000, "a:\n" + "- x\n" * 200_000])
+def test_more_than_a_config_holds_is_refused_before_all_of_it_is_read(text: str) -> None:
+    before = time.process_time()
+
+    assert "values, or nested deeper than" in _refused(text)
+    assert time.process_time() - before < 6  # all of it: 8 and 60 s
 
 
 def test_a_code_flag_runs_no_yaml() -> None:

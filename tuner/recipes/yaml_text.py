@@ -19,6 +19,7 @@ from tuner.files import JsonObject, read_named_text
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
+_TOO_MUCH = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: not a config"
 _FIX = "Give a config of another tool."
 _STANDARD = "tag:yaml.org,2002:"
 # YAML 1.1, which PyYAML reads, takes a number without a point before its exponent for text: 1e-5, 5e8, 1.0e9.
@@ -61,7 +62,7 @@ def read(
 def _node(text: str, name: str, error: type[TunerError]) -> yaml.Node | None:
     try:
         # JSON may be indented by tabs, which YAML forbids; inside its texts they are written \t.
-        return yaml.compose(text.replace("\t", "    ") if name.endswith(".json") else text, Loader=yaml.SafeLoader)
+        return yaml.compose(text.replace("\t", "    ") if name.endswith(".json") else text, Loader=_Loader)
     except yaml.YAMLError as reason:
         mark = getattr(reason, "problem_mark", None)
         problem = getattr(reason, "problem", None) or str(reason).split("\n")[0]
@@ -69,6 +70,20 @@ def _node(text: str, name: str, error: type[TunerError]) -> yaml.Node | None:
         raise error(f"not valid YAML: {problem}", where=where) from None
     except RecursionError:
         raise error("not valid YAML: nested too deep", where=name) from None
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """Ends where a file holds more than a config may: brackets in each other take it quadratic time."""
+
+    _depth = _num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        self._depth, self._num_nodes = self._depth + 1, self._num_nodes + 1
+        if self._depth > MAX_DEPTH + 1 or self._num_nodes > 2 * MAX_VALUES:  # a key is a node too
+            raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _Reader:
@@ -86,8 +101,7 @@ class _Reader:
             raise self.error("the file is empty", where=self.name, fix=self.fix)
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            message = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: not a config"
-            raise self.wrong(message, node, "Check for an alias (*name) inside of its own anchor.")
+            raise self.wrong(_TOO_MUCH, node, "Check for an alias (*name) inside of its own anchor.")
         if not node.tag.startswith(_STANDARD) or node.tag.startswith(f"{_STANDARD}python/"):
             raise self.wrong(f"the tag {node.tag} builds an object", node, "Use plain values; nothing was run.")
         if isinstance(node, yaml.MappingNode):
