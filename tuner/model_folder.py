@@ -19,6 +19,7 @@ from tuner.files import MAX_BYTES, JsonObject, open_regular, read_json_object, r
 
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe", ".py")
 _TEMPLATES = "additional_chat_templates/*"
+_OTHER_MODEL = "audio_tokenizer"
 
 MAX_LAYERS = 10_000
 """Layers are counted one by one; the deepest published decoder has 126."""
@@ -152,7 +153,7 @@ _KINDS: dict[str, type[_Json]] = {
 
 def problem_of(folder: Path) -> str | None:
     """Return what no library may read in a model's folder, in one sentence without its end, or None."""
-    return _no_regular_file(folder) or _other_index(folder) or _wrong_json(folder)
+    return _no_regular_file(folder) or _other_model(folder) or _other_index(folder) or _wrong_json(folder)
 
 
 UNPACKED = ("fp8", "mxfp4")
@@ -205,6 +206,19 @@ def _no_regular_file(folder: Path) -> str | None:
                 return f"{file} is not a regular file"
     except OSError as error:
         return f"{error.filename} cannot be read: {error.strerror}"
+    return None
+
+
+def _other_model(folder: Path) -> str | None:
+    """Return which processor names another model.
+
+    transformers loads any class from any place for it, and asks the terminal about its code.
+    """
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if _OTHER_MODEL in read_json_object(folder / name):
+            return f"{folder / name} names another model ({_OTHER_MODEL}), which images and text do not need"
+    if (file := folder / f"{_OTHER_MODEL}_config.json").exists():
+        return f"{file} names another model, which images and text do not need"
     return None
 
 

@@ -274,6 +274,25 @@ def test_modules_in_the_working_directory_are_not_imported(start: list[str], tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.py" for name in PLANTED)
 
 
+@pytest.mark.parametrize("entries", ["{checkout}:", ":{checkout}", "{checkout}::/nonexistent"])
+def test_an_empty_entry_of_pythonpath_brings_in_no_library_of_the_working_directory(
+    entries: str, tmp_path: Path
+) -> None:
+    """`export PYTHONPATH=$PYTHONPATH:/my/modules` makes one, and Python takes it for the working directory."""
+    for name in ("click", "torch", "pydantic", "yaml", "datasets"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("open('canary', 'w')\nraise SystemExit('planted')\n")
+    environment = clean(PYTHONPATH=entries.format(checkout=assets.PACKAGE.parent))
+
+    for start in ([sys.executable, "-c", "from tuner.cli import main; main()"], [sys.executable, "-m", "tuner"]):
+        done = subprocess.run(
+            [*start, "train", TINY, "--dry-run"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+        assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "canary").exists()
+
+
 ENVIRONMENTS: dict[str, tuple[dict[str, str | None], int]] = {
     "a command as a count": ({"NPROC_PER_NODE": "8; touch canary"}, 2),
     "a digit that is none": ({"NNODES": "²"}, 2),

@@ -207,3 +207,14 @@ def test_a_pickle_of_weights_is_read_only_where_the_user_trusts_it(tmp_path: Pat
         with pytest.raises(ModelError, match="--trust-remote-code"):
             projectors.read(place, trusts_pickles=False)
         assert len(projectors.read(place, trusts_pickles=True)) == 4
+
+
+@pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json", "audio_tokenizer_config.json"])
+def test_a_processor_that_names_another_model_is_refused_before_a_library_loads_that(tmp_path: Path, file: str) -> None:
+    """transformers would load any class from any place for it, without a word on whether code may run."""
+    model = model_with_code(tmp_path / "model")
+    other = {"audio_tokenizer_class": "AutoModel", "audio_tokenizer_name_or_path": str(tmp_path)}
+    (model / file).write_text(json.dumps({"audio_tokenizer": other}))
+
+    with pytest.raises(ModelError, match=file), explained(str(model)):
+        raise AssertionError("a library would read it")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from tuner.cli import search_path as search_path
+
+# What is imported from here on is looked for without the working directory.
+# isort: split
+
 import keyword
 import os
 import shlex
