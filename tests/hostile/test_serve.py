@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,68 @@ def test_a_template_that_hangs_in_c_is_killed(server: tuple[Forked, int]) -> Non
 
     assert status == 400
     assert document["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, 1e-10])
+def test_a_temperature_near_zero_does_not_end_the_server(server: tuple[Forked, int], temperature: float) -> None:
+    """Scores that are divided by it are no numbers: the draw of one request failed for all."""
+    status, document = post(server[1], CHAT | {"temperature": temperature})
+
+    assert (status, document["choices"][0]["message"]["content"]) == (200, "one two three four")
+
+
+def test_more_choices_than_one_request_may_have_are_refused(server: tuple[Forked, int]) -> None:
+    asked = {"model": "scripted", "prompt": ["hi"] * 128, "n": 128, "max_tokens": 1}
+
+    status, document = post(server[1], asked, "/v1/completions")
+
+    assert (status, document["error"]["param"]) == (400, "n")
+
+
+def test_connections_that_send_no_request_are_closed_and_others_are_answered(server: tuple[Forked, int]) -> None:
+    opened = [socket.create_connection(("127.0.0.1", server[1]), 60) for _ in range(260)]
+    try:
+        for number, connection in enumerate(opened):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " if number % 2 else b"")
+        deadline = time.monotonic() + 40
+        while (status := status_of(raw(server[1], request("GET", "/health")))) != 200 and time.monotonic() < deadline:
+            for connection in opened[1::2]:  # a byte now and then
+                with suppress(OSError):
+                    connection.sendall(b"y")
+            time.sleep(1)
+    finally:
+        for connection in opened:
+            connection.close()
+
+    assert status == 200
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_a_pattern_of_the_model_that_never_ends_holds_up_nobody_else(server: tuple[Forked, int]) -> None:
+    """What tells a tool call from text are patterns that come with a tokenizer."""
+    body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "[evil]"}], "tools": [TOOL]}).encode()
+    with socket.create_connection(("127.0.0.1", server[1]), 60) as connection:
+        connection.sendall(request("POST", "/v1/chat/completions", body))
+        time.sleep(1)
+        start = time.monotonic()
+        assert status_of(raw(server[1], request("GET", "/health"))) == 200
+        assert time.monotonic() - start < 3
+        reply = b""
+        while part := connection.recv(65_536):
+            reply += part
+
+    message = json.loads(reply.partition(b"\r\n\r\n")[2])["choices"][0]["message"]
+    assert message["content"].startswith("<evil>a")
+
+
+def test_a_call_that_is_no_call_is_what_the_model_wrote(server: tuple[Forked, int]) -> None:
+    asked = CHAT | {"messages": [{"role": "user", "content": "[textcall]"}], "tools": [TOOL]}
+
+    status, document = post(server[1], asked)
+
+    assert (status, document["choices"][0]["message"]["content"]) == (200, '<tool_call>"text"</tool_call>')
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

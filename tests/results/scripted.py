@@ -19,6 +19,8 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "[smile]": ("a smile: \N{SLIGHTLY SMILING FACE}", END),
     "[call]": ("<tool_call>", CALL, "</tool_call>", END),
     "[broken]": ("<tool_call>broken", "</tool_call>", END),
+    "[textcall]": ('<tool_call>"text"', "</tool_call>", END),
+    "[evil]": ("<evil>", "a" * 60, END),
     "[loop]": (" tick", " tock", " tick"),
 }
 """What follows the last word of a question; `[dice]` is followed by one of `DICE`, all as probable."""
@@ -56,6 +58,7 @@ RESPONSES = {
             "content": "json",
             "transform": {"type": "function", "function": "{content}"},
         },
+        "evil": {"open": "<evil>", "close_pattern": "(a|aa)+[^a<]", "content": "text"},  # takes years
         "content": {"close": END, "content": "text"},
     },
 }

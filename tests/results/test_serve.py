@@ -543,6 +543,47 @@ def test_the_answers_of_an_adapter_end_as_it_learned(tmp_path: Path) -> None:
     assert engine.Sampling(model).ends == {2, 7}
 
 
+def test_a_stranger_that_has_the_port_is_not_told_the_key() -> None:
+    received = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                received.append(connection.recv(65_536))
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        stranger = threading.Thread(target=answer)
+        stranger.start()
+        with pytest.raises(UsageError):
+            serve.Server([], f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "it", KEY)
+        stranger.join()
+
+    assert received and KEY.encode() not in received[0]
+
+
+class _Failing:
+    def choose(self, ids: object, scores_V: torch.Tensor) -> int:
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+
+
+def test_scores_that_are_no_numbers_end_their_request_alone() -> None:
+    model = AutoModelForCausalLM.from_config(LLAMA).eval()
+    generating = engine.of_model(model, 64, [], PROMPTS)
+
+    async def run() -> list[int]:
+        with pytest.raises(engine.GenerationFailed, match="nan"):
+            await anext(generating.tokens(engine.Prompt(PROMPTS[0]), _Failing(), 4))
+        return [token async for token in generating.tokens(engine.Prompt(PROMPTS[1]), _greedy(), 4)]
+
+    try:
+        assert isinstance(generating, engine.Continuous)
+        assert len(asyncio.run(run())) == 4
+        assert generating.is_alive
+    finally:
+        generating.close()
+
+
 def test_a_prompt_that_does_not_fit_the_memory_of_the_batch_is_not_taken() -> None:
     model = AutoModelForCausalLM.from_config(LLAMA).eval()
     generating = engine.of_model(model, 10**6, [], PROMPTS)

@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +44,8 @@ KEY_VARIABLE = "TUNER_API_KEY"
 """Holds the key of a server: unlike an argument, other users of the machine do not see it."""
 _GRACE_S = 1
 _MAX_CONNECTIONS = 256
+_HEAD_S = 10.0
+"""Within which a request must arrive, without its body: who sends none takes one of the connections."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,30 @@ def _bound(address: Address) -> socket.socket:
 
 def _listen(served: Any, port: socket.socket, on_open: Callable[[], None], on_stop: Callable[[], None]) -> None:
     import uvicorn  # an extra
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Connection(H11Protocol):
+        """One that is closed if no request arrives: uvicorn waits for ever for the end of its headers."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def on_response_complete(self) -> None:
+            self._waiting.cancel()
+            self._wait()  # before the next request, which may have arrived already
+            super().on_response_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._waiting.cancel()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            self._waiting = self.loop.call_later(_HEAD_S, self._close_if_idle)
+
+        def _close_if_idle(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
 
     class Listening(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -211,7 +237,7 @@ def _listen(served: Any, port: socket.socket, on_open: Callable[[], None], on_st
 
     config = uvicorn.Config(
         served,
-        http="h11",  # a header has at most 64 KiB in it
+        http=Connection,  # of h11: all headers together have at most 64 KiB
         ws="none",
         lifespan="off",
         log_config=None,
@@ -252,7 +278,7 @@ class Server:
             TunerError: the server ended before it answered; the error holds its last lines of output.
         """
         self.url, self.name, self.api_key = url, name, api_key
-        if self._status() is not None:
+        if self._status({}) is not None:  # without the key: that server may be a stranger's
             fix = "Use another port, or stop that server."
             raise UsageError(f"another server answers at {url}", where="port", fix=fix)
         self._log = tempfile.NamedTemporaryFile(prefix="tuner-serve-", suffix=".log")  # noqa: SIM115  closed by stop
@@ -263,7 +289,7 @@ class Server:
         )
         atexit.register(self.stop)
         try:
-            while self._status() != 200:
+            while self._status({"Authorization": f"Bearer {api_key}"}) != 200:
                 if self._process.poll() is not None:
                     raise TunerError(f"the server of {name} ended: {self._last_lines()}")
                 time.sleep(POLL_S)
@@ -292,9 +318,9 @@ class Server:
         state = "stopped" if self._process.poll() is not None else "serving"
         return f"Server({self.name!r} at {self.url}, {state})"
 
-    def _status(self) -> int | None:
+    def _status(self, headers: Mapping[str, str]) -> int | None:
         """Return the status that the address answers with; None if nothing listens."""
-        request = urllib.request.Request(f"{self.url}/models", headers={"Authorization": f"Bearer {self.api_key}"})  # noqa: S310  http, ours
+        request = urllib.request.Request(f"{self.url}/models", headers={**headers})  # noqa: S310  http, ours
         try:
             with urllib.request.urlopen(request, timeout=_REPLY_S) as reply:  # noqa: S310  as above
                 return int(reply.status)

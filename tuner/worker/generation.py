@@ -27,9 +27,16 @@ Message = dict[str, Any]
 OnText = Callable[[str], None]
 
 
+_MIN_TEMPERATURE = 1e-5
+"""Source: vLLM, `_SAMPLING_EPS`, below which it takes the most probable token too."""
+
+
 @dataclass(frozen=True)
 class Settings:
-    """How tokens are chosen. None takes the value of the model's generation_config; temperature 0 is greedy."""
+    """How tokens are chosen. None takes the value of the model's generation_config; temperature 0 is greedy.
+
+    So is one below `_MIN_TEMPERATURE`: scores that are divided by it are no numbers any more.
+    """
 
     max_new_tokens: int = 512
     temperature: float | None = None
@@ -37,7 +44,7 @@ class Settings:
 
     def arguments(self) -> dict[str, object]:
         """Return the keyword arguments of transformers' `generate`."""
-        if self.temperature == 0:
+        if self.temperature is not None and self.temperature < _MIN_TEMPERATURE:
             return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
         options = {"temperature": self.temperature, "top_p": self.top_p}
         options = {name: value for name, value in options.items() if value is not None}

@@ -6,17 +6,16 @@ It generates no tokens and knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.results import compat
 from tuner.results.serving.engine import Engine, Prompt, Sampler, Sampling
-from tuner.results.serving.prompts import Prompts
+from tuner.results.serving.prompts import Prompts, Written
 from tuner.results.serving.requests import ChatRequest, CompletionRequest, Refused, refuse_not_generated
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ class Answer:
         async with aclosing(self._pieces()) as arriving:
             async for piece in arriving:
                 pieces[piece.index].append(piece)
-        choices = [self._whole(choice, parts) for choice, parts in zip(self._choices, pieces, strict=True)]
+        choices = [await self._whole(choice, parts) for choice, parts in zip(self._choices, pieces, strict=True)]
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
 
@@ -215,7 +214,7 @@ class Answer:
                 yield self._part(choice.index, {"role": "assistant", "content": ""})
         async with aclosing(self._pieces()) as arriving:
             async for piece in arriving:
-                for part in self._parts_of(piece):
+                async for part in self._parts_of(piece):
                     yield part
         options = self._request.stream_options
         if options and options.include_usage:
@@ -256,12 +255,12 @@ class Answer:
 
     # Objects
 
-    def _parts_of(self, piece: _Piece) -> Iterator[dict[str, Any]]:
+    async def _parts_of(self, piece: _Piece) -> AsyncIterator[dict[str, Any]]:
         choice = self._choices[piece.index]
         if self._offers_tools:
             # A call is one when its last token is there: such an answer arrives at its end.
             if piece.finish:
-                message, finish = self._message(choice)
+                message, finish = await self._message(choice)
                 calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
                 delta = {key: value for key, value in message.items() if key not in ("role", "tool_calls") and value}
                 yield self._part(piece.index, delta | ({"tool_calls": calls} if calls else {}), self._logprobs(choice))
@@ -280,13 +279,13 @@ class Answer:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": [choice]}
 
-    def _whole(self, choice: _Choice, pieces: Sequence[_Piece]) -> dict[str, Any]:
+    async def _whole(self, choice: _Choice, pieces: Sequence[_Piece]) -> dict[str, Any]:
         logprobs = self._logprobs(choice, [token for piece in pieces for token in piece.tokens])
         if not self._is_chat:
             said: dict[str, Any] = {"text": choice.answer.text}
             finish = choice.finish
         else:
-            message, finish = self._message(choice)
+            message, finish = await self._message(choice)
             said = {"message": message}
         return {"index": choice.index, **said, "logprobs": logprobs, "finish_reason": finish}
 
@@ -294,32 +293,30 @@ class Answer:
     def _offers_tools(self) -> bool:
         return isinstance(self._request, ChatRequest) and bool(self._request.offered_tools)
 
-    def _message(self, choice: _Choice) -> tuple[dict[str, Any], str]:
+    async def _message(self, choice: _Choice) -> tuple[dict[str, Any], str]:
         """Return the message, with tool calls if tools were offered, and the reason of its end."""
         message: dict[str, Any] = {"role": "assistant", "content": choice.answer.text}
         if not self._offers_tools:
             return message, choice.finish
-        encoder, assert_chat = self._answers._encoder, self._request
-        assert isinstance(assert_chat, ChatRequest)
-        said = encoder.decode(choice.ids, exact=True)
-        for stop in self._request.stops:
-            said = said.partition(stop)[0]
-        try:
-            parsed = encoder.tokenizer.parse_response(
-                said,
-                self._answers._template,
-                prefix=encoder.decode(choice.prompt.ids, exact=True),
-                tools=assert_chat.offered_tools,
-            )
-        except (ValueError, KeyError):  # the model wrote a call that is none: the client sees what it wrote
+        answers, request = self._answers, self._request
+        assert isinstance(request, ChatRequest) and answers._template is not None
+        written = Written(choice.ids, request.stops, choice.prompt.ids, answers._template, request.offered_tools)
+        read = await answers._prompts.message_of(written)
+        if read is None:  # the client sees what the model wrote
             return message, choice.finish
-        calls = [_called(call) for call in parsed.get("tool_calls") or ()]
-        if thought := parsed.get("reasoning_content") or parsed.get("thinking"):
-            message["reasoning_content"] = thought
-        message["content"] = parsed.get("content") or (None if calls else "")
-        if calls:
-            message["tool_calls"] = calls
-        return message, "tool_calls" if calls and choice.finish == "stop" else choice.finish
+        if read.thought:
+            message["reasoning_content"] = read.thought
+        message["content"] = read.content or (None if read.calls else "")
+        if read.calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{uuid.uuid4().hex[:24]}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for name, arguments in read.calls
+            ]
+        return message, "tool_calls" if read.calls and choice.finish == "stop" else choice.finish
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(one.ids) for one in self._prompts)
@@ -357,14 +354,3 @@ class Answer:
 
 _UNKNOWN_CONTEXT = 1024
 """The longest answer where neither the request nor the model's config says."""
-
-
-def _called(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": function["name"], "arguments": text},
-    }

@@ -113,7 +113,7 @@ class Sampler:
             token = int(processed_V.argmax())
         if self._num_logprobs is not None:
             logprobs_V = scores_V.log_softmax(-1)
-            values, tokens = logprobs_V.topk(self._num_logprobs)
+            values, tokens = logprobs_V.topk(min(self._num_logprobs, len(logprobs_V)))
             top = list(zip(tokens.tolist(), values.tolist(), strict=True))
             self.logprobs.append(TokenLogprobs(float(logprobs_V[token]), top))
         return token
@@ -239,7 +239,7 @@ class Continuous:
             _NotBatched: the manager refuses the model.
         """
         self._ends = ends or [-1]  # none
-        self._choosers: dict[str, Chooser] = {}
+        self._choosers: dict[str, _Guarded] = {}
         most = context_tokens or _MAX_CPU_TOKENS
         on_cpu = model.device.type == "cpu"
         tokens = max(most, min(_MAX_CPU_TOKENS, 8 * most))
@@ -289,7 +289,7 @@ class Continuous:
         recorders = [_Recorder(ids[-_NUM_TRIAL_TOKENS:]) for ids in trials]
         try:
             for number, (ids, recorder) in enumerate(zip(trials, recorders, strict=True)):
-                engine._choosers[f"trial-{number}"] = recorder
+                engine._choosers[f"trial-{number}"] = _Guarded(recorder)
                 engine._manager.add_request(
                     ids[:-_NUM_TRIAL_TOKENS],
                     request_id=f"trial-{number}",
@@ -316,7 +316,7 @@ class Continuous:
         """Yield tokens; see `Engine`."""
         number = uuid.uuid4().hex
         outputs: asyncio.Queue[Any] = asyncio.Queue()
-        self._choosers[number] = chooser
+        guarded = self._choosers[number] = _Guarded(chooser)
         self._manager.register_result_handler(number, outputs.put_nowait)
         try:
             added = self._manager.add_request(
@@ -327,6 +327,8 @@ class Continuous:
             num_seen = 0
             while True:
                 output = await outputs.get()
+                if guarded.problem:
+                    raise GenerationFailed(guarded.problem)
                 for token in output.generated_tokens[num_seen:]:
                     yield token
                 num_seen = len(output.generated_tokens)
@@ -351,15 +353,33 @@ class Continuous:
         return not self._manager.is_running()
 
 
+class _Guarded:
+    """Chooses as its chooser does; what is wrong with one request's scores must not end the manager for all."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+        self.problem: str | None = None
+
+    def choose(self, ids: Sequence[int] | torch.Tensor, scores_V: torch.Tensor) -> int:
+        """Return the next token; after an error, which `problem` says then, any."""
+        if self.problem is None:
+            try:
+                return self._chooser.choose(ids, scores_V)
+            except Exception as error:
+                _LOG.exception("A request failed")
+                self.problem = f"{type(error).__name__}: {error}"
+        return 0
+
+
 class _EachByItself(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     """Leaves one token of each row: the one that the row's request chooses."""
 
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012  as the base class has it
     ignored_kwargs = ()
 
-    def __init__(self, choosers: dict[str, Chooser]) -> None:
+    def __init__(self, choosers: dict[str, _Guarded]) -> None:
         self._choosers = choosers
-        self._rows: list[tuple[Chooser | None, list[int]]] = []
+        self._rows: list[tuple[_Guarded | None, list[int]]] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         """Write nothing: no value travels in the tensor."""

@@ -1,11 +1,13 @@
-"""Prompts of requests as tokens, made in a process of its own: a chat template is a foreign program.
+"""Prompts of requests as tokens, and answers as messages, made in a process of its own.
 
-One that takes too long or too much memory ends there, and the server goes on. It generates nothing.
+A chat template and the patterns of a response template are foreign programs: one that takes too long or too much
+memory ends there, and the server goes on. It generates nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -27,10 +29,12 @@ from tuner.results.serving.requests import ChatRequest, Refused
 if TYPE_CHECKING:
     import numpy
 
-    from tuner.data.sample import Message
+    from tuner.data.sample import Message as Turn
 
 _MAX_S = 30.0
 """For one prompt, by the clock. Template and tokens of 8 MiB take some seconds; C code that hangs takes for ever."""
+_MAX_ANSWER_S = 5.0
+"""For the tool calls of one answer: patterns are looked for in some thousand characters."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,34 @@ class _Job:
 
     source: str | list[int] | list[dict[str, Any]]
     tools: Sequence[dict[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """An answer as the model wrote it, to be read with its response template.
+
+    Attributes:
+        ids: Its tokens.
+        stops: The request's stop strings.
+        prompt_ids: The tokens before it, which may begin the message.
+        template: How the answers of the model hold tool calls.
+        tools: What the request offered.
+    """
+
+    ids: Sequence[int]
+    stops: Sequence[str]
+    prompt_ids: Sequence[int]
+    template: dict[str, Any]
+    tools: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Message:
+    """An answer that was read: its text, its thoughts, and the name and the arguments (JSON text) of each call."""
+
+    content: str | None
+    thought: str | None
+    calls: Sequence[tuple[str, str]]
 
 
 class Prompts:
@@ -68,12 +100,17 @@ class Prompts:
         """Return a text as tokens; tokens as they are. Errors as `of_chat`."""
         return await self._made(_Job(text), "prompt")
 
-    async def _made(self, job: _Job, parameter: str) -> Prompt:
-        # To its end, even if the client leaves: what one job gives must not be taken for another's.
-        running = asyncio.create_task(self._run(job))
-        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
+    async def message_of(self, answer: Written) -> Message | None:
+        """Return the message in an answer; None if the model wrote none, such as a call that is no JSON."""
         try:
-            made = await asyncio.shield(running)
+            message: Message = await self._to_its_end(answer)
+        except (DataError, MachineError):
+            return None
+        return message
+
+    async def _made(self, job: _Job, parameter: str) -> Prompt:
+        try:
+            made: Prompt | _TooLong = await self._to_its_end(job)
         except DataError as error:
             raise Refused(400, error.what, parameter=parameter) from error
         except MachineError as error:
@@ -83,10 +120,15 @@ class Prompts:
             raise Refused(400, problem, parameter=parameter, code="context_length_exceeded")
         return made
 
-    async def _run(self, job: _Job) -> Prompt | _TooLong:
+    async def _to_its_end(self, job: _Job | Written) -> Any:
+        # Even if the client leaves: what one job gives must not be taken for another's.
+        running = asyncio.create_task(self._run(job))
+        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
+        return await asyncio.shield(running)
+
+    async def _run(self, job: _Job | Written) -> Any:
         async with self._lock:
-            made: Prompt | _TooLong = await asyncio.to_thread(self._process.run, job)
-            return made
+            return await asyncio.to_thread(self._process.run, job)
 
     def end(self) -> None:
         """End the process, whatever it does; requests that wait for it are refused."""
@@ -106,14 +148,14 @@ class _Watched:
         self._maker = maker
         self._worker: Worker | None = None  # a child of the process that calls, which alone can end it
 
-    def __call__(self, job: _Job) -> Prompt | _TooLong:
+    def __call__(self, job: _Job | Written) -> Any:
         worker = self._worker = self._worker or Worker(self._maker)
+        most_s = _MAX_ANSWER_S if isinstance(job, Written) else _MAX_S
         try:
             worker.begin(job)
-            if worker.is_done(_MAX_S):
-                made: Prompt | _TooLong = worker.result()
-                return made
-            problem = f"its prompt is not made within {_MAX_S:g} s"
+            if worker.is_done(most_s):
+                return worker.result()
+            problem = f"its prompt is not made within {most_s:g} s"
         except MachineError:
             problem = "the process that made its prompt was killed: it took too much memory"
         worker.end()
@@ -126,7 +168,9 @@ class _Maker:
         self._encoder, self._context = encoder, context_tokens
         self._longest = max(map(len, encoder.tokenizer.get_vocab()), default=1)
 
-    def __call__(self, job: _Job) -> Prompt | _TooLong:
+    def __call__(self, job: _Job | Written) -> Prompt | _TooLong | Message:
+        if isinstance(job, Written):
+            return _message(self._encoder, job)
         # Of texts alone, `prompt` limits the memory of the template, and not of the tokenizer, which takes more.
         has_images = isinstance(self._encoder, ImageEncoder)
         try:
@@ -163,12 +207,12 @@ class _Maker:
             raise Misfit(f"the tokenizer has no token {wrong}")
         return ids
 
-    def _turns(self, source: list[dict[str, Any]]) -> list[Message]:
+    def _turns(self, source: list[dict[str, Any]]) -> list[Turn]:
         turns = conversation.messages_of(source)
         self._check_images(turns)
         return [{**turn, "content": self._content(turn["content"])} for turn in turns]
 
-    def _check_images(self, turns: list[Message]) -> None:
+    def _check_images(self, turns: list[Turn]) -> None:
         mark = self._encoder.image_token if isinstance(self._encoder, ImageEncoder) else None
         for turn in turns:
             content = turn["content"]
@@ -193,6 +237,30 @@ class _Maker:
         torch.set_num_threads(1)  # effect: the threads of the parent did not come along
         tensors = self._encoder.pixels_in(self._turns(source), torch.tensor([ids]))
         return {name: values.numpy() for name, values in tensors.items()}
+
+
+def _message(encoder: TextEncoder, answer: Written) -> Message:
+    text = encoder.decode(answer.ids, exact=True)
+    for stop in answer.stops:
+        text = text.partition(stop)[0]
+    prefix = encoder.decode(answer.prompt_ids, exact=True)
+    try:
+        with limits.memory():
+            parsed = encoder.tokenizer.parse_response(text, answer.template, prefix=prefix, tools=[*answer.tools])
+        calls = [_called(call["function"]) for call in parsed.get("tool_calls") or ()]
+        content, thought = parsed.get("content"), parsed.get("reasoning_content") or parsed.get("thinking")
+        if not (isinstance(content, str | None) and isinstance(thought, str | None)):
+            raise TypeError("no text")
+    except (LookupError, ValueError, TypeError, AttributeError, MemoryError, RecursionError) as error:
+        raise DataError(f"its answer is no message: {error}") from error
+    return Message(content, thought, calls)
+
+
+def _called(function: Any) -> tuple[str, str]:
+    name, arguments = function["name"], function["arguments"]
+    if not isinstance(name, str):
+        raise TypeError("a function without a name")
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _num_characters(source: Any) -> int:

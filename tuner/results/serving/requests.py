@@ -265,6 +265,8 @@ def read(kind: type[R], body: bytes) -> R:
         raise _misfit(error) from None
     if isinstance(request, CompletionRequest) and len(request.prompts) > _MAX_PROMPTS:
         raise Refused(400, f"at most {_MAX_PROMPTS} prompts are taken at once", parameter="prompt")
+    if isinstance(request, CompletionRequest) and len(request.prompts) * (request.n or 1) > _MAX_CHOICES:
+        raise Refused(400, f"at most {_MAX_CHOICES} choices of all prompts are generated at once", parameter="n")
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise Refused(400, "top_logprobs needs logprobs = true", parameter="top_logprobs")
     if request.stream_options and not request.stream:
