@@ -3,8 +3,8 @@
     make real && python -m bench.epochs build/real
 
 A plain PyTorch loop, one row a step, in fp32. Each set has rows to train on, rows to choose the best epoch by, and
-other rows to measure the choice on. One line of JSON a run; `--full` trains all weights, with `--lr` and
-`--rows-of-step`.
+other rows to measure the choice on. One line of JSON a run; `--full` trains all weights, with each rate of `--lr` and
+`--rows-of-step` rows in a step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,15 @@ def encoded(conversations: Iterator[Turns], tokenizer: Any, count: int) -> list[
     return rows
 
 
-def trained(model: Any, parts: dict[str, list[Row]], epochs: int, options: argparse.Namespace) -> list[list[float]]:
-    """Train `model`; return the losses on the rows that choose and those that measure, before and after each epoch."""
+def trained(model: Any, parts: dict[str, list[Row]], epochs: int, lr: float, size: int) -> list[list[float]]:
+    """Train `model` at the peak rate `lr` on `size` rows a step.
+
+    Returns:
+        The losses on the rows that choose and on those that measure, before and after each epoch.
+    """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=options.lr, weight_decay=0.0, fused=True)
-    rows, size = parts["train"], options.rows_of_step
+    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=True)
+    rows = parts["train"]
     total = epochs * math.ceil(len(rows) / size)
     warmup, number = max(1, math.ceil(0.03 * total)), 0
     losses = [[mean_loss(model, parts[name], autocast=False) for name in ("val", "test")]]
@@ -96,7 +101,7 @@ def trained(model: Any, parts: dict[str, list[Row]], epochs: int, options: argpa
         order = random.sample(rows, len(rows))
         for start in range(0, len(rows), size):
             course = math.cos(math.pi * (number - warmup) / max(1, total - warmup)) / 2 + 0.5
-            optimizer.param_groups[0]["lr"] = options.lr * ((number + 1) / warmup if number < warmup else course)
+            optimizer.param_groups[0]["lr"] = lr * ((number + 1) / warmup if number < warmup else course)
             step = order[start : start + size]
             count = sum(label != IGNORED for _, labels in step for label in labels[1:])
             for batch in padded_batches(step, 1024):
@@ -116,8 +121,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="*", default=[3, 1])
     parser.add_argument("--seeds", type=int, nargs="*", default=[42])
     parser.add_argument("--full", action="store_true", help="train all weights")
-    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--lr", type=float, nargs="*", default=[2e-4])
     parser.add_argument("--rows-of-step", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=NUM_TRAIN, help="to train on")
     options = parser.parse_args()
     folder = options.real / "smollm2"
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -125,26 +131,27 @@ def main() -> None:
         for name, conversations in sets(options.real).items():
             if options.only and name not in options.only:
                 continue
-            rows = encoded(conversations, tokenizer, NUM_TRAIN + NUM_VAL + NUM_TEST)
+            rows = encoded(conversations, tokenizer, options.rows + NUM_VAL + NUM_TEST)
             random.Random(0).shuffle(rows)
             held_out = NUM_VAL + NUM_TEST
             parts = {"val": rows[:NUM_VAL], "test": rows[NUM_VAL:held_out], "train": rows[held_out:]}
-            for epochs in options.epochs:
+            for epochs, lr in product(options.epochs, options.lr):
                 torch.manual_seed(seed)
                 random.seed(seed)
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
                 if not options.full:
                     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-                losses = trained(model, parts, epochs, options)
+                losses = trained(model, parts, epochs, lr, options.rows_of_step)
                 best = min(range(1, len(losses)), key=lambda epoch: losses[epoch][0])
-                settings = {"lr": options.lr, "full": options.full, "rows_of_step": options.rows_of_step, "seed": seed}
+                settings = {"lr": lr, "full": options.full, "rows_of_step": options.rows_of_step, "seed": seed}
                 line = {"set": name, "rows": len(parts["train"]), "epochs": epochs, **settings}
                 line |= {"before": losses[0][1], "last": losses[-1][1], "best": losses[best][1], "best_epoch": best}
                 shown = {
                     key: round(value, 4) if isinstance(value, float) and key != "lr" else value
                     for key, value in line.items()
                 }
-                print(json.dumps(shown | {"val": [round(loss[0], 4) for loss in losses]}), flush=True)
+                curves = {name: [round(loss[part], 4) for loss in losses] for part, name in enumerate(("val", "test"))}
+                print(json.dumps(shown | curves), flush=True)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ optim_wrapper = dict(
     optimizer=dict(
         # A class of torch.optim, bitsandbytes or DeepSpeed: docs/deepspeed.md lists them.
         type="AdamW",
-        # The peak learning rate.
+        # The peak learning rate. Of all weights, at every size of model: sources and figures are in docs/learning.md.
         lr=2e-5,
         # Adam's decay rates of the two moments.
         betas=(0.9, 0.999),
