@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
