@@ -45,3 +45,11 @@ def test_a_split_of_a_local_file_is_named(tmp_path: Path) -> None:
     assert told("train_dataloader.dataset.split=test") == ["train_dataloader.dataset.split"]
     assert told("train_dataloader.dataset.name=main") == ["train_dataloader.dataset.name"]
     assert told("train_dataloader.dataset.split=train[:2]") == []
+
+
+def test_the_recipe_of_a_run_which_holds_every_key_has_none_to_name(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(made(recipe=DPO).recipe.standalone())
+
+    told = preflight.foresee(made(recipe=str(tmp_path / "recipe.py")))
+
+    assert not [one for one in told if "has no effect" in one]

@@ -13,8 +13,8 @@ from tuner import paths
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import packs
-from tuner.recipes.merging import Kind
-from tuner.recipes.recipe import Recipe
+from tuner.recipes.merging import Kind, lookup
+from tuner.recipes.recipe import Recipe, read_base
 from tuner.recipes.schema import RecipeConfig
 
 _ROWS = "train_dataloader.dataset"
@@ -31,10 +31,15 @@ def unread_keys(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def _is_set(recipe: Recipe, key: str) -> bool:
-    """Return whether a file or a flag of the user's has set a key to something."""
-    origin = recipe.origins.get(key)
-    is_users = origin is not None and origin.place.kind in (Kind.FILE, Kind.FLAG)
-    return is_users and attrgetter(key)(recipe.config) not in (None, False)
+    """Return whether a flag has set a key to something, or a file to something else than its default.
+
+    A file that tuner has written, such as a run's recipe.py, holds every key.
+    """
+    origin, value = recipe.origins.get(key), attrgetter(key)(recipe.config)
+    if origin is None or value in (None, False):
+        return False
+    differs = value != lookup(read_base().values, key.split("."))
+    return origin.place.kind is Kind.FLAG or (origin.place.kind is Kind.FILE and differs)
 
 
 def _unread(config: RecipeConfig) -> Iterator[tuple[str, str]]:
