@@ -242,3 +242,12 @@ def test_one_gpu_has_a_time_with_its_range_and_attention_counts(tuner: Tuner) ->
     attention = 3 * 2 * 36 * 4096 * 32768 * (32768 - 2048)
     assert longer - seconds == pytest.approx(attention / (0.4 * 989e12), rel=0.01)
     assert "one step: about" in tuner("plan", *arguments).out
+
+
+@pytest.mark.parametrize(("gpus", "is_there"), [("1", False), ("2", True)])
+def test_copies_inside_a_node_are_planned_where_a_node_has_several_gpus(
+    tuner: Tuner, gpus: str, is_there: bool
+) -> None:
+    done = tuner("plan", "qwen3_0_6b_lora_alpaca_e1", "--nodes", "2", "--gpus", gpus, "--gpu", "h100", "--json")
+
+    assert ("deepspeed_zero3_hpz" in json.loads(done.out)["communication"]) is is_there

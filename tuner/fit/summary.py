@@ -168,7 +168,7 @@ def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple
         if not level.stage or level.offloads:
             continue
         yield candidate.level, level, candidate.config
-        if level.stage == 3 and machines.num_nodes > 1:
+        if level.stage == 3 and machines.num_nodes > 1 and machines.gpus_per_node > 1:
             yield f"{candidate.level}_hpz", level._replace(hpz=machines.gpus_per_node), candidate.config
 
 
