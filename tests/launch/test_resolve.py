@@ -160,7 +160,7 @@ def test_a_level_that_may_not_fit_is_a_warning_and_a_hopeless_one_is_refused_at_
 
     assert any("may not fit: it needs about " in warning for warning in found.warnings)
     with pytest.raises(MachineError, match="does not fit"):
-        fitting.refuse_hopeless(found.fit, found.recipe.config)
+        fitting.refuse_hopeless(found.chosen)
 
 
 def test_a_users_json_is_judged_by_what_it_says(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Choice(NamedTuple):
         """Return why it is taken, its seconds, and the best of the other levels."""
         if self.runner_up is None:
             return self.why
-        seconds = f" ({self.taken.time.total_s:.2f} s a step)" if self.taken.time else ""
+        seconds = f": {self.taken.time.total_s:.2f} s a step" if self.taken.time else ""
         return f"{self.why}{seconds}; next best: {self.runner_up.describe()}"
 
 

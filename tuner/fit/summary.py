@@ -100,7 +100,8 @@ def make(
         machines=machines,
         levels=levels,
         choice=choice,
-        changes=[] if best and not best.offloads else changes(config, architecture, machines),
+        # Of the split with the least memory, which is the first.
+        changes=[] if best and not best.offloads else changes(candidates[0].config, architecture, machines),
         steps=_steps(config, architecture, machines, levels, cluster, assumed),
         tokens_per_step=config.split.samples * tokens_per_sample(config) * ranks,
     )

@@ -29,7 +29,7 @@ def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[str]:
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *_memory(run),
-        *(fitting.without_offloading(run.recipe.config, run.fit) if run.chosen.level_reason else []),
+        *fitting.without_offloading(run.chosen),
         f"run directory: {_from_here(run.run_path)}",
         *run.notes,
         *(f"WARNING: {warning}" for warning in dict.fromkeys((*run.warnings, *warnings))),

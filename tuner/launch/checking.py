@@ -175,7 +175,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     plan = report.attempt(lambda: _planned(request._replace(ignore_fit=True), machines, environ))
     if plan is None:
         return
-    report.attempt(lambda: fitting.refuse_hopeless(plan.fit, plan.recipe.config))
+    report.attempt(lambda: fitting.refuse_hopeless(plan.chosen))
     reported = () if plan_decides else plan.final.config_warnings
     report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tuner.errors import MachineError
 from tuner.fit import advice
 from tuner.fit.activations import default_attention
+from tuner.fit.advice import Change
 from tuner.fit.candidates import TOLERANCE
 from tuner.fit.levels import Fit
 from tuner.fit.parameters import active_parameters, backward_share, has_formula, trained_share
@@ -47,7 +48,7 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
 def why(chosen: LevelAndSplit) -> str | None:
     """Return why `auto` took the level, with the seconds and the memory that decided; None if the user named it."""
     reason = chosen.choice.describe() if chosen.choice else chosen.level_reason
-    return f"{reason}: {describe(chosen.fit)}" if reason and chosen.fit else reason
+    return f"{reason}; {describe(chosen.fit)}" if reason and chosen.fit else reason
 
 
 def describe(fit: Fit) -> str:
@@ -59,12 +60,20 @@ def describe(fit: Fit) -> str:
     return text
 
 
-def without_offloading(config: RecipeConfig, fit: Fit | None) -> list[str]:
-    """Return lines about the changes after which `fit`, a level that `auto` took, needs no offloading; [] if none."""
-    if fit is None or not fit.offloads or not fit.fits or config.architecture is None:
+def without_offloading(chosen: LevelAndSplit) -> list[str]:
+    """Return lines about the changes after which a level that `auto` took needs no offloading; [] if none."""
+    fit = chosen.fit
+    if chosen.level_reason is None or fit is None or not fit.offloads or not fit.fits:
         return []
-    found = advice.changes(config, config.architecture, fit.machines)
+    found = _changes(chosen, fit)
     return [advice.WITHOUT_OFFLOADING, *(f"  {change.text}" for change in found[:_MAX_CHANGES])] if found else []
+
+
+def _changes(chosen: LevelAndSplit, fit: Fit) -> list[Change]:
+    """Return the changes after which a level fits, beyond the split with the least memory, which `auto` may take."""
+    config = chosen.lightest
+    assert config is not None and config.architecture is not None
+    return advice.changes(config, config.architecture, fit.machines)
 
 
 def warning(fit: Fit | None) -> str | None:
@@ -72,20 +81,18 @@ def warning(fit: Fit | None) -> str | None:
     return f"This run may not fit: it needs {describe(fit)}." if fit and not fit.fits else None
 
 
-def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
+def refuse_hopeless(chosen: LevelAndSplit) -> None:
     """Refuse a run that does not fit by more than `TOLERANCE`.
 
     Raises:
         MachineError: it does not fit its GPUs or hosts.
     """
-    if fit and fit.room < -TOLERANCE:
-        raise _hopeless(fit, config)
+    if chosen.fit and chosen.fit.room < -TOLERANCE:
+        raise _hopeless(chosen, chosen.fit)
 
 
-def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
-    assert config.architecture is not None
-    advised = advice.changes(config, config.architecture, fit.machines)
-    ways = [change.text for change in advised[:_MAX_CHANGES]]
+def _hopeless(chosen: LevelAndSplit, fit: Fit) -> MachineError:
+    ways = [change.text for change in _changes(chosen, fit)[:_MAX_CHANGES]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
         f"this run does not fit: it needs {describe(fit)} at {fit.level}",

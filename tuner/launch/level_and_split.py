@@ -56,6 +56,11 @@ class LevelAndSplit:
     choice: Choice | None = None
     candidates: tuple[Candidate, ...] = ()
 
+    @property
+    def lightest(self) -> RecipeConfig | None:
+        """The recipe with the split that needs the least memory; None where the memory is not known."""
+        return self.candidates[0].config if self.candidates else None
+
 
 def choose_level_and_split(
     config: RecipeConfig,

@@ -202,6 +202,6 @@ def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
 def _fit(run: ResolvedRun) -> Iterator[Finding]:
     if not run.request.ignore_fit:
         try:
-            fitting.refuse_hopeless(run.fit, run.recipe.config)
+            fitting.refuse_hopeless(run.chosen)
         except TunerError as error:
             yield error

@@ -261,7 +261,7 @@ def decide(loaded: Recipe, deepspeed: str | None, place: RunPlace, *, ignore_fit
 
     chosen = choose_level_and_split(loaded.config, named, opened, merged, place, precision)
     if named is None and not ignore_fit:
-        fitting.refuse_hopeless(chosen.fit, loaded.config.with_split(chosen.split))
+        fitting.refuse_hopeless(chosen)
     loaded = batch_size.with_split(loaded, chosen.split, chosen.split_reason)
     if chosen.loss:
         loaded = loaded.settled({"train_cfg.loss": chosen.loss}, Place(Kind.DERIVED, chosen.loss_reason))
