@@ -67,7 +67,7 @@ FLOORS = {
     "__init__": 0,
 }
 LONGEST_CHAIN = 19  # a command, the start, its decisions, their arithmetic, the config, files, errors
-MOST_LINES_TO_READ = 3_500
+MOST_FILES_TO_READ = 30
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
 CHANGES = (
@@ -405,16 +405,11 @@ def test_the_defaults_hold_every_key_of_the_schema_and_no_other() -> None:
 
 def test_the_files_to_read_are_few_and_as_the_map_says() -> None:
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    stations = re.findall(r"^\| [^|]+ \| `(tuner/[^`]+)` \| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+    stations = re.findall(r"^\| [^|]*\| `(tuner/[^`]+)` \| `(\w+)` \|", page, re.MULTILINE)
 
-    assert len(stations) >= 10
-    texts = {file: (ROOT.parent / file).read_text(encoding="utf-8") for file, _, _ in stations}
-    assert [
-        file for file, function, _ in stations if not re.search(rf"(?m)^(def|class) {function}\b", texts[file])
-    ] == []
-    lines = {file: len(text.splitlines()) for file, text in texts.items()}
-    assert [(file, lines[file]) for file, _, number in stations if not 0.8 < lines[file] / int(number) < 1.25] == []
-    assert sum(lines.values()) <= MOST_LINES_TO_READ
+    assert 20 <= len(stations) <= MOST_FILES_TO_READ
+    texts = {file: (ROOT.parent / file).read_text(encoding="utf-8") for file, _ in stations}
+    assert [file for file, name in stations if not re.search(rf"(?m)^(def|class) {name}\b", texts[file])] == []
 
 
 DRIVER = "launch/resolve.py"
