@@ -138,12 +138,12 @@ def test_arrays_and_csv_files_are_counted_too() -> None:
     assert_as_trained(plan)
 
 
-def test_rows_that_are_dropped_only_make_it_less() -> None:
+def test_rows_that_are_dropped_make_it_less_and_those_that_are_sampled_are_counted_so() -> None:
     Path("rows.jsonl").write_text(f"{json.dumps(ALPACA)}\n" * 9 + '{"instruction": "Why?", "output": ""}\n' * 4)
     plan = planned(SFT)
 
-    assert (plan.steps.total.value, trained(plan)[1]) == (4, 3)
-    assert plan.steps.total.certainty is Certainty.UNLESS_DROPPED
+    assert (plan.steps.total.value, trained(plan)[1]) == (3, 3)
+    assert plan.steps.total.certainty is Certainty.ABOUT
 
 
 def test_a_dry_run_says_so(tuner: Tuner) -> None:

@@ -297,7 +297,8 @@ def _stood_in(rows: JsonObject, objective: str, has_images: bool) -> list[str]:
 
 
 def _losses(run: RunDirectory) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in metrics.every_line(run) if "loss" in line}
+    lines = (line for line in metrics.every_line(run) if "loss" in line)
+    return {line["step"]: float(line["loss"]) for line in lines}  # one that is not finite is a text there
 
 
 def _alike(apart: float) -> str:
