@@ -58,8 +58,8 @@ class _Late(Exception):
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     """Find what is wrong with the rows of each data set: rows that cannot be read, or that do not fit.
 
-    Of local files that are counted all rows are read, as far as `_READ_S` reach; of others the first. Their copies are
-    counted too, unless the plan has counted them.
+    Of the user's local files that are counted all rows are read, as far as `_READ_S` reach; of others the first. Their
+    copies are counted too, unless the plan has counted them.
     """
     from tuner.data import copies  # a plan does not need it
     from tuner.data.formats import MixedShapes
@@ -70,9 +70,10 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
             continue
         seen: list[Seen] | None = []
         for rows in loader.dataset.shares:
-            is_whole = run.topology.leads and not loader.dataset.streaming and data_rows.is_counted(rows)
-            is_own = str(rows.path).startswith(assets.ASSET)  # what the package ships is meant so
-            is_all = is_whole and not is_own and _are_files(rows)  # of a folder the first file is read
+            is_own = str(rows.path).startswith(assets.ASSET)  # the package's rows are good, and meant as they are
+            is_read = run.topology.leads and not loader.dataset.streaming and not is_own
+            is_whole = is_read and data_rows.is_counted(rows)
+            is_all = is_whole and _are_files(rows)  # of a folder the first file is read
             max_rows = loader.dataset.max_rows if is_whole else _NUM_ROWS
             mistakes: list[DataError] = []
             read = partial(
