@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 
 from tuner import paths
 from tuner.errors import ModelError, brief_repr
@@ -44,7 +44,7 @@ class _Config(_Json):
     model_type: str | None = None
     architectures: list[str] | None = None
     auto_map: Object | None = None
-    num_hidden_layers: Layers | list[Layers] | None = None
+    num_hidden_layers: Layers | list[Layers] | Object | None = None  # LXMERT has three kinds
     n_layer: Layers | None = None
     depth: Layers | list[Layers] | None = None
     hidden_size: Widths = None
@@ -53,9 +53,10 @@ class _Config(_Json):
     num_attention_heads: Widths = None
     n_head: Width | None = None
     num_key_value_heads: Widths = None
-    head_dim: Width | None = None
+    v_head_dim: Width | None = None
+    head_dim: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     vocab_size: Width | None = None
-    max_position_embeddings: Width | None = None
+    max_position_embeddings: Width | Annotated[float, Field(gt=0)] | None = None
     bos_token_id: Ids | list[Ids] | None = None
     eos_token_id: Ids | list[Ids] | None = None
     pad_token_id: Ids | list[Ids] | None = None
@@ -71,6 +72,13 @@ class _Config(_Json):
     text_config: _Config | None = None
     vision_config: _Config | None = None
     audio_config: _Config | None = None
+
+    @field_validator("head_dim")
+    @classmethod
+    def _heads_have_a_width(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value == 0 and info.data.get("v_head_dim") is None:  # GLM 5 has 0, and other widths
+            raise ValueError("should be greater than 0")
+        return value
 
 
 class _Generation(_Json):
