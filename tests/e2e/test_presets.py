@@ -35,7 +35,7 @@ def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_pla
     for preset, run in runs.items():
         assert run.losses == pytest.approx(reference.losses, abs=2e-5), preset
         assert distance(load_file(run.path / "final/model.safetensors"), weights) < 1e-5, preset
-    _answers_with_plain_transformers(runs["zero3"].path / "final")
+    _answers_with_plain_transformers(runs["deepspeed_zero3"].path / "final")
 
 
 def test_an_accelerate_config_trains_to_the_loss_of_the_preset_on_the_ranks_that_it_names(tmp_path: Path) -> None:
