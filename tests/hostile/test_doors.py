@@ -33,6 +33,7 @@ def test_generated_input_is_taken_or_refused_in_one_message(door: Door, tmp_path
 
 @pytest.mark.long
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.kind)
+@pytest.mark.filterwarnings("default::UserWarning")  # PEFT's, of keys that it does not know
 def test_seconds_of_generated_input_are_taken_or_refused_in_one_message(door: Door, tmp_path: Path) -> None:
     end, number = time.monotonic() + _LONG_S, 0
     while time.monotonic() < end:

@@ -500,15 +500,15 @@ def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
 
 
 def _safetensors_header(file: Path) -> dict[str, int] | None:
-    """Return the end of each tensor, in bytes after the header; None without a valid header."""
-    with open_regular(file) as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        try:
+    """Return the end of each tensor, in bytes after the header; None without a valid header, or without the file."""
+    try:
+        with open_regular(file) as stream:
+            length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
-            spans = {name: tuple(map(int, one["data_offsets"])) for name, one in header.items() if "dtype" in one}
-            ends = [0, *(end for _, end in sorted(spans.values()))]
-            if [begin for begin, _ in sorted(spans.values())] != ends[:-1]:  # the format has no holes and no overlaps
-                return None
-            return {name: end for name, (_, end) in spans.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        spans = {name: tuple(map(int, one["data_offsets"])) for name, one in header.items() if "dtype" in one}
+        ends = [0, *(end for _, end in sorted(spans.values()))]
+        if [begin for begin, _ in sorted(spans.values())] != ends[:-1]:  # the format has no holes and no overlaps
             return None
+        return {name: end for name, (_, end) in spans.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
