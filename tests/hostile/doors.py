@@ -142,9 +142,8 @@ def _template(_: Path, tokenizer: Any) -> None:
 
 
 def _name(folder: Path, text: str) -> None:
-    """Take a text for every thing that has a name; each refusal by itself, the last of them raised."""
-    last: TunerError | None = None
-    takes: tuple[Callable[[], object], ...] = (
+    """Take a text for every thing that has a name."""
+    _each(
         lambda: loading.load(text),
         lambda: choice.open_config(text, "--deepspeed"),
         lambda: catalog.chat_template(text),
@@ -154,14 +153,6 @@ def _name(folder: Path, text: str) -> None:
         lambda: checkpoints.require_valid(folder / text),
         lambda: directory.check_free(folder / text, resume=False),
     )
-    for take in takes:
-        try:
-            take()
-        except TunerError as error:
-            _assert_readable(error)
-            last = error
-    if last:
-        raise last
 
 
 def _manifest(folder: Path, _: Path) -> None:

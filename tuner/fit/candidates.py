@@ -24,8 +24,6 @@ TIGHT = 0.05
 WORTH = 0.1
 """A higher level is taken only if its step is shorter by more than this part: the time is an estimate, which hides
 ZeRO-3's communication behind all of the arithmetic."""
-
-
 TOLERANCE = 0.1
 """An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
 
@@ -107,8 +105,10 @@ def candidates(
             of_split = config.with_split(split)
             settled = settle(of_split, level) if settle else of_split
             fit = fit_on(settled, architecture, name, level, machines)
-            time = None if cluster is None or fit.offloads else time_of(settled, architecture, machines, level, cluster)
-            found.append(Candidate(settled, fit, step_flops(settled, architecture), time))
+            flops, time = step_flops(settled, architecture), None
+            if cluster is not None and not fit.offloads:
+                time = step_time(level, traffic(settled, architecture, machines, level), flops, cluster)
+            found.append(Candidate(settled, fit, flops, time))
     return found
 
 
@@ -175,13 +175,6 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
 def _is_worth_it(higher: Candidate, lower: Candidate) -> bool:
     assert higher.time and lower.time
     return higher.time.total_s < (1 - WORTH) * lower.time.total_s
-
-
-def time_of(
-    config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level, cluster: Cluster
-) -> StepTime:
-    """Return how long a step of a recipe with its split takes at a level."""
-    return step_time(level, traffic(config, architecture, machines, level), step_flops(config, architecture), cluster)
 
 
 def step_flops(config: RecipeConfig, architecture: Architecture) -> float:

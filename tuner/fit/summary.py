@@ -156,21 +156,22 @@ def _steps(
         time = step_time.step_time(Level(0), Traffic(), flops, alone)
         return [Step(NONE, Traffic(), time, (least, most))]
     steps = []
-    for name, level, of_level in _sharding(levels, machines):
-        volume, flops = traffic(of_level, architecture, machines, level), step_flops(of_level, architecture)
-        steps.append(Step(name, volume, step_time.step_time(level, volume, flops, cluster) if cluster else None))
+    for name, level, candidate in _sharding(levels, machines):
+        volume = traffic(candidate.config, architecture, machines, level)
+        timed = step_time.step_time(level, volume, candidate.flops, cluster) if cluster else None
+        steps.append(Step(name, volume, timed))
     return steps
 
 
-def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple[str, Level, RecipeConfig]]:
+def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple[str, Level, Candidate]]:
     """Yield the levels that shard without offloading, and on several nodes ZeRO-3 with copies in each node."""
     for candidate in levels:
         level = candidate.fit.zero
         if not level.stage or level.offloads:
             continue
-        yield candidate.level, level, candidate.config
+        yield candidate.level, level, candidate
         if level.stage == 3 and machines.num_nodes > 1 and machines.gpus_per_node > 1:
-            yield f"{candidate.level}_hpz", level._replace(hpz=machines.gpus_per_node), candidate.config
+            yield f"{candidate.level}_hpz", level._replace(hpz=machines.gpus_per_node), candidate
 
 
 def to_json(report: Report) -> dict[str, Any]:

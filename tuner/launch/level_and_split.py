@@ -126,8 +126,10 @@ def _levels(
         try:
             levels[name] = Level.of_config(merge(config, document).config)
         except TunerError as error:
+            if len(documents) == 1:
+                raise
             errors[name] = error
-            levels[name] = Level.of_preset(name, architecture.hidden_size) if len(documents) > 1 else Level(0)
+            levels[name] = Level.of_preset(name, architecture.hidden_size)
     if len(errors) == len(documents):
         raise next(iter(errors.values()))
     return levels, {*errors}

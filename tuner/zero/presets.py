@@ -13,6 +13,7 @@ from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
 from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0
 from tuner.zero.jsonfile import read
+from tuner.zero.lint import check
 
 RUNGS = (
     NONE,
@@ -80,6 +81,4 @@ def _shipped(path: Path) -> Config:
 
 
 def _checked(path: Path) -> Config:
-    from tuner.zero.lint import check  # few users replace a preset
-
     return check(read(path)).value
