@@ -33,10 +33,10 @@ def test_what_other_launchers_left_is_taken_out_and_all_else_stays() -> None:
 
 @pytest.mark.parametrize("name", LEFT)
 def test_each_is_named_with_the_reason(name: str) -> None:
-    told = variables.leftovers_warning({name: LEFT[name], **THE_USERS}, "torchrun")
+    told = variables.leftovers_warning({name: LEFT[name], **THE_USERS}, "local")
 
     assert told and told.startswith(f"ignored for the ranks: {name} in the environment, set by another launcher: ")
 
 
 def test_an_environment_of_the_users_own_is_worth_no_word() -> None:
-    assert variables.leftovers_warning(THE_USERS, "torchrun") is None
+    assert variables.leftovers_warning(THE_USERS, "local") is None

@@ -48,7 +48,7 @@ def test_one_process_a_visible_gpu(num_gpus: int) -> None:
 def test_one_machine_needs_no_torchrun_and_its_ranks_are_supervised_all_the_same(num_gpus: int) -> None:
     found = _resolved(num_gpus, {"MASTER_PORT": "29400"})
 
-    assert (found.launcher, found.rank, found.local_rank) == ("direct", None, None)
+    assert (found.launcher, found.rank, found.local_rank) == ("local", None, None)
     assert list(found.local_ranks) == list(range(max(num_gpus, 1)))
     assert found.is_supervised
     assert found.leads
@@ -143,7 +143,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, str], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+@pytest.mark.parametrize("launcher", ["local", "none"])
 @pytest.mark.parametrize(("flags", "environ", "one", "other"), CONTRADICTIONS)
 def test_a_flag_and_a_variable_that_contradict_are_both_named(
     flags: dict[str, Any], environ: dict[str, str], one: str, other: str, launcher: str
@@ -195,7 +195,7 @@ def test_a_cpu_runs_as_many_processes_as_one_likes() -> None:
 # Inside another launcher
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+@pytest.mark.parametrize("launcher", ["local", "none"])
 @pytest.mark.parametrize("environ", [{"TORCHELASTIC_RUN_ID": "x"}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}])
 def test_inside_torchrun_nothing_is_started(environ: dict[str, str], launcher: str) -> None:
     assert "already inside torchrun" in str(_refusal(2, environ, launcher=launcher))
@@ -295,7 +295,7 @@ def test_the_slurm_launcher_outside_of_slurm_is_refused() -> None:
 
 
 def test_srun_without_the_slurm_launcher_would_start_four_runs_and_is_refused() -> None:
-    for launcher in ("torchrun", "none"):
+    for launcher in ("local", "none"):
         error = _refusal(8, _task(1), launcher=launcher)
 
         assert "inside srun with 4 tasks" in str(error)

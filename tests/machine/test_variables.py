@@ -96,9 +96,9 @@ def test_outside_of_mpirun_it_is_said_what_to_write() -> None:
 
 
 def test_mpirun_without_its_launcher_would_start_several_runs_and_is_refused() -> None:
-    assert "inside mpirun with 2 processes" in _refusal(_open_mpi(0), "torchrun")
+    assert "inside mpirun with 2 processes" in _refusal(_open_mpi(0), "local")
     started_by_hand = {"NNODES": "2", "NODE_RANK": "0", "ADDR": "n1"}
-    assert _resolved(_open_mpi(0) | started_by_hand, "torchrun").num_nodes == 2, "mpirun may start a node each"
+    assert _resolved(_open_mpi(0) | started_by_hand, "local").num_nodes == 2, "mpirun may start a node each"
 
 
 def test_another_geometry_than_mpiruns_is_refused() -> None:
@@ -150,7 +150,7 @@ def test_a_flag_may_name_another_meeting_place_than_the_launchers() -> None:
 
 def test_without_launcher_env_the_ranks_variables_are_refused_with_the_flag() -> None:
     with pytest.raises(UsageError, match="--launcher env"):
-        _resolved(RANK, "torchrun")
+        _resolved(RANK, "local")
 
 
 # One node

@@ -63,7 +63,7 @@ def start(
 
 
 def _refuse_beside(settings: dict[str, str], launcher: str) -> None:
-    for name, value in {**settings, **({} if launcher == "torchrun" else {"--launcher": launcher})}.items():
+    for name, value in {**settings, **({} if launcher == "local" else {"--launcher": launcher})}.items():
         fix = "Remove it: each host gets its own."
         raise UsageError(f"{name}={value} with --hostfile, which starts the nodes", where=name, fix=fix)
 

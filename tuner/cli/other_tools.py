@@ -52,14 +52,12 @@ def same(args: Sequence[str]) -> list[str] | None:
 
 
 def launcher(error: click.BadParameter) -> UsageError | None:
-    """Return the error for XTuner's name of torchrun, or None for another mistake."""
-    if error.param is None or error.param.name != "launcher" or "'pytorch'" not in error.message:
+    """Return the error for XTuner's and PyTorch's name of what tuner does by itself, or None for another mistake."""
+    names = (name for name in ("pytorch", "torchrun") if f"'{name}'" in error.message)
+    if error.param is None or error.param.name != "launcher" or (name := next(names, None)) is None:
         return None
-    fix = (
-        "Remove it: tuner starts the ranks with torchrun. If torchrun already started "
-        "this process, use --launcher none."
-    )
-    return UsageError("no launcher 'pytorch'", where="--launcher", fix=fix)
+    fix = "Remove it: tuner starts the ranks itself. If torchrun has started this process, use --launcher env."
+    return UsageError(f"no launcher {name!r}", where="--launcher", fix=fix)
 
 
 def command(name: str) -> UsageError | None:

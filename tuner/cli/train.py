@@ -50,10 +50,11 @@ if TYPE_CHECKING:
     "--launcher",
     type=click.Choice(LAUNCHERS),
     metavar="NAME",
-    default="torchrun",
+    default="local",
     show_default=True,
-    help="How worker processes are started. torchrun: tuner starts them. slurm, mpi: this process was already started "
-    "as one worker by srun or mpirun. env: by the variables that the cluster sets. none: this process is the only one.",
+    help="How worker processes are started. local: tuner starts those of this node. slurm, mpi: this process was "
+    "already started as one worker by srun or mpirun. env: by the variables that the cluster sets. none: this process "
+    "is the only one.",
 )
 @click.option(
     "--nproc-per-node", type=int, help="Worker processes per node. [default: one per GPU] [env: NPROC_PER_NODE]"
@@ -157,14 +158,14 @@ def command(
         from tuner.machine import slurm
 
         slurm.prepare_for_signals()
-    if as_json and (hostfile or (not dry_run and launcher != "torchrun")):
+    if as_json and (hostfile or (not dry_run and launcher != "local")):
         where = "--hostfile" if hostfile else f"--launcher {launcher}"
         problem = f"--json does not work with {where}: this process does not watch the ranks"
         raise UsageError(problem, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     is_open = recipe is None and changes["model"] is None and changes["adapter"] is None
-    is_guided = is_open and launcher == "torchrun" and not (as_json or hostfile) and _is_terminal()
+    is_guided = is_open and launcher == "local" and not (as_json or hostfile) and _is_terminal()
     if is_guided:
         from tuner.cli import guide
 

@@ -155,7 +155,7 @@ def _machines(run: ResolvedRun) -> str:
 
 def _processes(topology: Topology) -> str:
     nodes = f"{topology.num_nodes} nodes, " if topology.num_nodes > 1 else ""
-    started = "" if topology.launcher == "direct" else f" ({topology.launcher})"
+    started = "" if topology.launcher == "local" else f" ({topology.launcher})"
     return f"{nodes}{_counted(topology.world_size, 'process', 'es')}{started}"
 
 

@@ -22,9 +22,9 @@ def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, str]) -> LaunchFlags:
     """Return the flags with what a file says where neither they nor the variables say it.
 
-    Slurm's tasks and a single process are what they are, so only torchrun asks the file.
+    Slurm's tasks and a single process are what they are, so only `local` asks the file.
     """
-    if file is None or flags.launcher != "torchrun":
+    if file is None or flags.launcher != "local":
         return flags
     settings = settings_of(flags._asdict(), environ)
     is_open = {name.removeprefix("--").replace("-", "_"): not values for name, values in settings.items()}
@@ -72,7 +72,7 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
 
 
 def _topology(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    if flags.launcher == "torchrun":
+    if flags.launcher == "local":
         _refuse_inside_a_launcher(flags, environ)
         return _nodes(settings_of(flags._asdict(), environ), num_gpus)
     if flags.launcher == "none":

@@ -16,8 +16,8 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """torchrun's: somebody listens at the master port already, where a rank 0 that tried the same would fail."""
 STORE_FD = "TUNER_STORE_FD"
 """The variable by which a supervisor of ours hands rank 0 the socket that listens at the master port."""
-Launcher = Literal["torchrun", "slurm", "mpi", "env", "none"]
-LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "slurm", "mpi", "env", "none")
+Launcher = Literal["local", "slurm", "mpi", "env", "none"]
+LAUNCHERS: tuple[Launcher, ...] = ("local", "slurm", "mpi", "env", "none")
 
 
 class LaunchFlags(NamedTuple):
@@ -26,7 +26,7 @@ class LaunchFlags(NamedTuple):
     `file` is the config that says so in its place, as accelerate's does: see `filled`.
     """
 
-    launcher: Launcher = "torchrun"
+    launcher: Launcher = "local"
     nproc_per_node: int | None = None
     nnodes: int | None = None
     node_rank: int | None = None
@@ -38,8 +38,8 @@ class LaunchFlags(NamedTuple):
 class Topology(NamedTuple):
     """Where this process stands among all. A process that starts the ranks has no rank and no local_rank."""
 
-    launcher: Launcher | Literal["direct"]
-    """`direct`: the ranks of one machine are started without torchrun, which takes more than a second itself."""
+    launcher: Launcher | Literal["torchrun"]
+    """`local` of one machine starts its ranks itself; of several nodes it is `torchrun`, which takes a second more."""
     num_nodes: int
     node_rank: int
     nproc_per_node: int
@@ -61,12 +61,12 @@ class Topology(NamedTuple):
     @property
     def is_supervised(self) -> bool:
         """This process starts its ranks and watches them; by all other launchers it becomes a rank itself."""
-        return self.launcher in ("torchrun", "direct")
+        return self.launcher in ("local", "torchrun")
 
     @property
     def local_ranks(self) -> range:
         """The ranks that this process starts itself; none where torchrun does, or where it becomes one."""
-        return range(self.nproc_per_node if self.launcher == "direct" else 0)
+        return range(self.nproc_per_node if self.launcher == "local" else 0)
 
     @property
     def is_shared(self) -> bool:
@@ -75,13 +75,13 @@ class Topology(NamedTuple):
 
     def describe(self) -> str:
         nodes = f"{self.num_nodes} nodes" if self.num_nodes > 1 else "1 node"
-        started = "" if self.launcher == "direct" else f" ({self.launcher})"
+        started = "" if self.launcher == "local" else f" ({self.launcher})"
         return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)}{started}"
 
 
 def local(num_ranks: int) -> Topology:
     """Return this machine with so many ranks, which meet at a port that is free when they start."""
-    return Topology("direct", 1, 0, num_ranks, num_ranks, master_addr="127.0.0.1", master_port=0)
+    return Topology("local", 1, 0, num_ranks, num_ranks, master_addr="127.0.0.1", master_port=0)
 
 
 def planned(num_nodes: int, num_ranks: int) -> Topology:
