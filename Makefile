@@ -16,6 +16,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+NVIDIA_DRIVER ?= $(wildcard /proc/driver/nvidia/version /usr/lib/wsl/lib/nvidia-smi)
 TESTS ?= tests
 
 # The tests start tuner hundreds of times: its bytecode is compiled once.
@@ -29,12 +30,13 @@ install: $(INSTALLED)
 # everywhere, and then torch, whose builds differ.
 BUILDERS := '/^\(pip\|setuptools\|wheel\)==/,/[^\]$$/p'
 
-$(INSTALLED): requirements.txt constraints.txt hashes.txt pyproject.toml
+$(INSTALLED): requirements.txt requirements-gpu.txt constraints.txt hashes.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tuner needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	sed -n $(BUILDERS) hashes.txt | $(BIN)/pip install --quiet --no-deps --require-hashes -r /dev/stdin
 	$(BIN)/pip install --quiet --no-deps --require-hashes --no-build-isolation -r hashes.txt
 	$(BIN)/pip install --quiet -r requirements.txt
+	$(if $(NVIDIA_DRIVER),$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-gpu.txt)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(INSTALLED)
 

@@ -19,13 +19,14 @@ RUN python3 -m venv /opt/tuner
 ENV PATH=/opt/tuner/bin:$PATH
 
 WORKDIR /src
-COPY constraints.txt hashes.txt requirements.txt ./
+COPY constraints.txt hashes.txt requirements.txt requirements-gpu.txt ./
 # What the tests need is left out. uv compares the hashes; torch is the CUDA build of the package registry.
 RUN sed -n '/^uv==/,/[^\\]$/p' hashes.txt > uv.txt \
     && pip install --no-cache-dir --no-deps --require-hashes -r uv.txt \
     && sed '/^# Tests and checks/,$d' requirements.txt > installed.txt \
     && uv pip install --python /opt/tuner --no-cache \
-        --constraints hashes.txt --build-constraints hashes.txt --requirements installed.txt
+        --constraints hashes.txt --build-constraints hashes.txt --requirements installed.txt \
+    && uv pip install --python /opt/tuner --no-cache --no-deps --require-hashes --requirements requirements-gpu.txt
 COPY LICENSE README.md pyproject.toml setup.py ./
 COPY tuner ./tuner
 RUN uv pip install --python /opt/tuner --no-cache --no-deps --build-constraints hashes.txt .

@@ -101,7 +101,11 @@ def test_an_image_has_a_pinned_base_an_ordinary_user_and_no_secret(dockerfile: P
     assert words["ENTRYPOINT"] == ['["tuner"]']
     copied = {name for line in words["COPY"] for name in line.split()[:-1]}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert copied == allowed and all((ROOT / name).exists() for name in copied)
+    assert (
+        allowed - copied <= {"requirements-gpu.txt"}
+        and copied <= allowed
+        and all(map(Path.exists, map(ROOT.joinpath, copied)))
+    )
 
 
 _WORDS = ("FROM", "USER", "ARG", "ENV", "RUN", "ENTRYPOINT", "COPY")
@@ -114,6 +118,15 @@ def test_an_image_installs_the_tested_libraries_and_none_of_the_tests(dockerfile
     installed = run("sed", script, "requirements.txt", cwd=ROOT)
 
     assert "torch==" in installed and "jinja2==" in installed and "pytest" not in installed
+
+
+@each([("a driver", "/proc/driver/nvidia/version"), ("no driver", "")])
+def test_the_kernels_for_gpus_are_installed_where_there_is_a_driver(case: str, driver: str) -> None:
+    commands = run("make", "-n", "install", f"NVIDIA_DRIVER={driver}", "VENV=build/none", cwd=ROOT)
+
+    assert ("pip install --quiet --no-deps --require-hashes -r requirements-gpu.txt" in commands) is (
+        case == "a driver"
+    )
 
 
 def test_the_citation_has_what_the_schema_requires_and_the_packages_version() -> None:

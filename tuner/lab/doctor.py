@@ -120,7 +120,12 @@ def _liger(here: Hardware) -> Row:
         return Row("Liger", "absent", "its kernels are for GPUs")
     if libraries.is_installed("liger_kernel"):
         return Row("Liger", "ok", "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)")
-    return Row("Liger", "absent", "not installed: fused norms, rotary embeddings and MLPs", "pip install liger-kernel")
+    return Row(
+        "Liger",
+        "absent",
+        "not installed: fused norms, rotary embeddings and MLPs",
+        "pip install 'tuner-deepspeed[gpu]'",
+    )
 
 
 def _fastokens() -> Row:

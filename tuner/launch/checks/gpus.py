@@ -105,7 +105,7 @@ def liger(run: ResolvedRun) -> Iterator[Finding]:
         yield MachineError("Liger kernels need a GPU, and none is visible", where=where, fix=fix)
     elif not libraries.is_installed("liger_kernel"):
         yield MachineError(
-            "liger-kernel is not installed", where=where, fix=f"Install it (pip install liger-kernel). {fix}"
+            "liger-kernel is not installed", where=where, fix=f"Install it (pip install 'tuner-deepspeed[gpu]'). {fix}"
         )
 
 
