@@ -326,9 +326,9 @@ def _datasets() -> str:
         blocks = [*parts.data_sets(name)]
         paths = dict.fromkeys(block["path"] for block in blocks if block.get("path"))
         formats = dict.fromkeys(block["format"] for block in blocks if block.get("format"))
-        suits = [objective for objective in OBJECTIVES if formats and parts.suits(objective, name)]
+        learners = parts.learners(name) if formats else ()
         rows.append(
-            (f"`{name}`", ", ".join(paths), _code(formats), ", ".join(suits), catalog.summary("datasets", name))
+            (f"`{name}`", ", ".join(paths), _code(formats), ", ".join(learners), catalog.summary("datasets", name))
         )
     return _table(("data set", "path", "format", "for", ""), rows)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.errors import RecipeError, did_you_mean
+from tuner.files import read_named_text
 
 PACKAGE = Path(__file__).parent
 CONFIGS = PACKAGE / "configs"
@@ -64,8 +65,6 @@ def chat_template(name: str, known: Mapping[str, Path] | None = None) -> str:
             where="model.chat_template",
             fix=f"{did_you_mean(name, files)} Known: {', '.join(files)}, or a path to a .jinja file.".strip(),
         )
-    from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
-
     return read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Name another template.", name=str(path))
 
 

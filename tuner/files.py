@@ -14,13 +14,11 @@ import math
 import os
 import re
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
 
 from tuner.errors import DiskError, TunerError
@@ -94,12 +92,14 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         OSError: `parent` takes no folder.
     """
-    of_host = f"{prefix}{re.sub('[^a-zA-Z0-9]', '-', socket.gethostname())[:_MAX_HOST]}."
+    import tempfile  # 3 ms for its random names
+
+    of_host = f"{prefix}{re.sub('[^a-zA-Z0-9]', '-', os.uname().nodename)[:_MAX_HOST]}."
     _remove_left(parent, prefix, of_host)
     with ExitStack() as stack:
         lock = None
         while lock is None:  # until its lock is held, another process may take it for one that was left
-            folder = Path(stack.enter_context(TemporaryDirectory(dir=parent, prefix=of_host)))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix=of_host)))
             lock = _locked(folder / _LOCK)
         stack.callback(os.close, lock)  # the kernel lets go of it when the process ends
         yield folder

@@ -8,10 +8,9 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from tuner.runs.directory import RunDirectory
+from tuner.runs.directory import RunDirectory
 
 RUN_HAS_ENDED = "tuner.report.end:follow_up"
 """Called once when a run has ended: by the launcher, or by a rank that Slurm, MPI or torchrun has started."""

@@ -142,7 +142,7 @@ def test_too_many_names_are_cut_with_a_message(tuner: Tuner, monkeypatch: pytest
     result = tuner("list", "*_alpaca")
 
     assert len(result.out.splitlines()) == 3
-    total = patterns.expand("*_alpaca", 0, parts.suits).total
+    total = patterns.expand("*_alpaca", 0, parts.learners).total
     assert f"The first 3 of {total:,} names" in result.err
     assert result.code == 0
 

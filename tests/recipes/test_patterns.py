@@ -23,14 +23,14 @@ def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "names", PARTS.__getitem__)
 
 
-def suits(objective: str, dataset: str) -> bool:
-    return (objective == "dpo") == (dataset == "pairs")
+def learners(dataset: str) -> set[str]:
+    return {"dpo"} if dataset == "pairs" else {"pretrain", "sft"}
 
 
 def composed() -> set[str]:
     """Every composed name, the slow way."""
     combinations = itertools.product(*(PARTS[kind] for kind in ("models", "objectives", "methods", "datasets")))
-    return {catalog.Parts(*four, 3).name for four in combinations if suits(four[1], four[3])}
+    return {catalog.Parts(*four, 3).name for four in combinations if four[1] in learners(four[3])}
 
 
 def matching(pattern: str) -> set[str]:
@@ -40,7 +40,7 @@ def matching(pattern: str) -> set[str]:
 
 
 def expanded(pattern: str) -> list[str]:
-    return list(patterns.expand(pattern, 10_000, suits).names)
+    return list(patterns.expand(pattern, 10_000, learners).names)
 
 
 def test_a_pattern_means_the_names_that_it_matches() -> None:
@@ -78,14 +78,14 @@ def test_an_objective_is_not_put_on_data_that_it_cannot_learn_from() -> None:
 def test_part_by_part_finds_what_the_whole_product_holds(pieces: list[str]) -> None:
     pattern = "".join(pieces)
 
-    found = patterns.expand(pattern, 10_000, suits)
+    found = patterns.expand(pattern, 10_000, learners)
 
     assert sorted(found.names) == sorted(matching(pattern))
     assert found.total == len(found.names)
 
 
 def test_all_names_are_counted_where_only_the_first_are_given() -> None:
-    found = patterns.expand("*", 2, suits)
+    found = patterns.expand("*", 2, learners)
 
     assert len(found.names) == 2
     assert found.total == len(matching("*"))
@@ -107,14 +107,14 @@ def test_all_names_are_counted_where_only_the_first_are_given() -> None:
     ],
 )
 def test_a_name_is_completed_to_the_end_of_its_next_part(start: str, offered: list[str]) -> None:
-    assert patterns.complete(start, suits) == offered
+    assert patterns.complete(start, learners) == offered
 
 
 def test_a_step_to_the_next_part_is_never_offered_alone() -> None:
     starts = {name[:length] for name in composed() for length in range(len(name))}
 
     for start in starts:
-        offered = patterns.complete(start, suits)
+        offered = patterns.complete(start, learners)
         assert offered, start
         assert len(offered) > 1 or not offered[0].endswith("_"), start
         assert all(name.startswith(start) for name in offered)

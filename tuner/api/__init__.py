@@ -20,18 +20,30 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args
 
 from tuner import paths
 from tuner.api.run import Run, RunFailed, require_done
+from tuner.data import sources
 from tuner.errors import TunerError, UsageError, brief_repr, visible
 from tuner.files import JsonObject
+from tuner.fit.sizes import parse_bytes
 from tuner.hooks import recipe_of_other_tool
+from tuner.launch import checking, planning, preflight, previewing
+from tuner.launch.announcement import announcement
+from tuner.launch.checking import Report as CheckReport
+from tuner.launch.execute import execute
+from tuner.launch.planning import Plan
+from tuner.launch.previewing import Preview
+from tuner.launch.resolve import resolve_run
+from tuner.launch.resolved_run import Request
+from tuner.machine import hardware
+from tuner.machine.hardware import detect
+from tuner.machine.topology import LaunchFlags
+from tuner.progress import show_on
 from tuner.recipes import loading, python_calls
 from tuner.recipes.recipe import Asked, Overrides, Recipe
+from tuner.results.saved import check_dest, find
 from tuner.worker.quiet import quiet
 
-# What trains, plans or exports is imported in the function that needs it; `tuner.load_recipe` does not.
+# What loads torch is imported in the function that needs it.
 if TYPE_CHECKING:
-    from tuner.launch.checking import Report as CheckReport
-    from tuner.launch.planning import Plan
-    from tuner.launch.previewing import Preview
     from tuner.results.chat import Chat
     from tuner.results.evaluate import Evaluation
     from tuner.results.export import Exported
@@ -140,8 +152,6 @@ def plan(
     Raises:
         TunerError: the recipe or the machines are wrong.
     """
-    from tuner.launch import planning
-
     _check_numbers(1, gpus=gpus, nodes=nodes)
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
@@ -180,9 +190,6 @@ def check(
         RunDirectoryError: `recipe` is a folder, but not a run directory.
         RecipeError: an override is not a plain value.
     """
-    from tuner.launch import checking
-    from tuner.launch.resolved_run import Request
-
     _check_numbers(1, gpus=gpus, nodes=nodes)
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
@@ -250,15 +257,6 @@ def train(
         RunFailed: it started and failed, or was stopped.
         KeyboardInterrupt: it was interrupted.
     """
-    from tuner.launch import preflight
-    from tuner.launch.announcement import announcement
-    from tuner.launch.execute import execute
-    from tuner.launch.resolve import resolve_run
-    from tuner.launch.resolved_run import Request
-    from tuner.machine import hardware
-    from tuner.machine.topology import LaunchFlags
-    from tuner.progress import show_on
-
     own = {"model": model, "data": data, "val": val, "callbacks": of_ranks(callbacks) or None}
     overrides = {**{key: value for key, value in own.items() if value is not None}, **overrides}
     functions = Functions(callbacks)
@@ -331,13 +329,11 @@ def export(
     """
     _check_choices(Format, format=format)
     _check_choices(DType, dtype=dtype)
-    from tuner.fit.sizes import parse_bytes
     from tuner.hub.push import check as check_push
     from tuner.hub.push import upload
     from tuner.results.export import Options
     from tuner.results.export import export as write
     from tuner.results.loaded_model import unchanged_random_state
-    from tuner.results.saved import check_dest, find
 
     if private and push is None:
         raise UsageError("private=True needs push", where="private", fix='Add push="OWNER/NAME".')
@@ -389,7 +385,6 @@ def chat(
     _check_choices(Bits, bits=bits)
     _check_numbers(0, temperature=temperature, top_p=top_p, seed=seed)
     _check_numbers(1, max_new_tokens=max_new_tokens)
-    from tuner.machine.hardware import detect
     from tuner.results import chat as chats
     from tuner.worker.generation import Settings
 
@@ -455,7 +450,6 @@ def evaluate(
     _check_numbers(0, generate=generate, num_fewshot=num_fewshot)
     _check_numbers(1, max_rows=max_rows, batch_size=batch_size, max_new_tokens=max_new_tokens)
     _check_choices(Bits, bits=bits)
-    from tuner.machine.hardware import detect
     from tuner.results import evaluate as evaluation
     from tuner.results.loaded_model import unchanged_random_state
 
@@ -574,8 +568,6 @@ def preview_data(
         TunerError: rows cannot be trained on (the error holds the first of them), or the recipe is wrong.
     """
     _check_numbers(0, num_rows=num_rows)
-    from tuner.launch import previewing
-
     source = _asked(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     environ = os.environ  # effect: packed rows are as long as in a run on the GPUs that the variables show
@@ -592,8 +584,6 @@ def _rows(argument: str, rows: object) -> object:
     """Return the path of a file with the rows if they are objects; return anything else unchanged."""
     if isinstance(rows, str | os.PathLike):
         return rows
-    from tuner.data import sources
-
     return sources.file_of_rows(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from tuner.errors import Stopped, TunerError
 from tuner.files import JsonObject
+from tuner.machine.hardware import detect
 from tuner.recipes.python_calls import in_python
+from tuner.report import page
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -71,8 +73,6 @@ class Run:
     def report(self) -> Path:
         """The report of the run, one HTML file; it is written first if it does not exist."""
         if not self._files.report.exists():
-            from tuner.report import page
-
             page.write([self.path], self._files.report)
         return self._files.report
 
@@ -90,7 +90,6 @@ class Run:
         Raises:
             TunerError: there is nothing to load, or it cannot be loaded.
         """
-        from tuner.machine.hardware import detect
         from tuner.results.loaded_model import load, spec_of  # torch, which a look at the metrics does not need
 
         spec = spec_of(str(self.path), None, trust_remote_code=trust_remote_code)

@@ -22,6 +22,9 @@ import click
 
 from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
+from tuner.files import is_disk_error
+from tuner.machine import libraries
+from tuner.machine.variables import speaks
 from tuner.progress import show_on
 
 _LET_THE_FIRST_SPEAK_S = 5
@@ -134,8 +137,6 @@ def _other_tools() -> ModuleType:
 def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from tuner.machine import libraries  # read from the metadata: none of them is imported
-
     click.echo(f"tuner, version {__version__}")  # scripts and `--hostfile` read this line
     cuda = libraries.torch_cuda_version()
     versions = {"python": sys.version.split()[0], **libraries.versions()}
@@ -190,16 +191,12 @@ def main() -> None:
     except TunerError as error:
         if debug:
             raise
-        from tuner.machine.variables import speaks  # only on the way to an error
-
         if speaks(os.environ) or error.exit_code != 2:
             click.echo(_shown(error), err=True)
         else:  # srun --kill-on-bad-exit and mpirun would end the first task before it has spoken
             time.sleep(_LET_THE_FIRST_SPEAK_S)
         sys.exit(error.exit_code)
     except OSError as error:
-        from tuner.files import is_disk_error
-
         if debug or error.filename or not is_disk_error(error):
             raise
         # A file's own error names it: this one is of what the command prints, and Python would flush it once more.

@@ -14,6 +14,8 @@ from tuner.cli.models import max_new_tokens_option, model_options, source_of, st
 from tuner.cli.options import Finite
 from tuner.cli.say import say
 from tuner.errors import TunerError, UsageError, nearest
+from tuner.files import dump_json
+from tuner.machine.hardware import detect
 
 if TYPE_CHECKING:
     from tuner.results.chat import Chat
@@ -88,7 +90,6 @@ def command(
         problem = "/image is a command of a conversation, and standard input is one prompt"
         raise UsageError(problem, fix="Name the image with --image PATH.")
     with stdout_is_the_answers():
-        from tuner.machine.hardware import detect
         from tuner.results.chat import begin  # torch
         from tuner.worker.generation import Settings
 
@@ -126,8 +127,6 @@ def _prompt() -> str:
 
 
 def _answer_once(chat: Chat, prompt: str, seed: int, *, as_json: bool) -> None:
-    from tuner.files import dump_json
-
     answer = chat.ask(prompt, lambda _: None)
     if not answer.is_whole:
         click.echo(f"The answer was cut off after {answer.num_tokens} tokens; raise --max-new-tokens.", err=True)

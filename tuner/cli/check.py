@@ -17,6 +17,7 @@ from tuner.cli.options import (
     refuse_changes,
 )
 from tuner.errors import visible
+from tuner.files import dump_json
 
 _WRONG = 2
 
@@ -48,7 +49,6 @@ def command(
     NAME is a recipe (checked with its DeepSpeed config), a DeepSpeed preset or JSON, or a run directory. The check is
     for this machine, or for the GPUs that --gpus and --gpu name. Exit code 2 if there is an error.
     """
-    from tuner.files import dump_json
     from tuner.launch import checking
     from tuner.launch.resolved_run import Request
     from tuner.launch.targets import kind_of

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 from click import Context, Parameter
 
-from tuner.recipes import catalog
+from tuner.cli.parts import learners
+from tuner.recipes import catalog, patterns
+from tuner.recipes.schema import schema_keys
+from tuner.recipes.schema.rewards import BUILT_IN
+from tuner.zero.config_schema import known_keys
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -15,10 +19,7 @@ if TYPE_CHECKING:
 
 def recipes(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer recipes' names part by part, and where none begins so, files."""
-    from tuner.cli.parts import suits  # reads parts of data sets
-    from tuner.recipes import patterns
-
-    return _items(patterns.complete(incomplete, suits)) or files(context, parameter, incomplete)
+    return _items(patterns.complete(incomplete, learners)) or files(context, parameter, incomplete)
 
 
 def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
@@ -29,16 +30,12 @@ def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> list[C
 
 def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the keys of DeepSpeed's config, by their full path and by their last word."""
-    from tuner.zero.config_schema import known_keys  # its schema, a file of its own
-
     names = {*known_keys()} | {path.rpartition(".")[2] for path in known_keys()}
     return _items(name for name in sorted(names) if name.startswith(incomplete))
 
 
 def rewards(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the rewards of the package, and where none begins so, files."""
-    from tuner.recipes.schema.rewards import BUILT_IN  # pydantic
-
     return _items(name for name in BUILT_IN if name.startswith(incomplete)) or files(context, parameter, incomplete)
 
 
@@ -49,8 +46,6 @@ def files(context: Context, parameter: Parameter, incomplete: str) -> list[Compl
 
 def keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer a recipe's keys, by their full path and by their last word."""
-    from tuner.recipes.schema import schema_keys  # pydantic
-
     known = schema_keys()
     names = {".".join(path) for path in known} | {path[-1] for path in known}
     return _items(name for name in sorted(names) if name.startswith(incomplete))

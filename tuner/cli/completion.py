@@ -7,6 +7,7 @@ import sys
 import click
 from click.shell_completion import get_completion_class
 
+from tuner import cli
 from tuner.cli.help import Command
 
 _FILES = {
@@ -24,8 +25,6 @@ def command(shell: str) -> None:
 
     The examples add it to each shell's settings; it works in the next shell that you open.
     """
-    from tuner import cli
-
     completion = get_completion_class(shell)
     assert completion is not None, "click has a class for each of these shells"
     click.echo(completion(cli.tuner, {}, "tuner", "_TUNER_COMPLETE").source())

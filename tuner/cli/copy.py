@@ -6,9 +6,13 @@ from pathlib import Path
 
 import click
 
+from tuner import paths
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
 from tuner.cli.say import say
+from tuner.files import write_new_text
+from tuner.recipes import loading
+from tuner.zero import choice
 
 
 @click.command(cls=Command, examples=("tuner copy qwen3_8b_qlora_alpaca_e1 my_recipe.py",))
@@ -21,11 +25,6 @@ def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Op
     NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]
     If DEST ends in .yaml, the recipe is written as YAML, without the comments.
     """
-    from tuner import paths
-    from tuner.files import write_new_text
-    from tuner.recipes import loading
-    from tuner.zero import choice
-
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix not in (".py", ".yaml"):
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli.data_tables import print_changed, print_differences, print_samples, print_split
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
 from tuner.errors import DataError, visible
+from tuner.files import dump_json
+from tuner.recipes import loading
+from tuner.recipes.schema import Dataset
 
 if TYPE_CHECKING:
     from tuner.data.encoder import Encoder
     from tuner.data.inspection import Difference, View
-    from tuner.recipes.schema import Dataset
 
 _FIRST_ROWS = 1_000
 _MAX_BAD = 20
@@ -61,7 +64,6 @@ def command(
     cannot be trained on.
     """
     from tuner.launch import previewing
-    from tuner.recipes import loading
     from tuner.worker.quiet import quiet_libraries
 
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
@@ -102,7 +104,6 @@ def _print_others(dataset: Dataset, encoder: Encoder, objective: str) -> None:
     """Print the samples of the rows beside bad ones that are not trained on as they are, if the others can be read."""
     from rich.console import Console
 
-    from tuner.cli.data_tables import print_changed
     from tuner.data.inspection import view
 
     with suppress(DataError):
@@ -128,7 +129,6 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
     A single mistake is returned as it is, and so is that of rows of several shapes: they have no common fix.
     """
     from tuner.data.formats import MixedShapes
-    from tuner.files import dump_json
 
     every = iter(errors)
     listed = list(itertools.islice(every, limit))
@@ -153,8 +153,6 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
 def _print_json(
     name: str, objective: str, views: Mapping[str, View], differences: list[Difference] | None, *, bad: bool
 ) -> None:
-    from tuner.files import dump_json
-
     changed = {split: {"changed": list(view.prepared.changed())} if bad else {} for split, view in views.items()}
     data = {split: view.to_json() | changed[split] for split, view in views.items()}
     data["train"]["hints"] = list(views["train"].prepared.hints)
@@ -182,8 +180,6 @@ def _print(
     bad: bool,
 ) -> None:
     from rich.console import Console
-
-    from tuner.cli.data_tables import print_changed, print_differences, print_samples, print_split
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for split, view in views.items():

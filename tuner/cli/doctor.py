@@ -10,6 +10,7 @@ import click
 
 from tuner.cli.help import Command
 from tuner.errors import MachineError
+from tuner.files import dump_json
 
 if TYPE_CHECKING:
     from tuner.lab.doctor import Report
@@ -24,7 +25,6 @@ def command(as_json: bool) -> None:
 
     Takes a few seconds. Exit code 3 if something fails. Values of environment variables are never printed.
     """
-    from tuner.files import dump_json
     from tuner.lab import doctor
 
     report = doctor.examine(dict(os.environ))

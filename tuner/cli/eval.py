@@ -12,6 +12,8 @@ from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
+from tuner.files import dump_json
+from tuner.machine.hardware import detect
 
 
 @click.command(
@@ -85,7 +87,6 @@ def command(
     if tasks is not None and not names:
         raise UsageError("no task is given", where="--tasks", fix="Example: --tasks arc_easy,hellaswag.")
     with stdout_is_the_answers():
-        from tuner.machine.hardware import detect
         from tuner.results.evaluate import Wanted, evaluate  # torch
 
         rows = (data, row_format, split, max_rows, batch_size)
@@ -101,8 +102,6 @@ def command(
             tell=lambda line: say(line, err=True),
         )
     if as_json:
-        from tuner.files import dump_json
-
         click.echo(dump_json(done.to_json()), nl=False)
         return
     say(f"{done.description}.")

@@ -12,9 +12,12 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
+from tuner.cli.models import source_of
 from tuner.cli.options import debug_option, remote_code_option
 from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
+from tuner.files import scratch_folder
+from tuner.fit.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from tuner.hub.push import Repository
@@ -81,9 +84,6 @@ def command(
 
     --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
-    from tuner.cli.models import source_of
-    from tuner.files import scratch_folder
-    from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
 

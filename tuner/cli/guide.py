@@ -18,6 +18,7 @@ from tuner.cli.options import Changes
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.recipes import catalog, mistaken, starting_weights
+from tuner.runs import listing
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
@@ -107,8 +108,6 @@ def _in_hub_cache() -> Iterator[Choice]:
 
 
 def _of_runs() -> Iterator[Choice]:
-    from tuner.runs import listing
-
     done = (run for run in reversed(listing.below(Path("work_dirs"))) if run.state == "done")
     for run in islice((run for run in done if starting_weights.holds_model(Path(run.path))), _MAX_RUNS):
         yield Choice(f"work_dirs/{run.name}", "the result of a run")

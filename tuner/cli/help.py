@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from tuner.recipes import aliases
+
 GROUPS: dict[str, str] = {
     "Model and data": "model data val val_split method adapter",
     "Training": "epochs lr batch_size max_steps max_length lora_rank rewards seed save_every eval_every report_to"
@@ -110,7 +112,5 @@ def _without_range(extra: re.Match[str]) -> str:
 
 def _is_key(word: str) -> bool:
     """Return whether a word is another tool's for one key of a recipe, as aliases.toml has it."""
-    from tuner.recipes import aliases  # only for an option that the command does not have
-
     alias = aliases.find(word.replace("-", "_"), "")
     return alias is not None and alias.key is not None

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner import paths
 from tuner.cli.say import say
 from tuner.errors import UsageError
+from tuner.machine import hostfile as hostfiles
+from tuner.machine.topology import DEFAULT_PORT
+from tuner.machine.variables import count, settings_of, text
+from tuner.recipes import loading
 
 if TYPE_CHECKING:
     from tuner.lab.hosts import Launch
@@ -26,11 +31,7 @@ def start(
     Raises:
         TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
     """
-    from tuner import paths
     from tuner.lab import hosts as hosts_over_ssh
-    from tuner.machine import hostfile as hostfiles
-    from tuner.machine.variables import count, settings_of, text
-    from tuner.recipes import loading
 
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
@@ -69,8 +70,6 @@ def _refuse_beside(settings: dict[str, str], launcher: str) -> None:
 
 
 def _print(launch: Launch) -> None:
-    from tuner.machine.topology import DEFAULT_PORT
-
     for number, host in enumerate(launch.hosts):
         ranks = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.gpus))}"] if not host.is_whole else []
         say(" ".join((f"{host.name}: node {number} of {len(launch.hosts)}, {launch.nproc_per_node} processes", *ranks)))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from tuner import paths
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.say import Style, columns, say
-
-if TYPE_CHECKING:
-    from tuner.files import JsonObject
-    from tuner.importers.imported_recipe import Imported
+from tuner.errors import UsageError
+from tuner.files import JsonObject, dump_json, write_new_text
+from tuner.importers import deepspeed, recipe_text, tools
+from tuner.importers.imported_recipe import Imported
+from tuner.importers.translation import Outcome
 
 _STYLES: dict[str, Style] = {
     "not a key of the tool": {"fg": "yellow"},
@@ -47,15 +48,10 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     TrainingArguments, an XTuner .py, or a shell script that calls one of them; COMMAND is such a command line. It is
     only read, never run.
     """
-    from tuner import paths
-    from tuner.importers import tools
-
     imported = tools.read(source, tool)
     path = paths.new_recipe(dest, _name(source), "-o")
     written = _write(imported, path)
     if as_json:
-        from tuner.files import dump_json
-
         click.echo(dump_json(_json(imported, written)), nl=False)
         return
     _print(imported)
@@ -73,10 +69,6 @@ def _name(source: tuple[str, ...]) -> str:
 
 def _write(imported: Imported, path: Path) -> list[Path]:
     """Write the recipe, and beside it the DeepSpeed config that its source holds or names."""
-    from tuner.errors import UsageError
-    from tuner.files import write_new_text
-    from tuner.importers import deepspeed, recipe_text
-
     beside = path.with_suffix(".deepspeed.json")
     config = deepspeed.text(imported.values.get("deepspeed"))
     if config and beside.exists():
@@ -102,8 +94,6 @@ def _json(imported: Imported, written: list[Path]) -> JsonObject:
 def _print(imported: Imported) -> None:
     """Print the keys by what became of them, those that need a look first; lines are wrapped in a terminal."""
     from textwrap import wrap
-
-    from tuner.importers.translation import Outcome
 
     files = {one.setting.where.rpartition(":")[0] for one in imported.entries}
     places = [

@@ -11,14 +11,15 @@ from itertools import groupby
 import click
 
 from tuner.assets import TEMPLATES
-from tuner.cli import complete
+from tuner.cli import complete, parts
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
-from tuner.errors import RecipeError, TunerError, visible
-from tuner.files import JsonObject
+from tuner.errors import RecipeError, TunerError, did_you_mean, visible
+from tuner.files import JsonObject, dump_json
 from tuner.recipes import catalog, patterns
 from tuner.recipes.catalog import PRESETS
+from tuner.zero import choice, lint
 
 _MAX_NAMES = 1_000
 _WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."
@@ -97,8 +98,6 @@ def _fitting(text: str, names: Iterable[str]) -> list[str]:
 
 
 def _nothing(wanted: Mapping[str, str]) -> Exception:
-    from tuner.errors import did_you_mean
-
     text = next(filter(None, wanted.values()))
     names = [name for kind in wanted for name in catalog.names(kind)]
     # 'qwne3' is near to 'qwen3', and to no whole name.
@@ -109,10 +108,7 @@ def _nothing(wanted: Mapping[str, str]) -> Exception:
 
 
 def _print_names(pattern: str, *, as_json: bool) -> None:
-    from tuner.cli.parts import suits
-    from tuner.files import dump_json
-
-    expansion = patterns.expand(pattern, _MAX_NAMES, suits)
+    expansion = patterns.expand(pattern, _MAX_NAMES, parts.learners)
     if not expansion.total:
         nearest = catalog.suggest(re.sub(r"[*?[\]]", "", pattern))
         hint = f"Did you mean {nearest!r}? " if nearest else ""
@@ -151,9 +147,6 @@ def _own(kind: str) -> dict[str, str]:
 
 def _details(kind: str, name: str) -> JsonObject:
     """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
-    from tuner.cli import parts
-    from tuner.recipes.schema.objectives import OBJECTIVES
-
     file = catalog.part_file(kind, name)
     facts: JsonObject = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
     if file.shadowed:
@@ -168,7 +161,7 @@ def _details(kind: str, name: str) -> JsonObject:
             paths = [rows["path"] for rows in parts.data_sets(name) if rows.get("path")]
         except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
             return {**facts, "error": error.to_json()}
-        return {**facts, "paths": paths, "objectives": [one for one in OBJECTIVES if parts.suits(one, name)]}
+        return {**facts, "paths": paths, "objectives": [*parts.learners(name)]}
     return facts
 
 
@@ -176,11 +169,7 @@ def _mistake(kind: str, name: str) -> TunerError | None:
     """Return the mistake in a part of the user's own, or None; the package's parts have none."""
     file = catalog.part_file(kind, name)
     if kind != PRESETS or file.is_ours:
-        from tuner.cli import parts
-
         return parts.mistake(kind, name)
-    from tuner.zero import choice, lint
-
     try:
         lint.check(choice.open_config(name, file.shown))
     except TunerError as error:
@@ -190,8 +179,6 @@ def _mistake(kind: str, name: str) -> TunerError | None:
 
 
 def _print_json(parts: Parts) -> None:
-    from tuner.files import dump_json
-
     by_kind: JsonObject = {kind: {name: _details(kind, name) for name in names} for kind, names in parts.items()}
     own = {kind: {name: _details(kind, name) for name in _own(kind)} for kind in _others()}
     click.echo(dump_json({**by_kind, "presets": catalog.presets(), "own": own}), nl=False)

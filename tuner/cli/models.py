@@ -9,9 +9,14 @@ from pathlib import Path
 
 import click
 
+from tuner import paths
 from tuner.cli import complete
 from tuner.cli.options import all_of, debug_option, remote_code_option
 from tuner.cli.say import say
+from tuner.recipes import mistaken
+from tuner.recipes.starting_weights import holds_model
+from tuner.runs.directory import is_run, newest_run
+from tuner.runs.listing import below, no_run
 
 model_options = all_of(
     click.argument("source", shell_complete=complete.files),
@@ -49,10 +54,6 @@ max_new_tokens_option = click.option(
 
 def newest_of(name: str) -> str:
     """Return the newest run in a recipe's folder (work_dirs/RECIPE), and print that; return any other name as it is."""
-    from tuner import paths
-    from tuner.recipes.starting_weights import holds_model
-    from tuner.runs.directory import is_run, newest_run
-
     folder = paths.expanded(name)
     if not paths.is_folder(folder) or is_run(folder) or holds_model(folder) or not (run := newest_run(folder)):
         return name
@@ -66,10 +67,6 @@ def source_of(name: str) -> str:
     Raises:
         RunDirectoryError: the path does not exist, and the name is not OWNER/NAME; the hub is not asked.
     """
-    from tuner import paths
-    from tuner.recipes import mistaken
-    from tuner.runs.listing import below, no_run
-
     local, fix = paths.local(name), "Give a run, a model's folder, or a hub id: OWNER/NAME."
     if local:
         if not paths.exists(local):

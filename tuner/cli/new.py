@@ -6,13 +6,17 @@ from pathlib import Path
 
 import click
 
+from tuner import paths
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import all_of, catalog_option, debug_option
 from tuner.cli.say import say
 from tuner.errors import ModelError, UsageError
-from tuner.files import JsonObject
-from tuner.recipes import catalog
+from tuner.files import JsonObject, make_folder, write_new_text
+from tuner.fit.parameters import num_parameters
+from tuner.recipes import catalog, loading, new_part
+from tuner.recipes.recipe_file import read_text
+from tuner.recipes.schema.architecture import Architecture
 
 
 @click.group()
@@ -42,8 +46,6 @@ _options = all_of(click.argument("name"), catalog_option, debug_option)
 )
 def model(name: str, source: Path, path: str | None) -> None:
     """Add a model: NAME is its word in recipe names."""
-    from tuner.recipes import new_part
-
     dest = _dest("models", name)
     facts = new_part.facts_of(source)
     where = path or _lasting(new_part.path_of(source))
@@ -54,9 +56,6 @@ def model(name: str, source: Path, path: str | None) -> None:
 
 def _size(facts: JsonObject) -> str:
     """Return the model_type, and the number of parameters if they can be counted."""
-    from tuner.fit.parameters import num_parameters
-    from tuner.recipes.schema.architecture import Architecture
-
     try:
         count = num_parameters(Architecture.model_validate(facts))
     except ModelError:
@@ -94,7 +93,6 @@ def dataset(
 ) -> None:
     """Add a data set: NAME is its word in recipe names. Its first rows are read."""
     from tuner.data import formats, pipeline
-    from tuner.recipes import new_part
 
     dest = _dest("datasets", name)
     if row_format:
@@ -130,8 +128,6 @@ def _dest(kind: str, name: str) -> Path:
     Raises:
         UsageError: no part may have this name, or the file exists.
     """
-    from tuner.recipes import new_part
-
     new_part.refuse_name(name)
     dest = (*catalog.given_folders(), Path(catalog.HERE))[0] / kind / f"{name}.py"
     if dest.exists() or dest.is_symlink():
@@ -141,18 +137,12 @@ def _dest(kind: str, name: str) -> Path:
 
 def _lasting(path: str) -> str:
     """Return the path that the part stores: an absolute one in a catalog that several folders use."""
-    from tuner import paths
-
     local = paths.local(path)
     return str(local.absolute()) if local and catalog.given_folders() else path
 
 
 def _write(kind: str, name: str, dest: Path, text: str) -> None:
     """Check and write a part, and print which parts of the same name it hides."""
-    from tuner.files import make_folder, write_new_text
-    from tuner.recipes import catalog, loading
-    from tuner.recipes.recipe_file import read_text
-
     loading.check_file(read_text(text, str(dest)))
     make_folder(dest.parent)
     write_new_text(dest, text)

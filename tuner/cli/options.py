@@ -16,11 +16,11 @@ from tuner.cli import complete
 from tuner.cli.say import say
 from tuner.errors import UsageError
 from tuner.hooks import recipe_of_other_tool
-from tuner.recipes import catalog
+from tuner.recipes import catalog, mistaken, starting_weights, trust
+from tuner.recipes.recipe import Overrides
 
 if TYPE_CHECKING:
     from tuner.launch.targets import Kind
-    from tuner.recipes.recipe import Overrides
 
 OptionValue = Any
 """The value of an option, as click converts it."""
@@ -220,8 +220,6 @@ def plain_name(flag: str) -> str:
 
 def _place_of(stray: str) -> str:
     """Return where an argument belongs that stands beside the recipe: data, or a model, has an option."""
-    from tuner.recipes import mistaken, starting_weights  # for a mistake
-
     context = click.get_current_context()
     named = context.params.get("recipe") or context.params.get("name") or ""
     is_swapped = named.endswith(mistaken.DATA)
@@ -244,9 +242,6 @@ def overrides(
     Raises:
         UsageError: an argument belongs to no option, or `Overrides` raises it.
     """
-    from tuner.recipes import trust  # pydantic, which --help does not need
-    from tuner.recipes.recipe import Overrides
-
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix=_place_of(stray[0]))

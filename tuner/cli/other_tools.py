@@ -16,6 +16,7 @@ from tuner.errors import UsageError
 from tuner.files import JsonObject, read_text
 from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
+from tuner.recipes.schema import schema_keys
 
 _TABLES = Path(__file__).with_suffix(".toml")
 
@@ -82,8 +83,6 @@ def option(error: click.NoSuchOption) -> UsageError | None:
 
 def _as_key(word: str) -> str | None:
     """Return how to set a recipe's key (tuner's name or another tool's), or None if it is not a key."""
-    from tuner.recipes.schema import schema_keys  # pydantic, which --help does not need
-
     if alias := aliases.find(word, "VALUE"):
         if alias.flag:
             return f"Use {alias.flag} PATH."

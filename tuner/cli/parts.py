@@ -12,9 +12,12 @@ from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import ModelError, RecipeError, TunerError
 from tuner.files import JsonObject
-from tuner.recipes import catalog
+from tuner.fit.parameters import num_parameters
+from tuner.recipes import catalog, loading
 from tuner.recipes.catalog import PartFile
 from tuner.recipes.recipe_file import read_part
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 
 def mistake(kind: str, name: str) -> TunerError | None:
@@ -25,8 +28,6 @@ def mistake(kind: str, name: str) -> TunerError | None:
 
 @cache
 def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
-    from tuner.recipes import loading  # the schema, which the package's own parts do not need to be listed
-
     try:
         loading.check_part(kind, name)
     except TunerError as error:
@@ -48,9 +49,6 @@ def _values(kind: str, name: str, file: PartFile) -> JsonObject:
 
 def parameters(model: str) -> int | None:
     """Return the number of parameters of a model part, or None if its facts are not known."""
-    from tuner.fit.parameters import num_parameters  # pydantic, which names alone do not need
-    from tuner.recipes.schema.architecture import Architecture
-
     facts = values("models", model).get("architecture")
     try:
         return num_parameters(Architecture.model_validate(facts)) if facts else None
@@ -68,17 +66,22 @@ def data_sets(name: str) -> Iterator[JsonObject]:
             yield share
 
 
-def suits(objective: str, dataset: str) -> bool:
-    """Return whether an objective can learn from a data-set part; True if the part names no format."""
-    return _suits(objective, dataset, catalog.part_file("datasets", dataset))
+def learners(dataset: str) -> tuple[str, ...]:
+    """Return the objectives that can learn from a data-set part; all if the part names no format."""
+    return _learners(dataset, catalog.part_file("datasets", dataset))
 
 
 @cache
-def _suits(objective: str, dataset: str, file: PartFile) -> bool:
+def _learners(dataset: str, file: PartFile) -> tuple[str, ...]:
     if not file.is_ours and _mistake("datasets", dataset, file):
-        return False
+        return ()
     try:
         formats = [FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset)]
     except RecipeError:
-        return False
-    return all(known.kind in kinds_of(objective) for known in formats if known)
+        return ()
+    return _learners_of(frozenset(known.kind for known in formats if known))
+
+
+@cache
+def _learners_of(kinds: frozenset[type]) -> tuple[str, ...]:
+    return tuple(objective for objective in OBJECTIVES if kinds.issubset(kinds_of(objective)))

@@ -19,13 +19,18 @@ from tuner.cli.options import (
 )
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
-from tuner.recipes import catalog
+from tuner.files import dump_json
+from tuner.fit import summary
+from tuner.fit.advice import WITHOUT_OFFLOADING
+from tuner.fit.levels import Fit, Machines
+from tuner.fit.sizes import gib
+from tuner.fit.summary import Longest, Report, Step
+from tuner.machine.hardware import decide_precision
+from tuner.recipes import catalog, loading
+from tuner.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    from tuner.fit.levels import Fit, Machines
-    from tuner.fit.summary import Longest, Report, Step
     from tuner.launch.planning import Chosen, Plan
-    from tuner.recipes.recipe import Recipe
 
 _PARTS = {
     "weights": ("weights",),
@@ -99,10 +104,7 @@ def command(
     The GPUs need not be here: --gpus, --gpu and --nodes name others. With --deepspeed or --ds, the table also shows
     that config.
     """
-    from tuner.files import dump_json
     from tuner.launch import planning
-    from tuner.machine.hardware import decide_precision
-    from tuner.recipes import loading
 
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, nvme, interconnect, utilisation)
@@ -125,9 +127,6 @@ def command(
 
 def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_json: bool) -> None:
     """Print the longest rows that fit: with the recipe as it is, and with tiled MLPs and offloaded activations."""
-    from tuner.files import dump_json
-    from tuner.fit import summary
-
     architecture = summary.known_architecture(loaded.config)
     flags = " ".join(f"--set {name}=True" for name in summary.SETTINGS)
     whole = summary.with_everything(loaded.config)
@@ -186,9 +185,6 @@ def _print(report: Report, plan: Plan) -> None:
 
 def _advice(report: Report) -> Iterator[str]:
     """Yield the level to use, or the changes that make a level fit."""
-    from tuner.fit.advice import WITHOUT_OFFLOADING
-    from tuner.fit.sizes import gib
-
     choice, best = report.choice, report.recommended
     if best and best.offloads and report.changes:
         yield WITHOUT_OFFLOADING

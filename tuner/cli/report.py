@@ -14,6 +14,10 @@ from tuner.cli.models import newest_of
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 from tuner.files import open_regular
+from tuner.report import page
+from tuner.report.live import Server
+from tuner.runs import listing
+from tuner.runs.directory import RunDirectory
 
 
 def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) -> tuple[str, ...]:
@@ -50,10 +54,6 @@ def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | N
     if watch:
         _watch(list(dict.fromkeys(_place(name) for name in runs)), port or 0)
         return
-    from tuner.report import page
-    from tuner.runs import listing
-    from tuner.runs.directory import RunDirectory
-
     paths = list(dict.fromkeys(map(listing.require_run, runs)))
     file = output or (RunDirectory(paths[0]).report if len(paths) == 1 else Path("report.html"))
     _check_free(file, page.MARK)
@@ -62,8 +62,6 @@ def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | N
 
 
 def _watch(paths: Sequence[Path], port: int) -> None:
-    from tuner.report.live import Server
-
     try:
         server = Server(paths, port)
     except OSError as error:
@@ -78,8 +76,6 @@ def _watch(paths: Sequence[Path], port: int) -> None:
 
 def _place(name: str) -> Path:
     """Return where a run is, or will be: one that starts later is shown from then on."""
-    from tuner.runs import listing
-
     path = Path(name).absolute()
     if path.exists() and not path.is_dir():
         raise listing.no_run(name)

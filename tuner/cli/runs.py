@@ -13,13 +13,14 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
+from tuner.files import dump_json
+from tuner.runs import listing
+from tuner.runs.listing import Listed
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.segment import SegmentLines
     from rich.table import Table
-
-    from tuner.runs.listing import Listed
 
 _DEFAULT = Path("work_dirs")
 _EVERY_S = 2.0
@@ -42,9 +43,6 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
 
     DIR is the folder to look in. [default: work_dirs]
     """
-    from tuner.files import dump_json
-    from tuner.runs import listing
-
     if watch and (as_json or not sys.stdout.isatty()):
         problem = "--watch with --json" if as_json else "--watch needs a terminal"
         raise UsageError(problem, where="--watch", fix="Remove --watch.")
@@ -97,8 +95,6 @@ def _stacked(runs: Sequence[Listed]) -> Group:
 def _watch(folder: Path) -> None:
     from rich.console import Console
     from rich.live import Live
-
-    from tuner.runs import listing
 
     console = Console(highlight=False)
     try:

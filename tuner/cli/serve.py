@@ -15,6 +15,7 @@ from tuner.cli.help import Command
 from tuner.cli.models import model_options, source_of
 from tuner.cli.say import say
 from tuner.errors import MachineError, UsageError
+from tuner.machine.hardware import detect, tool_path
 
 
 @click.command(cls=Command, examples=("tuner serve work_dirs/NAME/TIME --port 8000",))
@@ -58,7 +59,6 @@ def command(
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
     hub. The chat template is that of training. A request needs the server's key. Press Ctrl-C to stop.
     """
-    from tuner.machine.hardware import detect, tool_path
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()

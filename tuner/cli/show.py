@@ -23,13 +23,18 @@ from tuner.cli.options import (
     refuse_changes,
 )
 from tuner.cli.say import columns, say
+from tuner.cli.text import differing, origins_json, with_origins
 from tuner.errors import UsageError
+from tuner.files import JsonObject, dump_json
+from tuner.recipes import loading
+from tuner.recipes.merging import Section, differences
+from tuner.recipes.overrides import KEY_FLAGS
+from tuner.runs.directory import RunDirectory
+from tuner.zero import choice, jsonfile
 
 if TYPE_CHECKING:
-    from tuner.files import JsonObject
     from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.targets import Kind
-    from tuner.recipes.merging import Section
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,6 @@ def _look(
 ) -> Shown:
     if _is(name, "config"):
         from tuner.launch.targets import config_section
-        from tuner.zero import choice
 
         document = choice.open_config(str(name), "NAME")
         return Shown(document.name, {"deepspeed": config_section(document)})
@@ -130,8 +134,6 @@ def _recipe(
     changes: Changes,
 ) -> Shown:
     from tuner.launch import data_rows
-    from tuner.recipes import loading
-    from tuner.recipes.merging import Section
 
     loaded = data_rows.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(loaded.values, loaded.origins)}
@@ -163,10 +165,6 @@ def _recipe(
 
 def _run(path: Path) -> Shown:
     from tuner.launch.targets import config_section, run_section
-    from tuner.recipes import loading
-    from tuner.recipes.merging import Section
-    from tuner.runs.directory import RunDirectory
-    from tuner.zero import jsonfile
 
     run = RunDirectory(path)
     loaded = loading.load(str(run.recipe))
@@ -183,10 +181,6 @@ _FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}
 
 
 def _print(shown: Shown, *, as_json: bool) -> None:
-    from tuner.cli.text import origins_json, with_origins
-    from tuner.files import dump_json
-    from tuner.recipes.overrides import KEY_FLAGS
-
     if as_json:
         named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
         values: JsonObject = {name: section.values for name, section in shown.sections.items()}
@@ -208,10 +202,6 @@ _TITLES: Mapping[str, str] = {"recipe": "recipe", "deepspeed": "deepspeed.json",
 
 
 def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, as_json: bool) -> None:
-    from tuner.cli.text import differing
-    from tuner.files import dump_json
-    from tuner.recipes.merging import differences
-
     common = [name for name in left.sections if name in right.sections]
     if not common:
         fix = "Compare two recipes, two DeepSpeed configs, or two run directories"

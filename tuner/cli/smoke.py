@@ -12,6 +12,7 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
+from tuner.files import dump_json
 
 if TYPE_CHECKING:
     from tuner.lab.smoke import Stage
@@ -33,7 +34,6 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
     """
     started = time.monotonic()
     os.environ |= _ALONE
-    from tuner.files import dump_json
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()

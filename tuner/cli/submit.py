@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner import remote_code
 from tuner.cli.help import Command
 from tuner.cli.options import (
     ONE_VALUE,
@@ -25,12 +26,17 @@ from tuner.cli.options import (
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
-from tuner.recipes import catalog
+from tuner.files import disk_errors, write_text
+from tuner.fit.sizes import parse_bytes
+from tuner.machine import hardware, slurm
+from tuner.machine.hardware import Hardware
+from tuner.machine.launchers import without_variables
+from tuner.machine.topology import Topology
+from tuner.recipes import catalog, trust
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
     from tuner.launch.sbatch import Job
-    from tuner.machine.hardware import Hardware
 
 SCRIPT = "submit.sh"
 _UNKNOWN = "the job's GPUs are unknown, so GPU memory is not checked: set --gpu, such as --gpu a100-80g."
@@ -114,12 +120,9 @@ def command(
     """Train as a Slurm job that requeues itself before the time limit and resumes from its checkpoint."""
     from datetime import datetime
 
-    from tuner import remote_code
     from tuner.launch import preflight, sbatch
     from tuner.launch.resolve import WORK_DIRS, resolve_run
     from tuner.launch.resolved_run import Request
-    from tuner.machine.topology import Topology
-    from tuner.recipes import trust
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
         fix = "Remove it: each GPU gets one rank."
@@ -179,8 +182,6 @@ def _host_bytes(size: str | None, mem: str | None) -> int:
     Raises:
         UsageError: --host-memory is no size. sbatch itself checks --mem.
     """
-    from tuner.fit.sizes import parse_bytes
-
     if size is not None:
         return parse_bytes(size, "--host-memory")
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", mem or "", re.IGNORECASE)
@@ -191,7 +192,6 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
     from tuner.launch.machine_facts import ASSUMED_GPU, known_gpu
     from tuner.launch.machine_facts import node as node_of
-    from tuner.machine import hardware
 
     here = hardware.detect(os.environ)
     is_known = bool(gpu or here.gpus or not gpus_per_node)
@@ -229,10 +229,7 @@ def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
 
 
 def _submit(job: Job, folder: Path, text: str) -> str:
-    from tuner.files import disk_errors, write_text
     from tuner.launch import sbatch
-    from tuner.machine import slurm
-    from tuner.machine.launchers import without_variables
 
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)  # effect: Slurm does not make the folder of a job's log

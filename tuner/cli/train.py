@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli import guide, hosts
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import columns, say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
+from tuner.files import dump_json
+from tuner.machine import hardware, slurm
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
 
 if TYPE_CHECKING:
@@ -152,11 +155,8 @@ def command(
     from tuner.launch import preflight
     from tuner.launch.resolve import resolve_run
     from tuner.launch.resolved_run import Request
-    from tuner.machine import hardware
 
     if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
-        from tuner.machine import slurm
-
         slurm.prepare_for_signals()
     if as_json and (hostfile or (not dry_run and launcher != "local")):
         where = "--hostfile" if hostfile else f"--launcher {launcher}"
@@ -167,8 +167,6 @@ def command(
     is_open = recipe is None and changes["model"] is None and changes["adapter"] is None
     is_guided = is_open and launcher == "local" and not (as_json or hostfile) and _is_terminal()
     if is_guided:
-        from tuner.cli import guide
-
         changes = guide.ask(changes)
         sys.argv[1:] = guide.command_of(sys.argv[1:], changes)
     flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
@@ -192,8 +190,6 @@ def command(
     if hostfile is None:
         _refuse_without_hostfile({"--include": include, "--exclude": exclude, "--ssh": ssh})
     else:
-        from tuner.cli import hosts
-
         hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
     environ = dict(os.environ)
     run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
@@ -222,7 +218,6 @@ def _is_terminal() -> bool:
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
-    from tuner.files import dump_json
     from tuner.launch import fitting, render
 
     argv, env, batch = render.argv(run), render.environment(run), render.batch_json(run)

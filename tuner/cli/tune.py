@@ -12,12 +12,13 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
+from tuner.files import JsonObject, dump_json, write_new_text
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tuner.files import JsonObject
     from tuner.lab.tune import Candidate, Measured, Tuned
 
 
@@ -59,10 +60,8 @@ def command(
     the same, so every candidate learns the same. Running out of memory is a row of the table. Ctrl-C shows what was
     measured so far.
     """
-    from tuner.files import dump_json, write_new_text
     from tuner.lab.tune import tune
     from tuner.launch.resolved_run import Request
-    from tuner.machine.topology import LaunchFlags
 
     flags, typed = LaunchFlags(nproc_per_node=nproc_per_node), ("tuner", *sys.argv[1:])
     request = Request(recipe, overrides(**changes), deepspeed, flags, allow_code=allow_code, command=typed)

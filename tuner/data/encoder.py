@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tuner.data.fast_tokens import FastTokens
 from tuner.data.sample import Chat, Message, Sample, Thinking
 from tuner.data.tokens import Tokens
 from tuner.vocabulary import Vocabulary
@@ -18,8 +19,6 @@ from tuner.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import PIL.Image
     import torch
-
-    from tuner.data.fast_tokens import FastTokens
 
 Labelled = tuple[Tokens, Tokens]
 """Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner.data.encoder import Encoded, Encoder, Part
+from tuner.data.fast_tokens import FastTokens
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
@@ -20,9 +20,6 @@ from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking
 from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
-
-if TYPE_CHECKING:
-    from tuner.data.fast_tokens import FastTokens
 
 SPLIT = "the chat template renders an answer otherwise once other turns follow, so each is trained in its own sample"
 LAST_ALONE = (

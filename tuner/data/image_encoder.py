@@ -19,16 +19,14 @@ from tuner.data import images, limits, masks, templates
 from tuner.data.encoder import Part, Unrendered
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, rendered
-from tuner.data.sample import IGNORED, Chat, Image, Thinking, images_of, text_of
+from tuner.data.sample import IGNORED, Chat, Image, Message, Thinking, images_of, text_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
+from tuner.recipes.schema import Dataset
 
 if TYPE_CHECKING:
     import torch
     from transformers import ProcessorMixin
-
-    from tuner.data.sample import Message
-    from tuner.recipes.schema import Dataset
 
 Size = tuple[int, int]
 """Width and height in pixels."""

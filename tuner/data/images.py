@@ -13,16 +13,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import PIL.Image
-from PIL.ExifTags import Base
-from PIL.Image import Transpose
-
 from tuner.data.sample import Image
 from tuner.errors import DataError
 from tuner.files import require_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import PIL.Image
 
 MAX_PIXELS = 89_478_485
 """Pillow's own first limit (PIL.Image.MAX_IMAGE_PIXELS): 256 MiB as RGB."""
@@ -31,19 +29,19 @@ MAX_FILE_BYTES = 1 << 30
 THUMBNAIL_SIDE = 96
 MIN_SIDE = 2
 """Pixels. Pictures of one pixel stand in web pages to count visits; they show nothing."""
-warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # such an image is refused here, with its row
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's other formats run programs (EPS) or hold no photographs."""
+_ORIENTATION = 0x0112
 _TURNS = {
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
 }
-"""What undoes each orientation. Source: Exif 2.32, tag 0x0112."""
+"""What undoes each orientation, in Pillow's words. Source: Exif 2.32, tag 0x0112."""
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _TO_8_BITS = 1 / 257
 _MAX_16_BITS = 65_535
@@ -71,10 +69,12 @@ def load(image: Image, place: str | None = None) -> PIL.Image.Image:
         DataError: the image is missing, damaged or cut short, is smaller than `MIN_SIDE` or larger than `MAX_PIXELS`,
             or its pixels have no fixed range.
     """
+    import PIL.Image
+
     with _opened(image, place) as opened:
         turn = _TURNS.get(_orientation(opened))
         pixels = _rgb(opened)
-        return pixels.transpose(turn) if turn is not None else pixels
+        return pixels.transpose(PIL.Image.Transpose[turn]) if turn is not None else pixels
 
 
 def within(size: tuple[int, int], max_pixels: int | None, min_pixels: int | None) -> tuple[int, int]:
@@ -107,8 +107,11 @@ def for_text_alone(holder: str, place: str) -> DataError:
 
 @contextmanager
 def _opened(image: Image, place: str | None) -> Iterator[PIL.Image.Image]:
+    import PIL.Image  # 10 ms, and a plan opens no image
+
     where = place or image.path
     PIL.Image.init()  # `open` looks only for formats that are registered
+    warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # such an image is refused here, with its row
     try:
         with PIL.Image.open(_file_of(image, where), formats=_FORMATS) as opened:
             if min(opened.size) < MIN_SIDE:
@@ -157,8 +160,10 @@ def _too_large(image: Image, pixels: str, where: str | None) -> DataError:
 def _orientation(opened: PIL.Image.Image) -> int:
     if opened.format == "TIFF":  # Pillow turns it by itself
         return 1
+    import PIL.Image
+
     # The base class's: PNG's own would decode the pixels to look behind them.
-    return int(PIL.Image.Image.getexif(opened).get(Base.Orientation, 1))
+    return int(PIL.Image.Image.getexif(opened).get(_ORIENTATION, 1))
 
 
 def _rgb(opened: PIL.Image.Image) -> PIL.Image.Image:
@@ -170,6 +175,8 @@ def _rgb(opened: PIL.Image.Image) -> PIL.Image.Image:
     if opened.mode == "F":
         raise ValueError("its pixels are floating-point numbers, and their range is unknown")
     if opened.has_transparency_data:
+        import PIL.Image
+
         over = opened.convert("RGBA")
         return PIL.Image.alpha_composite(PIL.Image.new("RGBA", over.size, "white"), over).convert("RGB")
     return opened.convert("RGB")

@@ -7,7 +7,8 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tuner.errors import ModelError, did_you_mean
@@ -27,7 +28,8 @@ from tuner.recipes.schema import Adapter, AnyPart, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
 
 
-class Built(NamedTuple):
+@dataclass(frozen=True)
+class Built:
     """A model's parts; `linears` are those outside its layers, but not the head."""
 
     family: Family
@@ -38,7 +40,7 @@ class Built(NamedTuple):
     tied: bool
     others: int
 
-    @property
+    @cached_property
     def backbone(self) -> int:
         """Parameters without the head."""
         outside = self.embeddings + self.others + sum(linear.parameters for linear in self.linears)

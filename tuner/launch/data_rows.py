@@ -17,11 +17,15 @@ from fractions import Fraction
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tuner import assets, paths
-from tuner.data import copies
+from tuner.data import copies, formats, images, readers, token_estimate
 from tuner.data.holdout import Holdout, Sides
+from tuner.data.pipeline import Pipeline
+from tuner.data.readers import text_files
+from tuner.data.readers.text_files import Row
+from tuner.data.sample import Chat, Pair
 from tuner.errors import DataError, TunerError
 from tuner.files import read_json_object
 from tuner.fit import parameters
@@ -32,9 +36,6 @@ from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows, Share
 from tuner.recipes.schema.architecture import Tower
-
-if TYPE_CHECKING:
-    from tuner.data.readers.text_files import Row
 
 _Limits = tuple[int | None, int | None]
 """The most and the fewest pixels of an image; None: no limit."""
@@ -132,8 +133,6 @@ def _as_file(share: Rows) -> Rows | None:
 
 @cache  # the split, the plan and the checks ask for the same rows
 def _read_once(block: str, objective: str, states: tuple[tuple[int, int], ...]) -> tuple[ReadRow, ...] | None:
-    from tuner.data.pipeline import Pipeline  # only for local rows
-
     pipeline = Pipeline(Dataset.model_validate_json(block), objective)
     try:
         rows = pipeline.mixture.read(lambda _: None)
@@ -160,8 +159,6 @@ def _hints(config: RecipeConfig) -> tuple[str, ...]:
     shares = [share for share in map(_as_file, dataset.shares) if share and share.format is None]
     if not shares:
         return ()
-    from tuner.data.pipeline import Pipeline  # only for local rows
-
     blocks = [Pipeline(_alone(dataset, share), config.objective.type) for share in shares]
     found: dict[str, None] = {}
     for block in blocks:
@@ -246,9 +243,6 @@ def _parts_a_row(rows: Rows, config: RecipeConfig) -> float | None:
 
 @cache  # as `_lengths_once`
 def _has_several_answers(files: tuple[tuple[Path, int], ...], rows: str, objective: str) -> bool:
-    from tuner.data import token_estimate  # only for local rows
-    from tuner.data.sample import Chat
-
     samples = token_estimate.samples_of_rows([file for file, _ in files], Rows.model_validate_json(rows), objective)
     return any(isinstance(one, Chat) and len(token_estimate.answers_of(one)) > 1 for one in samples)
 
@@ -320,8 +314,6 @@ def _lengths_once(
     tower: Tower | None,
     limits_of_pixels: tuple[_Limits, ...],
 ) -> Lengths:
-    from tuner.data import images, token_estimate  # only for local rows
-
     def tokens_of_image(size: tuple[int, int] | None) -> int:
         if size:
             for most, fewest in limits_of_pixels:
@@ -376,9 +368,6 @@ def _num_rows(file: Path) -> int:
 
 @cache  # a global batch of 'auto' and the steps ask for the same files
 def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
-    from tuner.data import readers  # rows on the hub are not counted
-    from tuner.data.readers import text_files
-
     bad: list[DataError] = []  # a row that cannot be read is a row too
     if readers.kind(file) in (".json", ".csv"):
         return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
@@ -387,9 +376,6 @@ def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
 
 def _answers_a_row(rows: Rows, objective: str) -> int | None:
     """Return the judged answers in a row: 2 for preference data, 1 for feedback; None if it is not known."""
-    from tuner.data import formats  # only for objectives of judged answers
-    from tuner.data.sample import Pair
-
     name = rows.format
     try:
         if name is None and (head := list(_first_rows(rows))):
@@ -402,8 +388,6 @@ def _answers_a_row(rows: Rows, objective: str) -> int | None:
 
 
 def _first_rows(rows: Rows) -> Iterator[Row]:
-    from tuner.data import readers
-
     files = _files(rows)
     if isinstance(files, list):
         yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
@@ -428,8 +412,6 @@ def files_of_folder(folder: Path) -> list[Path]:
 
     The folder itself is returned if `datasets` may tell the splits in another way, and if there are too many files.
     """
-    from tuner.data import readers
-
     names = _names_in(folder)
     if len(names) > _MAX_FILES or not _SAVED.isdisjoint(names):
         return [folder]

@@ -5,18 +5,14 @@ This is the one place of the launch that opens and merges it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tuner.machine.hardware import Hardware, Precision
+from tuner.machine.topology import Batch, LaunchFlags
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import YAML
 from tuner.zero import choice
 from tuner.zero.config import BASE, Document, FinalConfig
 from tuner.zero.merge import merge
 from tuner.zero.recipe_values import chosen
-
-if TYPE_CHECKING:
-    from tuner.machine.hardware import Hardware, Precision
-    from tuner.machine.topology import Batch, LaunchFlags
-    from tuner.recipes.recipe import Recipe
 
 
 def launch_flags(recipe: Recipe, flag: str | None) -> LaunchFlags | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner import __version__, assets, paths
 from tuner.assets import WORKER
 from tuner.files import JsonObject, dump_json, read_json_object
-from tuner.launch import fitting
+from tuner.launch import fitting, remedies
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.kernel import short_spins
@@ -126,8 +126,6 @@ def files(run: ResolvedRun) -> dict[str, str]:
 
 def _run_facts(run: ResolvedRun) -> JsonObject:
     import platform  # a dry run writes no files
-
-    from tuner.launch import remedies
 
     request, config, point = run.request, run.recipe.config, run.resume
     # A start from Python has no command: recipe.py holds all its overrides.

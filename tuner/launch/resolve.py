@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.errors import RecipeError, UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.shares import data_parallel_ranks, refuse_tiles
-from tuner.launch import admit, batch_size, data_rows, final_config, fitting
+from tuner.launch import admit, batch_size, data_rows, final_config, fitting, resuming
 from tuner.launch.admit import Admission, Grant
 from tuner.launch.level_and_split import choose_level_and_split
 from tuner.launch.machine_facts import RunPlace
@@ -29,12 +28,10 @@ from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import directory
+from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.zero.config import Document, FinalConfig, stage, with_measurement_folders
 from tuner.zero.recipe_values import is_auto
-
-if TYPE_CHECKING:
-    from tuner.runs.checkpoints import Checkpoint
 
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
@@ -70,8 +67,6 @@ def resolve_run(
     if request.resume is None:
         start = _new_start(fresh, topology, is_named=request.work_dir is not None)
     else:
-        from tuner.launch import resuming  # 900 lines with what it imports, and a new run needs none of them
-
         start = resuming.find_start(request.resume, request.work_dir, home, fresh, topology)
     checkpoint, point = start.checkpoint, None
     if checkpoint:

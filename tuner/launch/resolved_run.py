@@ -6,21 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from tuner.files import JsonObject
 from tuner.fit.levels import Fit
+from tuner.launch.level_and_split import LevelAndSplit
+from tuner.launch.machine_facts import RunPlace
 from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, LaunchFlags, Topology
 from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs.checkpoints import Checkpoint
+from tuner.runs.resume_point import ResumePoint
 from tuner.zero.config import Document, FinalConfig
-
-if TYPE_CHECKING:
-    from tuner.launch.level_and_split import LevelAndSplit
-    from tuner.launch.machine_facts import RunPlace
-    from tuner.runs.checkpoints import Checkpoint
-    from tuner.runs.resume_point import ResumePoint
 
 
 class Request(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from tuner.recipes import catalog, merging, starting_weights
+from tuner.recipes import catalog, document_file, merging, starting_weights
 from tuner.recipes.merging import Origin, Place, Section, leaves
 from tuner.recipes.recipe_file import DOCUMENTS
-
-if TYPE_CHECKING:
-    from tuner.zero.config import Document
+from tuner.runs import directory, listing
+from tuner.runs.directory import RunDirectory
+from tuner.zero.config import Document
 
 Kind = Literal["recipe", "config", "run"]
 _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")
@@ -26,14 +26,9 @@ def kind_of(name: str | None) -> Kind:
     if name is None:
         return "recipe"
     path = Path(name)
-    if path.suffix in DOCUMENTS:
-        from tuner.recipes import document_file  # few names are files in YAML or JSON
-
-        if document_file.says_what_to_train(path) or document_file.is_recipe(path):
-            return "recipe"
+    if path.suffix in DOCUMENTS and (document_file.says_what_to_train(path) or document_file.is_recipe(path)):
+        return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
-        from tuner.runs import directory, listing  # few names are folders
-
         if directory.is_run(path):
             return "run"
         if starting_weights.holds_model(path):
@@ -56,8 +51,6 @@ def run_section(path: Path) -> Section:
     Raises:
         RunDirectoryError: run.json cannot be read.
     """
-    from tuner.runs.directory import RunDirectory
-
     run = RunDirectory(path)
     facts = run.read_json(run.run)
     values = {key: facts[key] for key in _RUN_FACTS if key in facts}

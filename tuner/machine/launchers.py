@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.errors import MachineError, UsageError
-from tuner.machine import variables
+from tuner.machine import clusters, started_ranks, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
 from tuner.machine.variables import Settings, count, settings_of, text
 
@@ -77,8 +77,6 @@ def _topology(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
         return _nodes(settings_of(flags._asdict(), environ), num_gpus)
     if flags.launcher == "none":
         return _one_process(flags, environ)
-    from tuner.machine import clusters, started_ranks  # 500 lines with Slurm's; tuner itself starts most runs
-
     if flags.launcher == "env" and clusters.of_rank(environ) is None and (of_cluster := clusters.nodes(environ)):
         return _nodes(settings_of(flags._asdict(), environ, of_cluster), num_gpus)
     return started_ranks.resolve(flags, environ, num_gpus)

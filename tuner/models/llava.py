@@ -26,12 +26,11 @@ from tuner.files import JsonObject, copy, disk_errors, make_folder, read_json_ob
 from tuner.models import compat, internlm, projectors
 from tuner.pretrained import explained, tensors_of
 from tuner.progress import shown, tqdm_class
+from tuner.recipes.schema import Model, Vision
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-    from tuner.recipes.schema import Model, Vision
 
 FORMAT_VERSION = 1
 IMAGE_TOKEN = "<image>"  # noqa: S105

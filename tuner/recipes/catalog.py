@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tuner import assets
 from tuner.assets import CONFIGS, PACKAGE, TEMPLATES
 from tuner.errors import RecipeError, UsageError, did_you_mean, nearest
 from tuner.files import open_regular, read_bytes, read_named_text, read_text
+from tuner.recipes import xtuner_names
+from tuner.recipes.aliases import instead_of_objective
 from tuner.recipes.merging import Kind
-
-if TYPE_CHECKING:
-    from tuner.recipes.xtuner_names import Word
+from tuner.recipes.xtuner_names import Word
 
 OURS = "tuner"
 """The origin of the package's own parts."""
@@ -454,8 +454,6 @@ def read(name: str, hidden: str | None = None) -> Reading:
 def _translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
     """Yield a name as it is written, then with one more of XTuner's words replaced each time, and these words."""
     yield name, ()
-    from tuner.recipes import xtuner_names  # most names hold no word of XTuner's
-
     yield from islice(xtuner_names.translations(name), 1, None)
 
 
@@ -547,8 +545,6 @@ def training(name: str) -> tuple[str, str]:
 
 def _absent_objective(name: str) -> tuple[str, str] | None:
     """Return the objective of other tools in a name, and what to use instead of it; None without one."""
-    from tuner.recipes.aliases import instead_of_objective  # it reads a table that most commands do not need
-
     words = re.sub(r"[-. ]", "_", name.lower()).split("_")
     for word in (*map("_".join, itertools.pairwise(words)), *words):
         if instead := instead_of_objective(word):
@@ -563,8 +559,6 @@ def _unknown(name: str) -> RecipeError:
             where="the recipe's name",
             fix=f"Use: tuner train RECIPE --deepspeed {name}.",
         )
-    from tuner.recipes import xtuner_names  # for a name that is not a recipe's
-
     if reason := xtuner_names.refusal(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
     if absent := _absent_objective(name):

@@ -14,6 +14,7 @@ from tuner import paths
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.files import JsonObject
 from tuner.recipes import catalog
+from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, Share
@@ -125,8 +126,6 @@ def _shares(entry: object, where: str, inside: tuple[str, ...]) -> Iterator[Any]
 def _check_keys(entry: JsonObject, where: str) -> None:
     known = ("part", *Share.model_fields)
     if unknown := entry.keys() - set(known):
-        from tuner.recipes.aliases import key_hint  # for a mistake
-
         key = min(map(str, unknown))
         raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=key_hint(key, known))
     if not entry.get("part") and not entry.get("path"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable, open_regular
+from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, leaves
 from tuner.recipes.recipe_file import DOCUMENTS, MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
@@ -113,8 +114,6 @@ def is_recipe(path: Path) -> bool:
     """Return whether a YAML or JSON file is a recipe, perhaps with a mistake in it, and not another tool's config."""
     if path.suffix not in DOCUMENTS or not paths.is_file(path):
         return False
-    from tuner.recipes import yaml_text  # PyYAML, for files of these names alone
-
     try:
         return holds_recipe(yaml_text.read(path).values)
     except RecipeError:
@@ -139,8 +138,6 @@ def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
     Raises:
         RecipeError: it cannot be read, builds objects, repeats a key, or holds what a recipe in Python may not.
     """
-    from tuner.recipes import yaml_text  # PyYAML, for files of these names alone
-
     document = yaml_text.read(path, name, fix=_FIX)
     file = RecipeFile(name, document.values, document.lines, kind=kind)
     for keys, value in _scalars(document.values):

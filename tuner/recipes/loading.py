@@ -17,8 +17,11 @@ from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import JsonObject, is_writable
-from tuner.recipes import catalog, data_sets, model_facts, starting_weights, trust
+from tuner.recipes import catalog, data_sets, document_file, mistaken, model_facts, starting_weights, trust
+from tuner.recipes.code_file import run_file
+from tuner.recipes.document_file import xtuner_error
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
+from tuner.recipes.overrides import layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_xtuner
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
@@ -47,8 +50,6 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides):
         merged.lay(layer)
     if overrides != Overrides():
-        from tuner.recipes.overrides import layers  # 450 lines with the words of other tools
-
         for layer in layers(overrides, merged, name):
             merged.lay(layer)
             model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
@@ -109,9 +110,8 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
             raise RecipeError(message, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
     if name is not None and not name.endswith(".py") and not catalog.has(name):
-        from tuner.recipes import mistaken  # for a name that is not a recipe's
-
-        if refusal := mistaken.refusal(name, overrides.data_sets):
+        refusal = mistaken.refusal(name, overrides.data_sets)
+        if refusal:
             raise refusal
     if name is None and overrides.model is None and overrides.adapter is None:
         fix = "Name a recipe (tuner list shows them), or give --model PATH and --data FILE."
@@ -301,21 +301,15 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data; if that fails and code is allowed, run it."""
     if source.path.suffix in DOCUMENTS:
-        from tuner.recipes import document_file  # PyYAML, which a recipe in Python does without
-
         return document_file.read_document(source.path, source.shown, source.kind)
     try:
         return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:
         if not paths.is_file(source.path):
             raise
-        from tuner.recipes.document_file import xtuner_error  # for a file that is not a recipe
-
         refusal = xtuner_error(source.path, error.where)
         if not allow_code:
             raise refusal or error from None
-    from tuner.recipes.code_file import run_file  # mmengine
-
     try:
         return run_file(source.path, source.shown)
     except RecipeError as error:
@@ -331,6 +325,4 @@ def validate(merged: Merged) -> RecipeConfig:
     try:
         return RecipeConfig.model_validate(merged.values)
     except ValidationError as error:
-        from tuner.recipes import mistaken  # 300 lines with the names of other tools, and most recipes are right
-
         raise mistaken.explained(error, merged) from None

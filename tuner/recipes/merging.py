@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from tuner.files import JsonObject
 
 Keys = tuple[str, ...]
 """The path to a value through nested dicts."""
-
-
-if TYPE_CHECKING:
-    from tuner.files import JsonObject
 
 
 class Kind(Enum):

@@ -9,10 +9,11 @@ from pathlib import Path
 from tuner import paths, remote_code
 from tuner.errors import DataError, ModelError
 from tuner.model_folder import MAX_LAYERS
-from tuner.recipes import catalog, starting_weights, trust
+from tuner.recipes import catalog, mistaken, starting_weights, trust
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
 from tuner.runs.resume_advice import resume_advice
+from tuner.vocabulary import TEACHER
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000
@@ -69,8 +70,6 @@ def _refuse_data(path: str, data: str | None) -> None:
     Raises:
         ModelError: it is one.
     """
-    from tuner.recipes import mistaken  # mistakes of names
-
     file = paths.expanded(path)
     is_data = path.endswith(mistaken.DATA) or (path.endswith(".json") and paths.is_file(file))
     if is_data and not paths.is_folder(file):
@@ -96,8 +95,6 @@ def _check_vision(vision: Vision) -> None:
 
 
 def _hub_id(path: str) -> str | None:
-    from tuner.recipes import mistaken  # for a path that is not a model's
-
     return mistaken.hub_id(path)
 
 
@@ -119,8 +116,6 @@ def _no_model(path: str, folder: Path) -> ModelError:
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
         fix = f"Resume it first: {resume_advice(folder)}{named}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
-    from tuner.recipes import mistaken  # for a path that is not a model's
-
     if any(file.suffix in mistaken.DATA for file in folder.iterdir()):
         fix = f"Give the model first: tuner train --model MODEL --data {path}"
         return ModelError(f"{path!r} holds data and no model", where="model.path", fix=fix)
@@ -138,8 +133,6 @@ def check_teacher(config: RecipeConfig) -> None:
     teacher = config.objective.taught_by
     if teacher is None:
         return
-    from tuner.vocabulary import TEACHER  # few objectives have a teacher
-
     if not teacher.path:
         fix = "Give one: --set teacher=PATH, a folder, a run, or an id on the hub."
         raise ModelError("no teacher is given", where=TEACHER, fix=fix)

@@ -6,9 +6,10 @@ It composes names from the names of parts and opens no part.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from fnmatch import translate
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Sequence
+from fnmatch import filter as matching
+from fnmatch import fnmatchcase, translate
+from functools import cache, reduce
 from typing import NamedTuple
 
 from tuner.recipes import catalog
@@ -17,8 +18,8 @@ WILDCARDS = frozenset("*?[")
 _EPOCHS = 3
 """The epochs of names for a pattern without epochs."""
 
-Suits = Callable[[str, str], bool]
-"""Return whether an objective and a data set belong together."""
+Learners = Callable[[str], Collection[str]]
+"""Return the objectives that can learn from a data set."""
 
 
 class Expansion(NamedTuple):
@@ -28,53 +29,70 @@ class Expansion(NamedTuple):
     total: int
 
 
-def expand(pattern: str, limit: int, suits: Suits) -> Expansion:
-    """Return the names that match a glob, with or without `_eN`; N is the pattern's own number, or 3."""
-    matching = _matching(pattern.lower(), suits)
-    names = (*islice(matching, limit),)
-    return Expansion(names, len(names) + sum(1 for _ in matching))
+def expand(pattern: str, limit: int, learners: Learners) -> Expansion:
+    """Return the names that match a glob, with or without `_eN`; N is the pattern's own number, or 3.
+
+    There are nearly a million names. The glob is read through each model once; models that leave it at the same places
+    share what may follow, and no name behind the limit is composed.
+    """
+    pattern = pattern.lower()
+    recipes = matching(catalog.names("recipes"), pattern)
+    names, total, known = recipes[:limit], len(recipes), {*recipes}
+    epochs = catalog.with_epochs(pattern)[1] or _EPOCHS
+    pieces = re.findall(r"\[!?.[^]]*\]|.", pattern)
+    after_model = [f"{training}_{dataset}" for _, training, dataset in _after_model(learners)]
+
+    @cache
+    def after(places: frozenset[int], letter: str) -> frozenset[int]:
+        """Return the places in the glob at which it can go on behind a letter."""
+        fitting = (place for place in places if place < len(pieces) and fnmatchcase(letter, pieces[place]))
+        return _with_skipped(pieces, frozenset(place + (pieces[place] != "*") for place in fitting))
+
+    @cache
+    def endings(places: frozenset[int]) -> Sequence[str]:
+        matches = re.compile("|".join(translate("".join(pieces[place:])) for place in places)).match
+        open_end = pattern.endswith("*")  # then a name without its epochs matches only if the whole name does
+        named = ((rest, f"{rest}_e{epochs}") for rest in after_model)
+        return [name for rest, name in named if matches(name) or (not open_end and matches(rest))]
+
+    start = _with_skipped(pieces, frozenset({0}))
+    for model in catalog.names("models"):
+        places = reduce(after, f"{model}_", start)
+        found = endings(places) if places else ()
+        if any(name.startswith(f"{model}_") for name in recipes):
+            found = [ending for ending in found if f"{model}_{ending}" not in known]
+        names += [f"{model}_{ending}" for ending in found[: limit - len(names)]]
+        total += len(found)
+    return Expansion((*names,), total)
 
 
-def complete(start: str, suits: Suits) -> list[str]:
+def _with_skipped(pieces: Sequence[str], places: frozenset[int]) -> frozenset[int]:
+    """Add the places behind a `*`, which may stand for nothing; leave out those before the last `*`, which add none."""
+    while behind := {place + 1 for place in places if pieces[place : place + 1] == ["*"]} - places:
+        places |= behind
+    last = max((place for place in places if pieces[place : place + 1] == ["*"]), default=0)
+    return frozenset(place for place in places if place >= last)
+
+
+def complete(start: str, learners: Learners) -> list[str]:
     """Return the completions of a name that begins with `start`: each name up to the end of its next part.
 
     A single unfinished name is never returned, because a shell adds a space after it.
     """
-    offered = sorted({*_next_parts(start, suits)})
+    offered = sorted({*_next_parts(start, learners)})
     while len(offered) == 1 and offered[0].endswith("_"):
-        offered = sorted({*_next_parts(offered[0], suits)})
+        offered = sorted({*_next_parts(offered[0], learners)})
     return offered
 
 
-def _matching(pattern: str, suits: Suits) -> Iterator[str]:
-    matches, epochs = re.compile(translate(pattern)).match, catalog.with_epochs(pattern)[1] or _EPOCHS
-    open_end = pattern.endswith("*")  # then a name without its epochs matches only if the whole name does
-    recipes = {name: None for name in catalog.names("recipes") if matches(name)}
-    yield from recipes
-    literal = re.split(r"[*?[]", pattern, maxsplit=1)[0]
-    word = "" if "[" in pattern else max(re.split(r"[*?_]+", pattern), key=len)
-    after_model = [f"{training}_{dataset}" for _, training, dataset in _after_model(suits)]
-    holding = [rest for rest in after_model if word in f"{rest}_e{epochs}"]
-    for model in catalog.names("models"):
-        # There are nearly a million names. Those of a model that cannot match the beginning, or without the
-        # pattern's longest word, are not composed.
-        if not (model.startswith(literal) or literal.startswith(model)):
-            continue
-        for rest in after_model if word in model else holding:
-            stem = f"{model}_{rest}"
-            name = f"{stem}_e{epochs}"
-            if (matches(name) or (not open_end and matches(stem))) and name not in recipes:
-                yield name
-
-
-def _next_parts(start: str, suits: Suits) -> Iterator[str]:
+def _next_parts(start: str, learners: Learners) -> Iterator[str]:
     yield from (name for name in catalog.names("recipes") if name.startswith(start))
     for model in catalog.names("models"):
         here = f"{model}_"
         if not start.startswith(here):
             yield from [here] if here.startswith(start) else []
             continue
-        for objective, training, dataset in _after_model(suits):
+        for objective, training, dataset in _after_model(learners):
             name = f"{here}{training}_{dataset}_e{_EPOCHS}"
             ends = (f"{here}{objective}_", f"{here}{training}_", name)
             end = next((end for end in ends if name.startswith(end) and not start.startswith(end)), name)
@@ -82,10 +100,10 @@ def _next_parts(start: str, suits: Suits) -> Iterator[str]:
                 yield end
 
 
-def _after_model(suits: Suits) -> Iterator[tuple[str, str, str]]:
+def _after_model(learners: Learners) -> Iterator[tuple[str, str, str]]:
     """Yield (objective, training word of a name, data set) for all that belong together."""
-    known = catalog.names("datasets")
-    learned = {kind: [name for name in known if suits(kind, name)] for kind in catalog.names("objectives")}
+    learned_by = {dataset: learners(dataset) for dataset in catalog.names("datasets")}
     for training, (objective, _) in catalog.trainings().items():
-        for dataset in learned[objective]:
-            yield objective, training, dataset
+        for dataset, objectives in learned_by.items():
+            if objective in objectives:
+                yield objective, training, dataset

@@ -13,7 +13,9 @@ from typing import NamedTuple
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, UsageError
 from tuner.files import JsonObject, is_writable
-from tuner.recipes import catalog
+from tuner.notebook import lines_of, table
+from tuner.recipes import catalog, standalone
+from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Kind, Layer, Origin, Place
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
@@ -98,13 +100,9 @@ class Recipe:
         return self.config.model_dump()
 
     def __repr__(self) -> str:
-        from tuner.notebook import lines_of  # for Python's callers
-
         return "\n".join((f"Recipe {self.name!r}", *lines_of(self._facts())))
 
     def _repr_html_(self) -> str:
-        from tuner.notebook import table  # for notebooks
-
         return table(self._facts(), title=f"Recipe {self.name}")
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -152,14 +150,10 @@ class Recipe:
 
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file with this recipe, without any base."""
-        from tuner.recipes import standalone  # 140 lines, for commands that write a recipe
-
         return standalone.python_text(self.name, self._lasting, read_base().values, note)
 
     def standalone_yaml(self, note: str = "") -> str:
         """Return the same as YAML, without comments."""
-        from tuner.recipes import standalone  # as above
-
         return standalone.yaml_text(self.name, self._lasting, note)
 
     @property
@@ -195,8 +189,6 @@ def layer_of(source: RecipeFile) -> Layer:
         if key in known:
             values[key] = value
         elif key not in source.helpers and key != "_base_":
-            from tuner.recipes.aliases import key_hint  # for a mistake
-
             raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
     return Layer(values, source.place)
 

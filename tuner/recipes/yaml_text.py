@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner import paths
 from tuner.errors import RecipeError, TunerError
 from tuner.files import JsonObject, read_named_text
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup
+
+if TYPE_CHECKING:
+    import yaml  # type: ignore[import-untyped]
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
 _TOO_MUCH = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: not a config"
@@ -60,9 +62,11 @@ def read(
 
 
 def _node(text: str, name: str, error: type[TunerError]) -> yaml.Node | None:
+    import yaml
+
     try:
         # JSON may be indented by tabs, which YAML forbids; inside its texts they are written \t.
-        return yaml.compose(text.replace("\t", "    ") if name.endswith(".json") else text, Loader=_Loader)
+        return yaml.compose(text.replace("\t", "    ") if name.endswith(".json") else text, Loader=_loader())
     except yaml.YAMLError as reason:
         mark = getattr(reason, "problem_mark", None)
         problem = getattr(reason, "problem", None) or str(reason).split("\n")[0]
@@ -72,18 +76,23 @@ def _node(text: str, name: str, error: type[TunerError]) -> yaml.Node | None:
         raise error("not valid YAML: nested too deep", where=name) from None
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """Ends where a file holds more than a config may: brackets in each other take it quadratic time."""
+@cache
+def _loader() -> type[yaml.SafeLoader]:
+    """Return a loader that ends where a file holds more than a config may: nested brackets take it quadratic time."""
+    import yaml  # 30 ms, and most commands read no YAML
 
-    _depth = _num_nodes = 0
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+        depth = num_nodes = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        self._depth, self._num_nodes = self._depth + 1, self._num_nodes + 1
-        if self._depth > MAX_DEPTH + 1 or self._num_nodes > 2 * MAX_VALUES:  # a key is a node too
-            raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=self.peek_event().start_mark)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+        def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+            self.depth, self.num_nodes = self.depth + 1, self.num_nodes + 1
+            if self.depth > MAX_DEPTH + 1 or self.num_nodes > 2 * MAX_VALUES:  # a key is a node too
+                raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=self.peek_event().start_mark)
+            node: yaml.Node | None = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    return Loader
 
 
 class _Reader:
@@ -91,7 +100,9 @@ class _Reader:
 
     def __init__(self, name: str, lines: dict[Keys, int], error: type[TunerError], fix: str) -> None:
         self.name, self.lines, self.error, self.fix, self.count = name, lines, error, fix, 0
-        self.scalars = yaml.constructor.SafeConstructor()
+        import yaml
+
+        self.yaml_error, self.scalars = yaml.YAMLError, yaml.constructor.SafeConstructor()
 
     def wrong(self, message: str, node: yaml.Node, fix: str | None = None) -> TunerError:
         return self.error(message, where=f"{self.name}:{node.start_mark.line + 1}", fix=fix)
@@ -104,9 +115,9 @@ class _Reader:
             raise self.wrong(_TOO_MUCH, node, "Check for an alias (*name) inside of its own anchor.")
         if not node.tag.startswith(_STANDARD) or node.tag.startswith(f"{_STANDARD}python/"):
             raise self.wrong(f"the tag {node.tag} builds an object", node, "Use plain values; nothing was run.")
-        if isinstance(node, yaml.MappingNode):
+        if node.id == "mapping":
             return self.mapping(node, keys, depth)
-        if isinstance(node, yaml.SequenceNode):
+        if node.id == "sequence":
             for number, inner in enumerate(node.value):
                 self.lines[(*keys, str(number))] = inner.start_mark.line + 1
             return [self.value(inner, (*keys, str(number)), depth + 1) for number, inner in enumerate(node.value)]
@@ -123,7 +134,7 @@ class _Reader:
                         raise self.wrong("<< needs a mapping, or a list of them", key_node)
                     merged |= {key: value for key, value in one.items() if key not in merged}
                 continue
-            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            key = str(key_node.value) if key_node.id == "scalar" else None
             if key is None:
                 raise self.wrong("a key that is not text", key_node)
             if key in own:
@@ -140,7 +151,7 @@ class _Reader:
         try:
             value = self.scalars.construct_object(node)
             str(value)  # Python writes no whole number of more than 4,300 digits, which hexadecimal digits can make
-        except (ValueError, yaml.YAMLError) as reason:
+        except (ValueError, self.yaml_error) as reason:
             raise self.wrong(f"{node.value[:40]!r} is not a value: {str(reason).partition(';')[0]}", node) from None
         return value
 

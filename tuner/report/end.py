@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from tuner.hub import upload
+from tuner.report import page
 from tuner.report.notify import Notice
 from tuner.runs.directory import RunDirectory
 
@@ -39,8 +40,6 @@ def notify(run: RunDirectory, exit_code: int) -> None:
 def write(run: RunDirectory) -> None:
     """Write RUN/report.html; a failure is one line on standard error."""
     try:
-        from tuner.report import page  # Jinja2, which only the report needs
-
         page.write([run.path], run.report)
     except (Exception, KeyboardInterrupt) as error:
         message = f"WARNING: no report: {type(error).__name__}: {error}"

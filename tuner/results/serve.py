@@ -32,13 +32,14 @@ from tuner.machine.hardware import Hardware
 from tuner.progress import POLL_S
 from tuner.results.loaded_model import ModelSpec, encoder_of, load
 from tuner.results.peft_adapter import STEM, read_config
+from tuner.results.serving import answers, engine, prompts
+from tuner.results.serving.engine import Engine
+from tuner.results.serving.vllm import Vllm
 from tuner.results.tensors import Stored
 from tuner.runs.follow import tail
 
 if TYPE_CHECKING:
     from tuner.results.serving.app import Answering
-    from tuner.results.serving.engine import Engine
-    from tuner.results.serving.vllm import Vllm
 
 KEY_VARIABLE = "TUNER_API_KEY"
 """Holds the key of a server: unlike an argument, other users of the machine do not see it."""
@@ -139,7 +140,7 @@ def run(
         UsageError: the port is in use, or the address is not of this machine.
         TunerError: the model cannot be loaded.
     """
-    from tuner.results.serving import app, prompts  # an extra
+    from tuner.results.serving import app
 
     encoder = encoder_of(spec)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: ends as Ctrl-C does
@@ -156,12 +157,8 @@ def run(
         with _bound(address) as port:
             answering: Answering
             if vllm is not None:
-                from tuner.results.serving.vllm import Vllm
-
                 answering = running = Vllm(vllm, spec, name, making)
             else:
-                from tuner.results.serving import answers, engine
-
                 loaded = load(spec, hardware, bits)
                 model = engine.whole_model(loaded.model)
                 sampling = engine.Sampling(model)

@@ -52,6 +52,7 @@ from tuner.files import (
     write_json,
     write_text,
 )
+from tuner.runs import lock
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
@@ -232,8 +233,6 @@ def _check_remains(path: Path) -> None:
     Raises:
         RunDirectoryError: it holds something else.
     """
-    from tuner.runs import lock  # 270 lines, and the folder of most new runs is empty
-
     names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
     if not names or (lock.NAME in names and all(re.fullmatch(OF_A_START, name) for name in names)):
         return

@@ -6,7 +6,6 @@ import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,7 @@ from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
-
-if TYPE_CHECKING:
-    from tuner.worker.trainer_types import BuiltTrainer
+from tuner.worker.trainer_types import BuiltTrainer
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type with the same number of bytes as a weight."""

@@ -32,12 +32,11 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker import compat_checkpoints
 from tuner.worker.generation import stop_where_answers_end
 from tuner.worker.process import warn
+from tuner.worker.trainer_types import BuiltTrainer
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
     from transformers import PreTrainedModel
-
-    from tuner.worker.trainer_types import BuiltTrainer
 
 UPLOAD_LIMIT_S = 600.0
 """The longest that the end of training waits for the last upload."""

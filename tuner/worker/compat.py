@@ -34,14 +34,13 @@ from tuner.machine.libraries import require_names
 from tuner.models import compat as models
 from tuner.models.integrity import HEAD
 from tuner.worker import compat_checkpoints
+from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
     from torch.utils.data import Sampler
     from transformers import PreTrainedModel
-
-    from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 BY_SAMPLE = "sdpa_by_sample"

@@ -20,11 +20,10 @@ from tuner.data.encoder import Encoder
 from tuner.errors import NotANumber
 from tuner.worker import compat
 from tuner.worker.guard import Guard
+from tuner.worker.trainer_types import BuiltTrainer
 
 if TYPE_CHECKING:
     from accelerate.data_loader import DataLoaderShard
-
-    from tuner.worker.trainer_types import BuiltTrainer
 
 _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."

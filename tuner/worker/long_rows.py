@@ -30,11 +30,10 @@ from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window, num_tiles, sees_whole_samples
 from tuner.worker import compat
+from tuner.worker.trainer_types import Attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from tuner.worker.trainer_types import Attention
 
 
 # By sample

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tuner.data.encoder import PixelMaker
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.models.vision import TowerOnEveryRank
 from tuner.worker.generation import on_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from tuner.data.encoder import PixelMaker
 
 
 class ImageReader:

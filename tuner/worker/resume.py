@@ -42,12 +42,11 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, ResumePoint, is_same_state
 from tuner.worker import compat, compat_checkpoints
 from tuner.worker.checkpointing import best_step, disk_errors
+from tuner.worker.trainer_types import BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
     from torch.optim.lr_scheduler import LambdaLR
-
-    from tuner.worker.trainer_types import BuiltTrainer, EngineOptimizer
 
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 """The classes in DeepSpeed 0.19.8's files beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;

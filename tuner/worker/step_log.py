@@ -37,12 +37,11 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.process import warn
+from tuner.worker.trainer_types import BuiltTrainer
 
 if TYPE_CHECKING:
     from deepspeed.utils.timer import SynchronizedWallClockTimer
     from torch.optim import Optimizer
-
-    from tuner.worker.trainer_types import BuiltTrainer
 
 Logs = dict[str, Any]
 Result = TypeVar("Result")

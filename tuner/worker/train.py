@@ -68,11 +68,10 @@ from tuner.worker.process import bind_cores, serve_store, warn
 from tuner.worker.rank_data import NodeStream, prepare_rows
 from tuner.worker.samples import show_samples
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
+from tuner.worker.trainer_types import BuiltTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from tuner.worker.trainer_types import BuiltTrainer
 
     Models = tuple[PreTrainedModel, PreTrainedModel | None]
     """The model to train, and the frozen copy that it is compared with if the objective needs one."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import call
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,9 @@ from transformers.trainer_utils import seed_worker
 from tuner.data.sample import IGNORED
 from tuner.data.stream import Stream
 from tuner.worker import compat
-from tuner.worker.consensus import random_states, set_random_states
+from tuner.worker.consensus import RankConsensus, random_states, set_random_states
 from tuner.worker.long_rows import WHOLE, Share, share_of
-
-if TYPE_CHECKING:
-    from tuner.worker.consensus import RankConsensus
-    from tuner.worker.pixels import ImageReader
+from tuner.worker.pixels import ImageReader
 
 _COUNTS = "counts"
 """The key of a batch that holds its `Counts`."""

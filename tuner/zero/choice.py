@@ -12,24 +12,22 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
 from tuner.paths import is_file
-from tuner.recipes import catalog
+from tuner.recipes import catalog, yaml_text
 from tuner.recipes.catalog import PRESETS
 from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import YAML, read_value
-from tuner.zero import presets
+from tuner.zero import presets, yaml_configs
 from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, stage_0
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
 from tuner.zero.recipe_values import chosen, sources_of
-
-if TYPE_CHECKING:
-    from tuner.zero.yaml_configs import AccelerateConfig
+from tuner.zero.yaml_configs import DTYPE, AccelerateConfig
 
 
 def open_chosen(recipe: Recipe, flag: str | None) -> Document:
@@ -107,9 +105,6 @@ def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Docume
 
 
 def _yaml(path: Path) -> Document:
-    from tuner.recipes import yaml_text  # 10 ms, for other tools' files alone
-    from tuner.zero import yaml_configs
-
     name = str(path)
     fix = "Use a preset, a DeepSpeed JSON, an accelerate config, or a ROLL preset."
     yaml = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
@@ -122,8 +117,6 @@ def _yaml(path: Path) -> Document:
 
 
 def _of_accelerate(read_config: AccelerateConfig, path: Path) -> Document:
-    from tuner.zero.yaml_configs import DTYPE  # as `_yaml`
-
     # accelerate looks for the file from where it is called; a config is often written to be called beside it.
     base = read_config.base
     if not (catalog.preset_name(base) or base == NONE or is_file(Path(base))):

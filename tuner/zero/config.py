@@ -9,13 +9,11 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from tuner.errors import DeepSpeedConfigError
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import Kind, Origin, Place, lookup
-
-if TYPE_CHECKING:
-    from tuner.errors import DeepSpeedConfigError
-    from tuner.machine.topology import LaunchFlags
 
 Config = dict[str, Any]
 """JSON values. Nothing has checked the config of a `Document`; `lint` has checked the one of a `FinalConfig`."""

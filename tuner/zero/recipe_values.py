@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tuner.machine.hardware import Precision
+from tuner.machine.topology import Batch
 from tuner.recipes.merging import Place
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
 from tuner.zero.config import AUTO, Config, Document, Keys, stage_0
-
-if TYPE_CHECKING:
-    from tuner.machine.hardware import Precision
-    from tuner.machine.topology import Batch
-    from tuner.recipes.recipe import Recipe
 
 
 def chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner import paths
 from tuner.errors import DiskError, MachineError, TunerError
@@ -24,13 +23,13 @@ from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import hardware, libraries
+from tuner.machine import clusters, hardware, libraries, slurm
+from tuner.machine.hostfile import NODE
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, PREFETCHED
+from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from tuner.runs.resume_point import ResumePoint
+from tuner.runs.resume_point import ResumePoint
 
 SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
@@ -110,8 +109,6 @@ def _free(run: ResolvedRun) -> int:
     free, folder = shutil.disk_usage(existing(run.run_path)).free, RunDirectory(run.run_path).checkpoints
     if not folder.is_dir():
         return free
-    from tuner.runs.checkpoints import unfinished  # a new run has no checkpoints
-
     # Files left by a killed save are removed before the next save.
     return free + sum(path.stat().st_size for path in unfinished(folder).rglob("*") if path.is_file())
 
@@ -257,8 +254,6 @@ def _missing(package: str | None, where: str) -> Iterator[Finding]:
 
 def shadows(run: ResolvedRun) -> Iterator[Finding]:
     """Find settings that bring other modules or variables into a run than the installed ones."""
-    from tuner.machine.hostfile import NODE  # a dry run does not check this
-
     if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
         places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
         hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
@@ -273,8 +268,6 @@ def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run on one node in a job that has several."""
     if run.topology.num_nodes > 1:
         return
-    from tuner.machine import clusters, slurm  # a dry run does not check this
-
     nodes = slurm.num_nodes_outside_srun(run.environ)
     if nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm uses all"

@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import assets, paths, vocabulary
+from tuner.data import copies, formats, images, sources
+from tuner.data.copies import Seen
+from tuner.data.formats import MixedShapes
+from tuner.data.pipeline import Pipeline, PlacedSample
+from tuner.data.readers.text_files import fail
+from tuner.data.sample import Prompt, images_of, turns_of
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.fit.parameters import has_formula
 from tuner.launch import data_rows
@@ -24,11 +30,10 @@ from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes.schema import Dataset, Rows
+from tuner.recipes.schema.rewards import rewards_of
 from tuner.vocabulary import TEACHER
 
 if TYPE_CHECKING:
-    from tuner.data.copies import Seen
-    from tuner.data.pipeline import PlacedSample
     from tuner.rewards.reward_function import TrialRow
 
 _NUM_ROWS = 8
@@ -61,9 +66,6 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     Of the user's local files that are counted all rows are read, as far as `_READ_S` reach; of others the first. Their
     copies are counted too, unless the plan has counted them.
     """
-    from tuner.data import copies  # a plan does not need it
-    from tuner.data.formats import MixedShapes
-
     config, late_s = run.recipe.config, time.process_time() + _READ_S
     for loader in config.loaders.values():
         if loader.dataset.held_out:  # they are rows of the training data
@@ -117,8 +119,6 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     rows = run.recipe.config.train_dataloader.dataset
     if not rows.streaming or not rows.path:
         return
-    from tuner.data import sources  # only needed for streamed data
-
     place = paths.local(rows.path)
     if place is None or _are_files(rows):
         sources.check_stream(rows.path, paths.matching(place) if place else ())
@@ -146,8 +146,6 @@ def _read(
         DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
             an image and the model reads text alone.
     """
-    from tuner.data import images  # a plan does not need it
-    from tuner.data.sample import images_of, turns_of
 
     def tell(error: DataError) -> None:
         if on_error is None:
@@ -187,10 +185,6 @@ def _samples(
     # Only ranks run a user's row function: it may do anything, also import torch.
     if ":" in (rows.format or ""):
         return
-    from tuner.data import formats  # a plan does not need it
-    from tuner.data.pipeline import Pipeline
-    from tuner.data.readers.text_files import fail
-
     if rows.format:
         formats.named(rows.format)
     path = rows.path if _are_files(rows) else _first_of_folder(rows)
@@ -211,8 +205,6 @@ def rewards(run: ResolvedRun) -> Iterator[Finding]:
     config = run.recipe.config
     if not config.objective.facts.generates:
         return
-    from tuner.recipes.schema.rewards import rewards_of  # few objectives have rewards
-
     if blocks := rewards_of(config.objective):
         from tuner.rewards.reward_function import trial_mistakes  # and a teacher gives none
 
@@ -221,7 +213,6 @@ def rewards(run: ResolvedRun) -> Iterator[Finding]:
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
     """Return the first rows of each data set that is in local files; a row that cannot be read ends its data set."""
-    from tuner.data.sample import Prompt  # few objectives have rewards
     from tuner.rewards.reward_function import TrialRow
 
     tried = []

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tuner import assets, model_folder, paths
+from tuner import assets, model_folder, paths, vocabulary
 from tuner import remote_code as codes
 from tuner.errors import ModelError, did_you_mean
 from tuner.files import open_regular, read_json_object, read_text
@@ -254,8 +254,6 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
     names = config.adapter.target_modules if config.adapter and not config.adapter.path else ""
     head = _head(config.architecture)
     if config.objective.facts.reads_head and _targets(names, head):
-        from tuner import vocabulary  # a dry run reads no tokenizer
-
         yield vocabulary.untrained_head(config.objective.type, head)
         return
     if others := _not_adaptable(names, config.architecture):
@@ -308,8 +306,6 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     place, config = folder(run), run.recipe.config
     if place is None or config.architecture is None:
         return
-    from tuner import vocabulary  # a dry run reads no tokenizer
-
     architecture, named = config.architecture, config.model.chat_template
     tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
     last = tokenizer.last if tokenizer else None

@@ -5,13 +5,9 @@ The plan and the rank use it; it computes no memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tuner.errors import ModelError
-
-if TYPE_CHECKING:
-    from tuner.files import JsonObject
-    from tuner.recipes.schema import RecipeConfig
+from tuner.files import JsonObject
+from tuner.recipes.schema import RecipeConfig
 
 SHARED_BY = "train_cfg.sequence_parallel_size"
 KINDS = frozenset(

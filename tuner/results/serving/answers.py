@@ -11,15 +11,13 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tuner.data.text_encoder import TextEncoder
 from tuner.results import compat
 from tuner.results.serving.engine import Engine, Prompt, Sampler, Sampling
 from tuner.results.serving.prompts import Prompts, Written
 from tuner.results.serving.requests import ChatRequest, CompletionRequest, Refused, refuse_not_generated
-
-if TYPE_CHECKING:
-    from tuner.data.text_encoder import TextEncoder
 
 _REPLACEMENT = "\ufffd"
 

@@ -20,6 +20,7 @@ from tuner.data.formats import turns as conversation
 from tuner.data.formats.cells import Misfit
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.processes import Worker
+from tuner.data.sample import Message as Turn
 from tuner.data.sample import text_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError
@@ -28,8 +29,6 @@ from tuner.results.serving.requests import ChatRequest, Refused
 
 if TYPE_CHECKING:
     import numpy
-
-    from tuner.data.sample import Message as Turn
 
 _MAX_S = 30.0
 """For one prompt, by the clock. Template and tokens of 8 MiB take some seconds; C code that hangs takes for ever."""

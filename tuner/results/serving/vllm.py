@@ -14,18 +14,16 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.errors import MachineError
 from tuner.machine.kernel import die_with_parent
 from tuner.progress import POLL_S
+from tuner.results.loaded_model import ModelSpec
 from tuner.results.peft_adapter import read_config
 from tuner.results.serving.engine import GenerationFailed
 from tuner.results.serving.prompts import Prompts
 from tuner.results.serving.requests import ChatRequest, CompletionRequest, Refused
-
-if TYPE_CHECKING:
-    from tuner.results.loaded_model import ModelSpec
 
 _LOOPBACK = "127.0.0.1"
 _STOP_S = 3.0

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tuner.recipes.schema import RecipeConfig
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     import transformers
 
     from tuner.data.encoder import Row
-    from tuner.recipes.schema import RecipeConfig
 
 Collate = Callable[[Sequence["Row"]], "dict[str, torch.Tensor]"]
 
