@@ -167,7 +167,9 @@ def imports(path: Path) -> Iterator[str]:
     """Yield every module that a file imports, anywhere in it; `from x import y` is x.y where that is a module."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            assert isinstance(node, ast.Import) or node.level == 0, f"{name_of(path)}:{node.lineno}: imports are absolute"
+            assert isinstance(node, ast.Import) or node.level == 0, (
+                f"{name_of(path)}:{node.lineno}: imports are absolute"
+            )
             yield from modules_of(node)
 
 

@@ -1,8 +1,11 @@
-"""What is mended in DeepSpeed, on stand-ins for its engine; tests/reference and tests/faults have the real ones."""
+"""What is mended in DeepSpeed, mostly on stand-ins for its engine; tests/reference and tests/faults have real ones."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Never
 
@@ -14,6 +17,7 @@ from deepspeed.runtime import compiler
 from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.e2e.runs import environment
 from tuner.errors import MachineError
 from tuner.worker import compat
 
@@ -130,3 +134,19 @@ def test_looking_for_deepspeeds_names_runs_no_compiler(monkeypatch: pytest.Monke
     monkeypatch.setattr(deepspeed.ops, "_probe_compatible_ops", fails)
 
     compat.check_names()
+
+
+@pytest.mark.long
+def test_at_zero3_a_forward_pass_before_the_first_step_costs_no_gathers_afterwards() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.worker.gathers"],
+        cwd=Path(__file__).parents[2],
+        env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(Path(__file__).parents[2])),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    plain, validated_first = json.loads(ended.stdout.splitlines()[-1])
+    assert validated_first[-1] == plain[-1], "0.19.8 alone: 40 gathers a step instead of 1"

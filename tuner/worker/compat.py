@@ -23,6 +23,7 @@ from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
+_RELEASES = "_PartitionedParameterCoordinator__params_to_release"
 BY_SAMPLE = "sdpa_by_sample"
 """The name under which `long_rows` registers its attention with transformers."""
 
@@ -64,6 +66,9 @@ def check_names() -> None:
     require_names("deepspeed", deepspeed, "set_optimizer_flags")
     require_names("deepspeed", compiler, "compile")
     require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied")
+    require_names(
+        "deepspeed", PartitionedParameterCoordinator, _RELEASES, "construct_parameter_trace_from_module_trace"
+    )
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
     require_names("transformers", Trainer, "_get_train_sampler", "get_sp_size")
     require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
@@ -145,6 +150,24 @@ def load_muon_uncompiled() -> None:
         import_module("deepspeed.runtime.zero.muon.original_muon")
     finally:
         compiler.compile = real
+
+
+def renew_releases() -> None:
+    """Let ZeRO-3 decide anew what it frees after a module whenever the order of a step's modules changes.
+
+    DeepSpeed 0.19.8 keeps that decision for ever (`lru_cache`): after a forward pass before the first step, or after a
+    validation, training frees weights that its backward pass gathers again, and never gathers them ahead.
+    """
+    make_trace = PartitionedParameterCoordinator.construct_parameter_trace_from_module_trace
+    decision = vars(PartitionedParameterCoordinator)[_RELEASES]
+    cached = [cell.cell_contents for cell in decision.__closure__ or () if hasattr(cell.cell_contents, "cache_clear")]
+
+    def forgetting(coordinator: PartitionedParameterCoordinator) -> None:
+        for function in cached:
+            function.cache_clear()
+        make_trace(coordinator)
+
+    PartitionedParameterCoordinator.construct_parameter_trace_from_module_trace = forgetting
 
 
 def print_no_memory() -> None:

@@ -220,6 +220,8 @@ def build(prepared: PreparedRank) -> BuiltRank:
     guard.heart.beat("loading the model")
     models = _load_models(prepared)
     guard.heart.beat("setting up the training")
+    if prepared.zero_stage == 3:
+        compat.renew_releases()
     data = prepared.train_data, prepared.val_data
     trainer: BuiltTrainer = trainer_setup.trainer(config, prepared.arguments, models, prepared.encoder, data, run)
     uploads = _uploads(prepared)
