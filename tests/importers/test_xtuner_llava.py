@@ -159,7 +159,7 @@ def test_keys_that_are_missing_have_the_defaults_of_xtuner() -> None:
     assert [values[f"adapter.{key}"] for key in ("r", "lora_alpha", "lora_dropout")] == [8, 8, 0.0]
     of_rows = [values[f"train_dataloader.dataset.{key}"] for key in ("max_length", "max_rows")]
     assert (of_rows, values["model.vision.pad_to_square"]) == ([2048 + 576, 70], False)
-    assert values["train_cfg.gradient_checkpointing"] is True
+    assert values["train_cfg.gradient_checkpointing"] == "auto"
 
 
 def test_other_layers_of_the_tower_are_read() -> None:

@@ -68,8 +68,8 @@ def test_a_router_that_is_kept_balanced_fixes_the_micro_batch(coefficient: float
     assert sizes == ({1: {1}, 4: {1}} if is_fixed else {1: {1, 2, 4, 8, 16}, 4: {1, 2, 4}})
 
 
-def test_a_name_of_xtuners_keeps_its_numbers() -> None:
-    assert split(made(recipe=OF_XTUNER, hardware=machine(A100))) == Split(1, 16, recompute=True)
+def test_a_name_of_xtuners_keeps_its_numbers_and_recomputes_only_for_lack_of_memory() -> None:
+    assert split(made(recipe=OF_XTUNER, hardware=machine(A100))) == Split(1, 16, recompute=False)
 
 
 def test_what_is_named_stays_and_the_rest_follows_the_global_batch() -> None:

@@ -12,7 +12,7 @@ from tuner.recipes import catalog, loading, xtuner_names
 from tuner.recipes.recipe import Overrides
 
 OF_XTUNER = {
-    **{"batch_size": 1, "accumulative_counts": 16, "gradient_checkpointing": True},
+    **{"batch_size": 1, "accumulative_counts": 16},
     **{"global_batch_size": None, "pack_length": None},
 }
 OF_XTUNERS_ADAPTERS = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1}

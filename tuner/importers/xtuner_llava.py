@@ -160,11 +160,8 @@ def bits(t: Translation, setting: Setting) -> None:
 
 
 def recomputation(t: Translation, setting: Setting) -> None:
-    """Set recomputation of activations in a LLaVA. For text, tuner decides it."""
-    if is_llava(_model_of(t)):
-        t.set(setting, "train_cfg.gradient_checkpointing", setting.value)
-    else:
-        t.leave(setting, "tuner sets it")
+    """Leave the recomputation of activations to the plan: what is learned is the same."""
+    t.leave(setting, "tuner sets it")
 
 
 def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Block:
