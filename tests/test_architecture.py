@@ -465,11 +465,10 @@ def test_the_files_to_read_are_few_and_as_the_map_says() -> None:
 
 DRIVER = "launch/resolve.py"
 STAGES = {
-    "batch_size": {"choose_global_batch", "share_generation", "with_batch", "with_compile", "with_dtype"},
-    "final_config": {"merged", "open_document"},
-    "fitting": {"choose_kernels"},
-    "level_and_split": {"choose_level_and_split"},
-    "resuming": {"compare_recipes", "find_start", "keep_global_batch", "keep_split", "level", "load_into"},
+    "batch_size": {"choose_global_batch", "share_generation", "with_document"},
+    "kernels": {"choose_kernels"},
+    "level_and_split": {"choose_level_and_split", "refuse_compiled_chunks"},
+    "resuming": {"all_pins", "compare_recipes", "find_start", "load_into"},
 }
 """The functions that decide a part of a plan, by their module in `launch`."""
 STAGES_OUTSIDE = {("launch/previewing.py", "choose_global_batch")}

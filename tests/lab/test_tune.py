@@ -54,7 +54,7 @@ def test_kernels_that_are_on_are_measured_off_too(monkeypatch: pytest.MonkeyPatc
     tried = [one.candidate for one in search(base).measured if one.candidate.kernels]
 
     assert [one.kernels for one in tried[:1]] == [{"use_liger_kernel": False}]
-    assert tried[0].applied(base.recipe.config).model.use_liger_kernel is False
+    assert tried[0].pins.values["model.use_liger_kernel"] is False
     assert "sdpa" in {one.kernels.get("attn_implementation") for one in tried}
 
 
@@ -62,9 +62,10 @@ def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastes
     base = made(recipe=OPEN, hardware=CPU, deepspeed="zero2")
     changed = choice.laid(base.document, [choice.of_flag("steps_per_print=7")])
     base = replace(base, chosen=replace(base.chosen, document=changed))
-    first = next(candidates(base, Tuned(base.recipe, Path("tuned.py"), 1, [])))
+    tuned = Tuned(base.recipe, Path("tuned.py"), 1, [])
+    tuned.measured.append(Measured(next(candidates(base, tuned)), 10.0))
 
-    assert first.applied(base.recipe.config).deepspeed == {"base": "deepspeed_zero2", "steps_per_print": 7}
+    assert tuned.recipe().config.deepspeed == {"base": "deepspeed_zero2", "steps_per_print": 7}
 
 
 def test_more_than_what_ran_out_of_memory_is_not_tried() -> None:
@@ -162,3 +163,17 @@ def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 def test_a_failure_without_a_word_is_a_row_too() -> None:
     assert tune._failure({"message": ""}, 1) == "it failed (1)"
+
+
+def test_a_candidate_is_resolved_in_memory_and_its_values_say_whose_they_are(tmp_path: Path) -> None:
+    base = made("global_batch_size=8", recipe=OPEN, hardware=machine(A100, A100))
+    bench = tune._Bench(_asked(), base, tmp_path, PATH, steps=3)
+    candidate = Candidate(Split(1, 4, recompute=True), "deepspeed_zero3", "whole", kernels={"use_liger_kernel": False})
+
+    run = bench._resolved(candidate)
+
+    config = run.recipe.config
+    assert (config.split, run.level, config.train_cfg.loss) == (candidate.split, "deepspeed_zero3", "whole")
+    assert config.train_cfg.max_steps == 3
+    assert run.recipe.origins["train_cfg.loss"].source == "tuner tune"
+    assert list(tmp_path.iterdir()) == []

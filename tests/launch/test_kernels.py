@@ -10,7 +10,7 @@ import tuner.models  # noqa: F401 (it registers InternLM2)
 from tests.launch.plans import TINY, made
 from tests.machine.gpus import A100, CPU, H200, T4, machine
 from tuner.fit.families import FAMILIES
-from tuner.launch import fitting
+from tuner.launch import kernels
 from tuner.launch.checks import gpus
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
@@ -95,4 +95,4 @@ def test_the_models_without_flash_attention_are_those_that_transformers_names() 
         if not model._supports_flash_attn or model._compatible_flash_implementations:
             without.add(kind)
 
-    assert without == fitting.WITHOUT_FLASH
+    assert without == kernels.WITHOUT_FLASH

@@ -11,7 +11,8 @@ from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
 from tuner.fit.shares import possible
 from tuner.launch import render
-from tuner.launch.remedies import Lighter, commands, lighter
+from tuner.launch.pins import Pins
+from tuner.launch.remedies import ON_OOM, commands, lighter
 from tuner.machine.topology import Topology, local
 from tuner.recipes.loading import load
 from tuner.recipes.overrides import parse_override
@@ -52,9 +53,8 @@ def _commands(
 def test_half_the_micro_batch_keeps_the_global_batch(micro: int, accumulation: int, after: tuple[int, int]) -> None:
     change = lighter(_batches(micro, accumulation), "deepspeed_zero2", 2, GPU)
 
-    assert change == Lighter(
-        (f"train_dataloader.batch_size={after[0]}", f"optim_wrapper.accumulative_counts={after[1]}")
-    )
+    values = {"train_dataloader.batch_size": after[0], "optim_wrapper.accumulative_counts": after[1]}
+    assert change == Pins(ON_OOM, values)
     assert after[0] * after[1] == micro * accumulation
 
 
@@ -62,25 +62,25 @@ def test_the_changes_are_overrides_that_a_recipe_takes() -> None:
     config = _config("train_dataloader.batch_size=4", "val_dataloader.batch_size=4", "train_dataloader.num_workers=1")
     change = lighter(config, "deepspeed_zero2", 2, GPU)
 
-    assert change and len(change.sets) == 3
-    for text in change.sets:
+    assert change and len(change.values) == 3
+    for text in change.flags[1::2]:
         parse_override(text, "--set", config.model_dump())
 
 
 def test_validation_takes_no_larger_batches_than_training() -> None:
     change = lighter(_config("train_dataloader.batch_size=1", "val_dataloader.batch_size=8"), "none", 2, GPU)
 
-    assert change == Lighter(("val_dataloader.batch_size=1",))
+    assert change == Pins(ON_OOM, {"val_dataloader.batch_size": 1})
 
 
 def test_a_micro_batch_of_kto_keeps_a_pair() -> None:
     config = _batches(4, 1, "tiny_kto_lora_sample_preferences_e1")
 
-    assert lighter(config, "deepspeed_zero2", 2, GPU) == Lighter(
-        ("train_dataloader.batch_size=2", "optim_wrapper.accumulative_counts=2")
+    assert lighter(config, "deepspeed_zero2", 2, GPU) == Pins(
+        ON_OOM, {"train_dataloader.batch_size": 2, "optim_wrapper.accumulative_counts": 2}
     )
     smaller = _batches(2, 2, "tiny_kto_lora_sample_preferences_e1")
-    assert lighter(smaller, "deepspeed_zero2", 2, GPU) == Lighter(level="deepspeed_zero3")
+    assert lighter(smaller, "deepspeed_zero2", 2, GPU) == Pins(ON_OOM, level="deepspeed_zero3")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_at_micro_batch_1_the_next_level_that_helps_is_taken(
 ) -> None:
     change = lighter(_batches(1, 4), level, world, cause)
 
-    assert change == (Lighter(level=after) if after else None)
+    assert change == (Pins(ON_OOM, level=after) if after else None)
 
 
 def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
@@ -113,7 +113,7 @@ def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
     while change := lighter(config, level, 2, GPU):
         num += 1
         level = change.level or level
-        sets += change.sets
+        sets += [f"{key}={value}" for key, value in change.values.items()]
         config = _config("val_dataloader=none", *sets)
 
     assert (level, num) == ("deepspeed_zero3_offload", 3 + 1 + 4)
@@ -122,8 +122,8 @@ def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
 def test_activations_are_computed_again_before_the_next_level() -> None:
     config = _config("train_dataloader.batch_size=1", "val_dataloader=none", "gradient_checkpointing=False")
 
-    assert lighter(config, "deepspeed_zero2", 2, GPU) == Lighter(("train_cfg.gradient_checkpointing=True",))
-    assert lighter(config, "deepspeed_zero2", 2, HOST) == Lighter(level="deepspeed_zero3")
+    assert lighter(config, "deepspeed_zero2", 2, GPU) == Pins(ON_OOM, {"train_cfg.gradient_checkpointing": True})
+    assert lighter(config, "deepspeed_zero2", 2, HOST) == Pins(ON_OOM, level="deepspeed_zero3")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_a_smaller_micro_batch_is_tried_with_the_same_global_batch(
     assert facts["batch"]["global_batch"] == first["batch"]["global_batch"] == 16
     assert (facts["batch"]["micro_batch"], facts["batch"]["accumulation"]) == (1, 8)
     assert _json(run / "deepspeed.json")["train_micro_batch_size_per_gpu"] == 1
+    assert (facts["state"]["asked_batch"]["micro_batch"], facts["state"]["batch"]["micro_batch"]) == (2, 1)
     said = "--on-oom retry after gpu-out-of-memory: attempt 2 with micro-batch 1 x accumulation 8 (global batch 16) at "
     assert f"{said}deepspeed_zero2, from the start.\n" in capfd.readouterr().err
 
@@ -191,9 +192,9 @@ def test_auto_is_decided_once_for_all_attempts(tmp_path: Path, monkeypatch: pyte
     decided: list[str] = []
     real = resolve.choose_level_and_split
 
-    def choose(config: Any, named: Any, *more: Any) -> Any:
+    def choose(recipe: Any, named: Any, *more: Any) -> Any:
         decided.extend([""] if named is None else [])
-        return real(config, named, *more)
+        return real(recipe, named, *more)
 
     monkeypatch.setattr(resolve, "choose_level_and_split", choose)
     run = tmp_path / "run"

@@ -46,7 +46,7 @@ def _resolved(folder: Path, text: str, *sets: str, hardware: Hardware = CPU, **f
     document = _opened(folder, text)
     loaded = loading.load(TINY, Overrides(pairs=[("--set", one) for one in sets]))
     topology = resolve(filled(LaunchFlags(**flags), document.launch, {}), {}, len(hardware.gpus))  # type: ignore[arg-type]
-    return decide(loaded, document.name, RunPlace.of(hardware, topology), ignore_fit=True)
+    return decide(loaded, document.name, RunPlace.of(hardware, topology))
 
 
 def _source(module: str) -> str:

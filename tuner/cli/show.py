@@ -140,12 +140,12 @@ def _recipe(
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
     from tuner.launch import fitting
-    from tuner.launch.final_config import launch_flags
     from tuner.launch.machine_facts import look_up as machines_of
     from tuner.launch.resolve import decide
+    from tuner.zero.choice import launch_flags
 
     place = machines_of(machines, os.environ, launch_flags(loaded, deepspeed))
-    resolved = decide(loaded, deepspeed, place, ignore_fit=True)
+    resolved = decide(loaded, deepspeed, place)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
     reason = fitting.why(resolved.chosen)

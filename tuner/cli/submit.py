@@ -121,8 +121,9 @@ def command(
     from datetime import datetime
 
     from tuner.launch import preflight, sbatch
-    from tuner.launch.resolve import WORK_DIRS, resolve_run
+    from tuner.launch.resolve import resolve_run
     from tuner.launch.resolved_run import Request
+    from tuner.launch.resuming import WORK_DIRS
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
         fix = "Remove it: each GPU gets one rank."

@@ -17,21 +17,21 @@ from statistics import median
 
 from tuner import paths
 from tuner.errors import UsageError
-from tuner.files import JsonObject, disk_errors, scratch_folder, write_text
+from tuner.files import JsonObject, disk_errors, scratch_folder
 from tuner.fit import advice
 from tuner.fit.candidates import TOLERANCE, best_of_levels
 from tuner.fit.candidates import candidates as planned_candidates
 from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
 from tuner.fit.shares import possible, samples_of_rank
-from tuner.launch import final_config, preflight, render, supervise
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch import pins, preflight, render, supervise
+from tuner.launch.machine_facts import RunPlace, find_topology
+from tuner.launch.pins import Pins
 from tuner.launch.resolve import decide, load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
-from tuner.machine.launchers import filled, resolve
 from tuner.progress import told
-from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import creation, metrics
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
@@ -57,12 +57,17 @@ class Candidate:
     changes: Mapping[str, object] = field(default_factory=dict)
     kernels: Mapping[str, object] = field(default_factory=dict)
 
-    def applied(self, config: RecipeConfig) -> RecipeConfig:
-        """Return the recipe with the values of this candidate."""
-        pinned = {BASE: self.level, **self.changes} if self.changes else self.level
-        own = {"deepspeed": pinned} if self.level in presets.names() else {}
-        kernels = {f"model.{key}": value for key, value in self.kernels.items()}
-        return config.with_split(self.split).with_values({"train_cfg.loss": self.loss, **kernels, **own})
+    @property
+    def pins(self) -> Pins:
+        """What this candidate decides in place of the plan."""
+        values: dict[str, object] = {
+            "train_dataloader.batch_size": self.split.micro_batch,
+            "optim_wrapper.accumulative_counts": self.split.accumulation,
+            "train_cfg.gradient_checkpointing": self.split.recompute,
+            "train_cfg.loss": self.loss,
+            **{f"model.{key}": value for key, value in self.kernels.items()},
+        }
+        return Pins("tuner tune", values, self.level if self.level in presets.names() else None)
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,11 @@ class Tuned:
     def recipe(self) -> Recipe:
         """Return the recipe with the values of the fastest candidate; nothing else differs."""
         assert self.fastest is not None
-        fastest = replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
+        candidate = self.fastest.candidate
+        fastest = pins.laid_on(self.loaded, [candidate.pins])
+        if level := candidate.pins.level:
+            pinned = {BASE: level, **candidate.changes} if candidate.changes else level
+            fastest = replace(fastest, config=fastest.config.with_values({"deepspeed": pinned}))
         return choice.without_catalog(fastest)
 
 
@@ -139,11 +148,10 @@ def tune(
     told(*(f"WARNING: {warning}" for warning in loaded.warnings))
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
-    flags = filled(request.flags, final_config.launch_flags(loaded, request.deepspeed), environ)
-    topology = resolve(flags, environ, len(here.gpus))
+    topology = find_topology(request.flags, choice.launch_flags(loaded, request.deepspeed), environ, here)
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = decide(loaded, request.deepspeed, RunPlace.of(here, topology), ignore_fit=True)
+    base = decide(loaded, request.deepspeed, RunPlace.of(here, topology))
     tuned, home = Tuned(loaded, path, topology.world_size, []), Path(tempfile.gettempdir())
     try:
         with (
@@ -283,22 +291,16 @@ class _Bench:
         return _of_lines(candidate, lines)
 
     def _resolved(self, candidate: Candidate) -> ResolvedRun:
-        written = self.scratch / f"{self.base.recipe.name}_{self.num_runs}.py"
-        config = for_some_steps(candidate.applied(self.base.recipe.config), self.steps, self.base.batch.ranks)
-        write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Shortened by tuner tune."))
-        request = Request(
-            str(written),
-            Overrides(ds=self.request.overrides.ds),
-            deepspeed=candidate.level if candidate.level in presets.names() else self.request.deepspeed,
-            flags=self.request.flags,
+        short = for_some_steps(self.base.recipe.config, self.steps, self.base.batch.ranks)
+        recipe = replace(self.base.recipe, config=short)
+        request = self.request._replace(
+            pins=(candidate.pins,),
             work_dir=self.scratch / f"run-{self.num_runs}",
-            allow_code=True,  # that file is data, and its code was allowed at the start
             ignore_fit=True,
-            command=self.request.command,
             grace_s=_GRACE_S,
             saves_result=False,
         )
-        return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone())
+        return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone(), loaded=recipe)
 
 
 def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig:

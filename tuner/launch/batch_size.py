@@ -157,11 +157,16 @@ def _power_of_2(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
+def with_document(loaded: Recipe, document: Document | None) -> Recipe:
+    """Return the recipe with what the user's DeepSpeed config sets of it: compute type, torch.compile, batch."""
+    return _with_batch(_with_compile(_with_dtype(loaded, document), document), document) if document else loaded
+
+
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"
 
 
-def with_dtype(loaded: Recipe, document: Document) -> Recipe:
+def _with_dtype(loaded: Recipe, document: Document) -> Recipe:
     """Return the recipe with the compute type of an accelerate config; the recipe's own type wins, with a warning."""
     of_file, of_recipe = document.dtype, loaded.config.optim_wrapper.dtype
     if of_file is None or of_recipe == of_file:
@@ -173,7 +178,7 @@ def with_dtype(loaded: Recipe, document: Document) -> Recipe:
     return replace(loaded, warnings=(*loaded.warnings, warning))
 
 
-def with_compile(loaded: Recipe, document: Document) -> Recipe:
+def _with_compile(loaded: Recipe, document: Document) -> Recipe:
     """Return the recipe with torch.compile where an older DeepSpeed config asks for it, as Axolotl's examples do.
 
     DeepSpeed once read `compile.disable` and `compile.backend`; now the recipe compiles. A user's own
@@ -186,7 +191,7 @@ def with_compile(loaded: Recipe, document: Document) -> Recipe:
     return loaded.settled({_COMPILE: True}, document.place(("compile",)))
 
 
-def with_batch(loaded: Recipe, document: Document) -> Recipe:
+def _with_batch(loaded: Recipe, document: Document) -> Recipe:
     """Return the recipe with the numbers of a user's JSON where it has 'auto'; its own numbers stay."""
     for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
         if attrgetter(ours)(loaded.config) == "auto" and (number := _number(document, theirs)):

@@ -20,6 +20,7 @@ from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
 from tuner.recipes import loading
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
@@ -172,10 +173,11 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, request.deepspeed), to_run=True):
         report.warn(loaded.warnings)
         return
-    plan = report.attempt(lambda: _planned(request._replace(ignore_fit=True), machines, environ))
+    plan = report.attempt(lambda: _planned(request, loaded, machines, environ))
     if plan is None:
         return
-    report.attempt(lambda: fitting.refuse_hopeless(plan.chosen))
+    if hopeless := fitting.hopeless(plan.chosen):
+        report.error(hopeless)
     reported = () if plan_decides else plan.final.config_warnings
     report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:
@@ -193,13 +195,13 @@ def _on_hub(config: RecipeConfig) -> list[str]:
     return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
 
 
-def _planned(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> ResolvedRun:
+def _planned(request: Request, loaded: Recipe, machines: AskedMachines, environ: Mapping[str, str]) -> ResolvedRun:
     """Decide the run, whose recipe has been admitted or reported already."""
     now = datetime.now().astimezone()
     if machines == HERE:
-        return resolve_run(request, environ, hardware.detect(environ), now, admissions=())
+        return resolve_run(request, environ, hardware.detect(environ), now, loaded=loaded)
     elsewhere = machine_facts.look_up(machines, environ)
-    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, admissions=())
+    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, loaded)
 
 
 def _run(report: Report, path: Path) -> None:

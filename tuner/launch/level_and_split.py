@@ -6,9 +6,9 @@ What the user named stays, and narrows the choice: a DeepSpeed config leaves one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tuner.errors import TunerError
+from tuner.errors import RecipeError, TunerError
 from tuner.fit import activations, shares
 from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, candidates, choose
 from tuner.fit.estimate import fit_on
@@ -17,18 +17,22 @@ from tuner.fit.parameters import has_formula
 from tuner.launch import data_rows
 from tuner.launch.machine_facts import RunPlace
 from tuner.machine.hardware import Precision
+from tuner.machine.topology import Batch
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import sees_whole_samples
 from tuner.zero import presets
-from tuner.zero.config import NONE, Document, FinalConfig
+from tuner.zero.choice import open_chosen
+from tuner.zero.config import NONE, Document, FinalConfig, stage
+from tuner.zero.merge import merge
 
 OF_HOST = 0.5
 """The part of the host's memory that a chosen split may take on a CPU; the formulas are those of GPUs."""
 _LOGITS_OF_HOST = 0.25
 """The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
 
-Merge = Callable[[RecipeConfig, Document], FinalConfig]
+_Merge = Callable[[RecipeConfig, Document], FinalConfig]
 """Returns the DeepSpeed config that training would use with a recipe whose split is settled."""
 
 
@@ -40,7 +44,7 @@ class LevelAndSplit:
         document: The DeepSpeed config, whose name is the level where it is a preset.
         split_reason: Why this split, for the origins of its values.
         loss: The `train_cfg.loss`; None where the recipe has one.
-        level_reason: Why `auto` took the level, in a few words; None if the user named it.
+        level_reason: Why the level was taken, in a few words; None if the user named it.
         fit: The memory that the run needs; None if it is not known.
         choice: What was compared; None where the memory is not known, or nothing fits.
         candidates: All pairs of level and split, where the memory is known.
@@ -63,25 +67,41 @@ class LevelAndSplit:
 
 
 def choose_level_and_split(
-    config: RecipeConfig,
-    named: Document | None,
-    opened: Callable[[str], Document],
-    merge: Merge,
-    place: RunPlace,
-    precision: Precision,
+    recipe: Recipe, named: Document | None, place: RunPlace, precision: Precision, pinned: str | None = None
 ) -> LevelAndSplit:
     """Choose the level where no DeepSpeed config is named, the split where it is open, and the loss.
 
     Args:
-        named: The DeepSpeed config that the user chose; None: the level is open.
-        opened: Opens a preset, or 'none', with the user's changes.
-        merge: Merges a recipe with a config.
+        named: The DeepSpeed config that is chosen already; None: the level is open.
+        pinned: Who chose it, if not the user.
 
     Raises:
         RecipeError: the ranks cannot share the global batch.
-        DeepSpeedConfigError, MachineError: as `merge`, if no level is possible.
+        DeepSpeedConfigError, MachineError: as `zero.merge.merge`, if no level is possible.
     """
-    splits = shares.possible(config, shares.data_parallel_ranks(config, place.topology.world_size))
+    config = recipe.config
+    ranks = shares.data_parallel_ranks(config, place.topology.world_size)
+
+    def opened(level: str) -> Document:
+        return open_chosen(recipe, level)
+
+    def merged(of_split: RecipeConfig, document: Document) -> FinalConfig:
+        batch = Batch(*of_split.split[:2], ranks)
+        return merge(replace(recipe, config=of_split), document, batch, precision, place.hardware)
+
+    chosen = _choose(config, named, opened, merged, place, precision, shares.possible(config, ranks))
+    return replace(chosen, level_reason=pinned) if named else chosen
+
+
+def _choose(
+    config: RecipeConfig,
+    named: Document | None,
+    opened: Callable[[str], Document],
+    merge: _Merge,
+    place: RunPlace,
+    precision: Precision,
+    splits: Sequence[Split],
+) -> LevelAndSplit:
     architecture, machines = config.architecture, place.machines(precision)
     counts = architecture if architecture is not None and has_formula(architecture) else None
     if not place.hardware.gpus:
@@ -92,21 +112,21 @@ def choose_level_and_split(
     levels, impossible = _levels(config.with_split(splits[0]), documents, merge, counts)
 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
-        return _with_loss(of_split, level, counts, machines)[0]
+        return _with_loss(of_split, _loss_on_gpus(of_split, level, counts, machines)[0])
 
     found = candidates(config, counts, machines, levels, splits, place.cluster, settle)
     allowed = [candidate for candidate in found if candidate.level not in impossible]
     choice = choose([one for one in allowed if named or one.fit.zero.stage or place.topology.world_size == 1])
     taken = choice.taken if choice else _nearest(allowed)
     why = choice.why if choice else "no level fits, and this one needs the least"
-    _, loss, loss_reason = _with_loss(config.with_split(taken.split), levels[taken.level], counts, machines)
+    loss, loss_reason = _loss_on_gpus(config.with_split(taken.split), levels[taken.level], counts, machines)
     return LevelAndSplit(
         document=documents[taken.level],
         split=taken.split,
         split_reason=_split_reason(choice, taken, splits),
         loss=loss,
         loss_reason=loss_reason,
-        level_reason=None if named else why,
+        level_reason=why,
         fit=taken.fit,
         choice=None if named else choice,
         candidates=tuple(found),
@@ -114,7 +134,7 @@ def choose_level_and_split(
 
 
 def _levels(
-    config: RecipeConfig, documents: Mapping[str, Document], merge: Merge, architecture: Architecture
+    config: RecipeConfig, documents: Mapping[str, Document], merge: _Merge, architecture: Architecture
 ) -> tuple[dict[str, Level], set[str]]:
     """Return what each level costs, and the levels that this recipe cannot use, such as one that its optimizer lacks.
 
@@ -152,7 +172,7 @@ def _unknown(
     config: RecipeConfig,
     named: Document | None,
     opened: Callable[[str], Document],
-    merge: Merge,
+    merge: _Merge,
     place: RunPlace,
     lightest: Split,
 ) -> LevelAndSplit:
@@ -168,8 +188,8 @@ def _unknown(
     document = named or opened(presets.of_stage(3, offloads=False).name)
     of_split = config.with_split(lightest)
     level = Level.of_config(merge(of_split, document).config)
-    _, loss, loss_reason = _with_loss(of_split, level, None, None)
-    return LevelAndSplit(document, lightest, f"derived: {split_reason}", loss, loss_reason, None if named else why)
+    loss, loss_reason = _loss_on_gpus(of_split, level, None, None)
+    return LevelAndSplit(document, lightest, f"derived: {split_reason}", loss, loss_reason, why)
 
 
 # --- On CPUs ---
@@ -180,14 +200,14 @@ def _on_cpus(
     architecture: Architecture | None,
     named: Document | None,
     opened: Callable[[str], Document],
-    merge: Merge,
+    merge: _Merge,
     place: RunPlace,
     precision: Precision,
     splits: Sequence[Split],
 ) -> LevelAndSplit:
     ranks = place.topology.world_size
     document = named or opened(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
-    reason = None if named else f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
+    reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     split, split_reason = _split_on_cpus(config, architecture, document, merge, place.machines(precision), splits)
     loss, loss_reason = _loss_on_cpus(config.with_split(split), architecture, place, precision)
     return LevelAndSplit(document, split, split_reason, loss, loss_reason, reason)
@@ -197,7 +217,7 @@ def _split_on_cpus(
     config: RecipeConfig,
     architecture: Architecture | None,
     document: Document,
-    merge: Merge,
+    merge: _Merge,
     machines: Machines,
     splits: Sequence[Split],
 ) -> tuple[Split, str]:
@@ -246,45 +266,52 @@ def _is_by_sample(config: RecipeConfig, architecture: Architecture) -> bool:
 # --- The loss ---
 
 
-def _with_loss(
+def _simple_loss(config: RecipeConfig) -> tuple[str | None, str] | None:
+    """Return the loss where no memory decides it, and why: None if the recipe names one. None: the memory decides."""
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
+        return None, ""
+    if _validates_larger_batches(config):
+        return "chunked", "derived: the batches of the validation are larger than twice those of training"
+    return None
+
+
+def _loss_on_gpus(
     config: RecipeConfig, level: Level, architecture: Architecture | None, machines: Machines | None
-) -> tuple[RecipeConfig, str | None, str]:
-    """Return the recipe with the loss for `auto` on GPUs, that loss, and why; None if the recipe names one.
+) -> tuple[str | None, str]:
+    """Return the loss for `auto`, and why; None if the recipe names one.
 
     Chunks take as little time as whole logits, and much less memory (docs/performance.md, "On GPUs"). A compiled model
     takes whole logits if there is room for them, and at ZeRO-3, where it cannot have chunks.
     """
-    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
-        return config, None, ""
-    whole = config.with_values({"train_cfg.loss": "whole"})
-    chunked = config.with_values({"train_cfg.loss": "chunked"})
-    if _validates_larger_batches(config):
-        return chunked, "chunked", "derived: the batches of the validation are larger than twice those of training"
+    if simple := _simple_loss(config):
+        return simple
     if not config.train_cfg.torch_compile:
-        return chunked, "chunked", "derived: on a GPU chunks take less memory and no more time"
+        return "chunked", "derived: on a GPU chunks take less memory and no more time"
     if level.stage == 3:
-        return whole, "whole", "derived: a compiled model cannot have chunks at ZeRO-3"
+        return "whole", "derived: a compiled model cannot have chunks at ZeRO-3"
     if architecture is None or machines is None:
-        return chunked, "chunked", "derived: the memory of full logits is not known"
-    if fit_on(whole, architecture, "whole", level, machines).room >= TOLERANCE:
-        return whole, "whole", "derived: the full logits fit on each GPU"
-    return chunked, "chunked", "derived: the full logits do not fit on each GPU"
+        return "chunked", "derived: the memory of full logits is not known"
+    if fit_on(_with_loss(config, "whole"), architecture, "whole", level, machines).room >= TOLERANCE:
+        return "whole", "derived: the full logits fit on each GPU"
+    return "chunked", "derived: the full logits do not fit on each GPU"
 
 
 def _loss_on_cpus(
     config: RecipeConfig, architecture: Architecture | None, place: RunPlace, precision: Precision
 ) -> tuple[str | None, str]:
     """Return the loss for `auto`, and why: whole logits if there is room for them; None if the recipe names one."""
-    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
-        return None, ""
-    if _validates_larger_batches(config):
-        return "chunked", "derived: the batches of the validation are larger than twice those of training"
+    if simple := _simple_loss(config):
+        return simple
     if architecture is not None:
         sampled = data_rows.with_sampled_length(config, config.split.micro_batch)
         logits = activations.of_recipe(sampled, architecture, precision.weight_bytes).logits
         if logits * place.topology.nproc_per_node <= _LOGITS_OF_HOST * place.hardware.host_memory_bytes:
             return "whole", "derived: the full logits fit on the host"
     return "chunked", "derived: the full logits do not fit on the host"
+
+
+def _with_loss(config: RecipeConfig, loss: str | None) -> RecipeConfig:
+    return config.with_values({"train_cfg.loss": loss}) if loss else config
 
 
 def _validates_larger_batches(config: RecipeConfig) -> bool:
@@ -295,3 +322,15 @@ def _validates_larger_batches(config: RecipeConfig) -> bool:
     # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
     of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
     return val.batch_size * val.dataset.max_length > 2 * of_step
+
+
+def refuse_compiled_chunks(recipe: Recipe, final: FinalConfig) -> None:
+    """Refuse the loss in chunks in a compiled model at ZeRO-3, which gathers weights again for the backward pass.
+
+    Measured, torch 2.13 and DeepSpeed 0.19.8: the head's weight "has been modified by an inplace operation".
+    """
+    train_cfg, key = recipe.config.train_cfg, "train_cfg.loss"
+    if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(final.config) == 3:
+        message = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
+        fix = "Use --set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
+        raise RecipeError(message, where=f"{key} ({recipe.origins[key].source})", fix=fix)

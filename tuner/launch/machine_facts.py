@@ -67,13 +67,48 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
     """
     here, (gpus, gpu, nodes) = hardware.detect(environ), named
     if named == HERE:
-        return RunPlace.of(here, resolve(filled(LaunchFlags(), file, environ), environ, len(here.gpus)))
+        return RunPlace.of(here, find_topology(LaunchFlags(), file, environ, here))
     if gpu is None and not here.gpus:
         raise UsageError(
             "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
         )
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
     return RunPlace.of(one_node, planned(nodes, len(one_node.gpus)))
+
+
+_NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
+
+
+def find_topology(
+    flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, str], hardware: Hardware
+) -> Topology:
+    """Return the nodes and ranks of a run: flags count, then the launch settings of `file`, then the environment.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    return resolve(filled(flags, file, environ), environ, len(hardware.gpus))
+
+
+def refuse_unsupervised(topology: Topology, on_oom: str, max_restarts: int, *, bind_cores: bool) -> None:
+    """Refuse what this process cannot do for ranks that another one starts.
+
+    Raises:
+        UsageError: another launcher starts the ranks, or, for --on-oom, they run on several nodes.
+    """
+    if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
+        fix = (
+            "Remove it: after a failure the command that needs less memory is printed. Or "
+            "start one node without --launcher."
+        )
+        raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
+    if max_restarts and not topology.is_supervised:
+        fix = (
+            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
+        )
+        raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
+    if bind_cores and not topology.is_supervised:
+        raise UsageError(_NOT_OURS, where="--bind-cores-to-rank", fix="srun --cpu-bind=cores, mpirun --bind-to core.")
 
 
 def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:

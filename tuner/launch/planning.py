@@ -156,7 +156,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
     machines = machines_of(wanted, environ)
-    decided = decide(replace(recipe, ds=()), AUTO, machines.place, ignore_fit=True)
+    decided = decide(replace(recipe, ds=()), AUTO, machines.place)
     config = decided.recipe.config
     counted = steps.count_steps(config, decided.batch, data_rows.sources(config))
     warnings = [*decided.recipe.warnings, *decided.of_data, *steps.warnings(config, decided.batch, counted)]
@@ -191,7 +191,7 @@ def _chosen(recipe: Recipe, deepspeed: str | None, place: RunPlace) -> tuple[Cho
     """Return what the chosen DeepSpeed config needs, and its warnings."""
     if deepspeed is None and recipe.config.deepspeed == AUTO and not recipe.ds:
         return None, ()
-    decided = decide(recipe, deepspeed, place, ignore_fit=True)
+    decided = decide(recipe, deepspeed, place)
     chosen = Chosen(decided.fit, decided.recipe.config.split) if decided.fit else None
     return chosen, decided.warnings
 

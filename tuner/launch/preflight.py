@@ -161,9 +161,9 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     """Return the warnings and errors of `check` that take milliseconds, as texts.
 
     Raises:
-        MachineError: the command of log.notify does not exist: a mistake wherever the run starts.
+        MachineError: the command of log.notify does not exist: a mistake wherever the run starts. Or no level fits.
     """
-    _raise(host.notifies(run))
+    _raise([*host.notifies(run), *_no_level(run)])
     return tuple(
         one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}"
         for one in _findings(run, {"here", "run", "dry"})
@@ -179,6 +179,7 @@ def _refused(run: ResolvedRun, has: Needs) -> tuple[str, ...]:
     Raises:
         TunerError: all errors of the checks, and a run that does not fit.
     """
+    _raise(_no_level(run))
     findings = [*_findings(run, has), *_fit(run)]
     _raise(findings)
     return tuple(one for one in findings if isinstance(one, str))
@@ -199,9 +200,12 @@ def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
                 yield error
 
 
+def _no_level(run: ResolvedRun) -> Iterator[Finding]:
+    """Yield that no level fits, if the user named none: until one does, nothing else is worth a look."""
+    if run.chosen.level_reason:
+        yield from _fit(run)
+
+
 def _fit(run: ResolvedRun) -> Iterator[Finding]:
     if not run.request.ignore_fit:
-        try:
-            fitting.refuse_hopeless(run.chosen)
-        except TunerError as error:
-            yield error
+        yield from filter(None, [fitting.hopeless(run.chosen)])

@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tuner.fit.advice import smaller_batches
+from tuner.launch.pins import Pins
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARED_MEMORY
@@ -20,23 +20,11 @@ from tuner.zero import presets
 _OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
 """Causes after which a change that needs less memory may help, and whether offloading to the host may."""
 _LESS_LR = 0.1
+ON_OOM = "--on-oom retry"
 
 
-class Lighter(NamedTuple):
-    """A change after which a run needs less memory: KEY=VALUE texts for --set, or another level."""
-
-    sets: tuple[str, ...] = ()
-    level: str | None = None
-
-    @property
-    def flags(self) -> list[str]:
-        """The change as it is typed."""
-        sets = [word for text in self.sets for word in ("--set", text)]
-        return [*sets, "--deepspeed", self.level] if self.level else sets
-
-
-def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Lighter | None:
-    """Return the next lighter change after running out of memory, or None: no change is left, or the cause is another.
+def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Pins | None:
+    """Return what makes a run lighter that ran out of memory, or None: no change is left, or the cause is another.
 
     Half the micro-batch with the same global batch comes first, then recomputation, then the next level. Each change
     shrinks the micro-batch, recomputes or climbs the levels, so a run is made lighter a finite number of times.
@@ -45,20 +33,20 @@ def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Li
         return None
     smaller = _smaller_batch(config)
     if smaller:
-        return Lighter(smaller)
+        return Pins(ON_OOM, smaller)
     if cause == GPU_MEMORY and not config.split.recompute:
-        return Lighter(("train_cfg.gradient_checkpointing=True",))
+        return Pins(ON_OOM, {"train_cfg.gradient_checkpointing": True})
     higher = _next_level(level, world_size, offload=_OFFLOADS[cause])
-    return Lighter(level=higher) if higher else None
+    return Pins(ON_OOM, level=higher) if higher else None
 
 
-def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
+def _smaller_batch(config: RecipeConfig) -> dict[str, int]:
     micro = config.split.micro_batch
     halves = [pair for pair in smaller_batches(config) if pair[0] <= micro // 2]
     size, more = max(halves, default=(micro, 0))
     validation = config.val_dataloader.micro_batch if config.val_dataloader else 1
-    sets = (f"train_dataloader.batch_size={size}", f"optim_wrapper.accumulative_counts={more}") if halves else ()
-    return (*sets, f"val_dataloader.batch_size={size}") if validation > size else sets
+    batch = {"train_dataloader.batch_size": size, "optim_wrapper.accumulative_counts": more} if halves else {}
+    return {**batch, "val_dataloader.batch_size": size} if validation > size else batch
 
 
 def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:

@@ -12,6 +12,7 @@ from tuner.files import JsonObject
 from tuner.fit.levels import Fit
 from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machine_facts import RunPlace
+from tuner.launch.pins import Pins
 from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, LaunchFlags, Topology
@@ -36,6 +37,8 @@ class Request(NamedTuple):
     command: tuple[str, ...] = ()
     on_oom: str = "stop"
     max_restarts: int = 0
+    pins: tuple[Pins, ...] = ()
+    """What is decided already, and replaces the choice of a stage."""
     attempts: tuple[JsonObject, ...] = ()
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     grace_s: float = 300.0
@@ -129,11 +132,6 @@ class ResolvedRun(ResolvedRecipe):
     started: datetime
     launch_id: str
     notes: tuple[str, ...]
-
-
-def is_already_started(run_path: Path, topology: Topology) -> bool:
-    """Return whether the leader may have written the run directory, or half of it, before this task or node looks."""
-    return not topology.leads and run_path.is_dir()
 
 
 def batch_settings(recipe: Recipe) -> dict[str, int | str]:

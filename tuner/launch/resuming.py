@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from datetime import datetime
 from pathlib import Path
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.files import ReadOnlyJson
-from tuner.fit.shares import samples_of_rank
-from tuner.launch.resolved_run import Start, batch_settings, is_already_started
+from tuner.fit.shares import data_parallel_ranks, samples_of_rank
+from tuner.launch import pins
+from tuner.launch.pins import Pins
+from tuner.launch.resolved_run import Request, Start, batch_settings
 from tuner.machine.topology import Topology
 from tuner.recipes import loading, trust
-from tuner.recipes.merging import Difference, Kind, Origin, Place, Section, differences, lookup
+from tuner.recipes.merging import Difference, Origin, Section, differences
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
 from tuner.runs import checkpoints, directory
@@ -29,26 +32,55 @@ from tuner.zero.recipe_values import is_auto
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 
 
-def find_start(named: str, work_dir: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
-    """Return where a run goes on, or starts again.
+WORK_DIRS = Path("work_dirs")
+
+
+def find_start(request: Request, name: str, topology: Topology, now: datetime) -> Start:
+    """Return where a run starts or goes on: its directory, and the checkpoint of --resume.
 
     Args:
-        named: The value of --resume: a checkpoint, a run directory, or auto.
-        work_dir: The value of --work-dir.
-        home: The folder of the recipe's runs.
-        fresh: The directory of a new run.
+        request: --resume is a checkpoint, a run directory, or auto.
+        name: The recipe's.
         topology: Which process this is. Other tasks and nodes may find what their leader has begun to write. In a job
             of Slurm the leader alone reads every byte of a checkpoint; the other tasks do what it has written.
+        now: The time of the start, for the name of a new directory.
 
     Raises:
         RunDirectoryError: the directory is taken, or there is no valid checkpoint.
     """
-    if named == "auto":
+    home, work_dir = WORK_DIRS / name, request.work_dir
+    fresh = (work_dir or home / _default_name(topology, now)).absolute()
+    if request.resume is None:
+        return _new(fresh, topology, is_named=work_dir is not None)
+    if request.resume == "auto":
         return _auto(work_dir, home, fresh, topology)
-    owner, checkpoint, passed_over = _named(Path(named).absolute(), hashes=_verifies(topology))
+    owner, checkpoint, passed_over = _named(Path(request.resume).absolute(), hashes=_verifies(topology))
     target = fresh if work_dir or not directory.is_run(owner) else owner
-    directory.check_free(target, resume=target == owner or is_already_started(target, topology))
+    directory.check_free(target, resume=target == owner or _is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
+
+
+def _new(fresh: Path, topology: Topology, *, is_named: bool) -> Start:
+    if not is_named and not topology.is_shared:  # a run of the same second may have the directory
+        names = (fresh, *(fresh.with_name(f"{fresh.name}_{number}") for number in range(2, 100)))
+        fresh = next((path for path in names if not path.exists()), fresh)
+    directory.check_free(fresh, resume=_is_already_started(fresh, topology))
+    return Start(fresh)
+
+
+def _default_name(topology: Topology, now: datetime) -> str:
+    """Return the name of a new run directory; every task of a job and every node computes the same."""
+    if topology.job:
+        return f"slurm-{topology.job}"
+    if topology.is_shared:
+        who = "nodes" if topology.is_supervised else topology.launcher
+        return f"{who}-{topology.master_addr}-{topology.master_port}"
+    return f"{now:%Y%m%d_%H%M%S}"
+
+
+def _is_already_started(run_path: Path, topology: Topology) -> bool:
+    """Return whether the leader may have written the run directory, or half of it, before this task or node looks."""
+    return not topology.leads and run_path.is_dir()
 
 
 def _verifies(topology: Topology) -> bool:
@@ -70,7 +102,7 @@ def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:
 def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
     known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
     if known is None or not directory.is_run(known):
-        directory.check_free(fresh, resume=is_already_started(fresh, topology))
+        directory.check_free(fresh, resume=_is_already_started(fresh, topology))
         return Start(fresh, None, ("--resume auto: there is no earlier run here, so a new one starts.",))
     newest, passed_over = checkpoints.newest_valid(known / "checkpoints", hashes=_verifies(topology))
     if newest:
@@ -114,30 +146,45 @@ def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> St
     return Start(target, checkpoint, (*passed_over, f"Resuming from {checkpoint.path}."))
 
 
-def keep_split(loaded: Recipe, checkpoint: Checkpoint) -> Recipe:
-    """Return the recipe with the checkpoint's split of the rows where the recipe leaves it open.
+def all_pins(request: Request, asked: Recipe, checkpoint: Checkpoint | None, topology: Topology) -> tuple[Pins, ...]:
+    """Return the pins of a request, and what a checkpoint decides: the split of the rows, the batch, the level.
+
+    Args:
+        asked: The recipe as the user asks for it.
+        checkpoint: None for a run that starts from the beginning.
+
+    Raises:
+        RecipeError: the recipe now asks for another global batch than it did.
+        RunDirectoryError: this number of ranks cannot share the global batch evenly.
+    """
+    if checkpoint is None:
+        return request.pins
+    loaded, pinned = pins.laid_on(asked, request.pins), pins.of_level(request.pins)
+    saved, is_open = checkpoint.facts.get("deepspeed"), pinned is None and is_auto(loaded, request.deepspeed)
+    level = Pins("the level of the checkpoint", level=saved if is_open and saved in presets.names() else None)
+    ranks = data_parallel_ranks(loaded.config, topology.world_size)
+    return (*request.pins, _kept_rows(loaded, checkpoint), _kept_batch(loaded, checkpoint, ranks), level)
+
+
+def _kept_rows(loaded: Recipe, checkpoint: Checkpoint) -> Pins:
+    """Return the checkpoint's split of the rows.
 
     The share that 'auto' chooses, and where copies of a row go, belong to the run: another version of tuner may choose
     otherwise.
     """
-    if checkpoint.recipe is None or not checkpoint.recipe.is_file():
-        return loaded
-    saved, rows = loading.load(str(checkpoint.recipe)).config, loaded.config.train_dataloader.dataset
+    kept, rows = Pins("--resume: keep the split of the rows"), loaded.config.train_dataloader.dataset
+    if rows.val_split is None or checkpoint.recipe is None or not checkpoint.recipe.is_file():
+        return kept
+    saved = loading.load(str(checkpoint.recipe)).config
     old = saved.train_dataloader.dataset
-    if (
-        rows.val_split is None
-        or old.val_split in (None, "auto")
-        or not (saved.val_dataloader and loaded.config.val_dataloader)
-    ):
-        return loaded
+    if old.val_split in (None, "auto") or not (saved.val_dataloader and loaded.config.val_dataloader):
+        return kept
     keys = ("val_split", "val_copies") if rows.val_split == "auto" else ("val_copies",)
-    values = {f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys}
-    changed = {key: value for key, value in values.items() if lookup(loaded.values, key.split(".")) != value}
-    return loaded.settled(changed, Place(Kind.DERIVED, "--resume: keep the split of the rows")) if changed else loaded
+    return kept._replace(values={f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys})
 
 
-def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the recipe with the checkpoint's global batch on this number of ranks, and a note about it.
+def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins:
+    """Return the checkpoint's global batch on this number of ranks.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
     first, the micro-batch only where that is not enough, and it only shrinks.
@@ -154,21 +201,19 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -
     size, more = loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts
     is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * world_size != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
-        return loaded, ()
+        return Pins("--resume")
     if here != wanted and not is_same:
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
     if current["micro_batch"] == "auto":
-        kept: dict[str, int | str] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
+        kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
         change = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
         change = f"{current['micro_batch']} x {current['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
-    changed = {key: new for key, new in kept.items() if lookup(loaded.values, key.split(".")) != new}
     note = f"batch: {change} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
-    notes = () if saved.get("world_size") == world_size else (note,)
-    return loaded.settled(changed, Place(Kind.DERIVED, reason)), notes
+    return Pins(reason, kept, note=None if saved.get("world_size") == world_size else note)
 
 
 def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
@@ -203,25 +248,22 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     raise RunDirectoryError(message, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
-def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint) -> str | None:
-    """Return the value of --deepspeed, or the level of the checkpoint where `auto` would choose one."""
-    saved = checkpoint.facts.get("deepspeed")
-    return saved if is_auto(loaded, deepspeed) and saved in presets.names() else deepspeed
-
-
 def load_into(
-    final: FinalConfig, checkpoint: Checkpoint, state: ReadOnlyJson, *, weights: bool
-) -> tuple[ResumePoint, FinalConfig, tuple[str, ...]]:
+    final: FinalConfig, checkpoint: Checkpoint | None, state: ReadOnlyJson, *, weights: bool
+) -> tuple[ResumePoint | None, FinalConfig, tuple[str, ...]]:
     """Return how a run loads a checkpoint, its DeepSpeed config for that, and notes for the user.
 
     Args:
         final: The DeepSpeed config without the resume.
+        checkpoint: None for a run that starts from the beginning.
         state: The facts that the run's own checkpoints will hold.
         weights: Load only the weights if the optimizer's states cannot be loaded (--resume-weights).
 
     Raises:
         IncompatibleStates: the states cannot be loaded, and `weights` is False.
     """
+    if checkpoint is None:
+        return None, final, ()
     point, notes = resume_from(checkpoint, state, weights=weights)
     return point, _load_universal(final) if point.is_redistributed else final, notes
 
@@ -261,16 +303,17 @@ _FREE = frozenset((*_OF_DROPOUT, f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_R
 """Keys that may change although their block may not: ranks check whether the same rows are skipped."""
 
 
-def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
+def compare_recipes(checkpoint: Checkpoint | None, new: Recipe) -> tuple[str, ...]:
     """Return one line for each key of the recipe that changed since the checkpoint.
 
     Args:
-        saved: The recipe.py of the checkpoint; without this file nothing can be compared.
+        checkpoint: Without its recipe.py nothing can be compared.
         new: The recipe that will run, as recipe.py will hold it.
 
     Raises:
         RecipeError: a key changed that the state of the checkpoint depends on.
     """
+    saved = checkpoint.recipe if checkpoint else None
     if saved is None or not saved.is_file():
         return ()
     old = trust.as_written(loading.load(str(saved)))

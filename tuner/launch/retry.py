@@ -19,7 +19,8 @@ from typing import TypeVar
 from tuner.errors import DiskError, RunDirectoryError, TunerError
 from tuner.files import read_text, write_text
 from tuner.launch import preflight
-from tuner.launch.remedies import Lighter, lighter
+from tuner.launch.pins import Pins
+from tuner.launch.remedies import ON_OOM, lighter
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.progress import POLL_S
@@ -28,7 +29,6 @@ from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMO
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import IncompatibleStates
 
-ON_OOM = "--on-oom retry"
 RESTARTS = "--max-restarts"
 _OUT_OF_MEMORY = (GPU_MEMORY, HOST_MEMORY)
 _COMES_AGAIN = (*_OUT_OF_MEMORY, NOT_A_NUMBER, SHARED_MEMORY)
@@ -129,7 +129,7 @@ def _resolve_again(
     return again
 
 
-def _lighter(resolved: ResolvedRun, failure: Mapping[str, object]) -> Lighter | None:
+def _lighter(resolved: ResolvedRun, failure: Mapping[str, object]) -> Pins | None:
     return lighter(resolved.recipe.config, resolved.level, resolved.topology.world_size, str(failure.get("cause")))
 
 
@@ -137,14 +137,12 @@ def _resolve_lighter(
     resolved: ResolvedRun,
     run: RunDirectory,
     failure: Mapping[str, object],
-    change: Lighter,
+    change: Pins,
     resolve: Resolve,
 ) -> ResolvedRun:
     same = _same_request(resolved, failure)
-    pairs = (*same.overrides.pairs, *((ON_OOM, text) for text in change.sets))
     request = same._replace(
-        overrides=replace(same.overrides, pairs=pairs),
-        deepspeed=change.level or same.deepspeed,
+        pins=(*same.pins, change),
         command=(*same.command, *change.flags) if same.command else (),
     )
     with contextlib.suppress(IncompatibleStates):  # if all checkpoints are damaged that is another error
@@ -155,11 +153,12 @@ def _resolve_lighter(
 
 def _same_request(resolved: ResolvedRun, failure: Mapping[str, object]) -> Request:
     request, batch = resolved.request, resolved.batch
+    # With a smaller batch `auto` might take a lower level than the one that ran out of memory.
+    kept = (Pins("the level of the first attempt", level=resolved.level),) if resolved.final.from_catalog else ()
     ended = {key: failure.get(key) for key in ("cause", "what", "rank", "step")}
     ran = {"deepspeed": resolved.level, "micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
     return request._replace(
-        # Pinned: with a smaller batch `auto` might take a lower level than the one that ran out of memory.
-        deepspeed=resolved.level if resolved.final.from_catalog else request.deepspeed,
+        pins=(*request.pins, *kept),
         work_dir=resolved.run_path,
         resume="auto",
         attempts=(*request.attempts, {**ended, **ran}),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
+from tuner.machine.topology import LaunchFlags
 from tuner.paths import is_file
 from tuner.recipes import catalog, yaml_text
 from tuner.recipes.catalog import PRESETS
@@ -26,7 +27,7 @@ from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, stage_0
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
-from tuner.zero.recipe_values import chosen, sources_of
+from tuner.zero.recipe_values import chosen, is_auto, sources_of
 from tuner.zero.yaml_configs import DTYPE, AccelerateConfig
 
 
@@ -39,6 +40,22 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     choice, where = chosen(recipe, flag)
     document = open_config(choice, where, sources_of(recipe))
     return laid(document, map(of_flag, recipe.ds)) if recipe.ds else document
+
+
+def open_named(recipe: Recipe, flag: str | None) -> Document | None:
+    """Return the chosen config as `open_chosen` does; None for 'auto': the plan chooses."""
+    return None if is_auto(recipe, flag) else open_chosen(recipe, flag)
+
+
+def launch_flags(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
+    """Return where the chosen accelerate config says that a run starts; None for other configs.
+
+    Raises:
+        DeepSpeedConfigError: as `open_config`.
+    """
+    value, where = chosen(recipe, flag)
+    file = value.get(BASE) if isinstance(value, dict) else value
+    return open_config(file, where).launch if isinstance(file, str) and file.endswith(YAML) else None
 
 
 def without_catalog(recipe: Recipe) -> Recipe:

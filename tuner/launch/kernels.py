@@ -1,0 +1,56 @@
+"""The kernels of attention and of Liger on the GPUs of a run; they are looked up, and never imported or downloaded."""
+
+from __future__ import annotations
+
+from tuner.fit.activations import default_attention
+from tuner.fit.parameters import has_formula
+from tuner.machine import libraries
+from tuner.machine.hardware import Hardware
+from tuner.recipes.merging import Kind, Place
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema.architecture import Architecture
+
+WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
+"""model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
+_TRITON = ("cuda", "xpu")
+"""Devices of NVIDIA, AMD and Intel, for which torch installs the Triton that Liger's kernels are written in."""
+_MAX_HEAD = 256
+"""Source: Dao-AILab/flash-attention, README: head dimensions up to 256."""
+
+
+def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
+    """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on these GPUs."""
+    model = loaded.config.model
+    if model.attn_implementation == "auto":
+        name, why = _attention(loaded.config.architecture, hardware, dtype)
+        loaded = loaded.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
+    if model.use_liger_kernel == "auto":
+        why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
+        use = hardware.device in _TRITON and libraries.is_installed("liger_kernel")
+        place = Place(Kind.DERIVED, f"derived: {'liger-kernel is installed' if use else why}")
+        loaded = loaded.settled({"model.use_liger_kernel": use}, place)
+    return loaded
+
+
+def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
+    """Return the newest flash attention for this model on these GPUs, or transformers' choice, and why.
+
+    A known choice of transformers is named, so that memory is planned for that attention.
+    """
+    lacks, other = None, None
+    if architecture is not None and has_formula(architecture):
+        other = default_attention(architecture)
+    if not hardware.gpus:
+        lacks = "no GPU is visible"
+    elif not hardware.has_nvidia:
+        lacks = "flash attention needs NVIDIA GPUs"
+    elif dtype == "fp32":
+        lacks = "flash attention needs bf16 or fp16"
+    elif architecture is None or not has_formula(architecture) or architecture.model_type in WITHOUT_FLASH:
+        lacks = "flash attention is not tested with this model"
+    elif max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
+        lacks = f"flash attention supports heads up to {_MAX_HEAD}"
+    if lacks:
+        return other, lacks
+    names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
+    return (names[0], "installed, and these GPUs support it") if names else (other, "flash attention is not installed")
