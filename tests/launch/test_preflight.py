@@ -12,7 +12,7 @@ from tests.launch.test_preflight_model import folder
 from tests.machine.gpus import A100, machine
 from tuner.errors import MachineError, TunerError
 from tuner.launch import preflight
-from tuner.launch.checks import model_files
+from tuner.launch.checks import gpus, inputs, model_files
 from tuner.machine import libraries
 
 
@@ -168,3 +168,14 @@ def test_a_rate_that_destroys_a_model_is_told_before_the_start() -> None:
     (warning,) = told("lr=1e-1")
     assert warning.startswith("lr = 0.1 is likely to destroy what the model knows: with AdamW, 2e-4 is usual")
     assert told("lr=3e-3") == told("lr=1e-1", "optimizer.type=SGD") == []
+
+
+@pytest.mark.parametrize("function", [model_files.kernels, gpus.four_bits, gpus.spread, inputs.vllm])
+def test_what_this_machine_lacks_for_a_recipe_is_found_by_check_too(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (check,) = (one for one in preflight.CHECKS if one.function is function)
+    monkeypatch.setattr(preflight, "CHECKS", (check._replace(function=lambda _: iter(["found"])),))
+
+    assert preflight.inspect(made()) == ("found",)
+    assert preflight.inspect_elsewhere(made()) == ()

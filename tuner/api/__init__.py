@@ -29,6 +29,7 @@ from tuner.launch import checking, planning, preflight, previewing
 from tuner.launch.announcement import announcement
 from tuner.launch.checking import Report as CheckReport
 from tuner.launch.execute import execute
+from tuner.launch.machine_facts import AskedMachines
 from tuner.launch.planning import Plan
 from tuner.launch.previewing import Preview
 from tuner.launch.resolve import resolve_run
@@ -156,8 +157,8 @@ def plan(
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
-    wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, swap, interconnect, utilisation)
-    result = planning.make(loaded, wanted, os.environ, named)  # effect: as the command line
+    asked = AskedMachines(gpus, gpu, nodes, gpu_memory, host_memory, swap, interconnect, utilisation)
+    result = planning.make(loaded, asked, os.environ, named)  # effect: as the command line
     return result._replace(warnings=_spoken(result.warnings))
 
 
@@ -193,7 +194,7 @@ def check(
     _check_numbers(1, gpus=gpus, nodes=nodes)
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
-    report = checking.check(request, (gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
+    report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
         replace(
             one,

@@ -50,6 +50,7 @@ def command(
     for this machine, or for the GPUs that --gpus and --gpu name. Exit code 2 if there is an error.
     """
     from tuner.launch import checking
+    from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.resolved_run import Request
     from tuner.launch.targets import kind_of
 
@@ -57,7 +58,7 @@ def command(
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
     refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
-    report = checking.check(request, (gpus, gpu, nodes), dict(os.environ))
+    report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))
     if as_json:
         click.echo(dump_json(report.to_json()), nl=False)
     else:

@@ -68,9 +68,8 @@ def command(
 
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
     quiet_libraries()
-    encoder, objective, splits = previewing.opened(
-        loaded, os.environ, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code
-    )
+    encoder, splits = previewing.opened(loaded, os.environ, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
+    objective = loaded.config.objective.type
     from tuner.data.inspection import template_check
 
     views = {

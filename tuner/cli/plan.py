@@ -22,6 +22,7 @@ from tuner.errors import UsageError
 from tuner.files import dump_json
 from tuner.fit import summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
+from tuner.fit.candidates import Candidate
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sizes import gib
 from tuner.fit.summary import Longest, Report, Step
@@ -30,7 +31,7 @@ from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    from tuner.launch.planning import Chosen, Plan
+    from tuner.launch.planning import Plan
 
 _PARTS = {
     "weights": ("weights",),
@@ -105,18 +106,19 @@ def command(
     that config.
     """
     from tuner.launch import planning
+    from tuner.launch.machine_facts import AskedMachines, planned_place
 
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
-    wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, nvme, interconnect, utilisation)
+    asked = AskedMachines(gpus, gpu, nodes, gpu_memory, host_memory, nvme, interconnect, utilisation)
     if max_context:
         if deepspeed or loaded.ds:
             fix = "Remove one of them; every level is tried."
             raise UsageError("both choose levels", where="--max-context and --deepspeed", fix=fix)
-        planned = planning.machines_of(wanted, os.environ)
-        precision = decide_precision(loaded.config.optim_wrapper.dtype, planned.place.hardware)
-        _show_longest(loaded, planned.place.machines(precision), planned.name, as_json=as_json)
+        place = planned_place(asked, os.environ)
+        precision = decide_precision(loaded.config.optim_wrapper.dtype, place.hardware)
+        _show_longest(loaded, place.machines(precision), place.name, as_json=as_json)
         return
-    plan = planning.make(loaded, wanted, os.environ, deepspeed)
+    plan = planning.make(loaded, asked, os.environ, deepspeed)
     if as_json:
         click.echo(dump_json(plan.to_json()), nl=False)
     elif plan.report:
@@ -205,7 +207,7 @@ def _numbered(report: Report) -> Iterator[str]:
         yield f"  {number}. {change.text}"
 
 
-def _memory_rows(report: Report, chosen: Chosen | None) -> Iterator[list[str]]:
+def _memory_rows(report: Report, chosen: Candidate | None) -> Iterator[list[str]]:
     """Yield a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
     fits = [*(level.fit for level in report.levels), *([chosen.fit] if chosen else [])]
     splits = [*(level.split for level in report.levels), *([chosen.split] if chosen else [])]

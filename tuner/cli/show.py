@@ -86,12 +86,14 @@ def command(
 
     With --diff, --set applies to NAME only and --deepspeed to both. OTHER may also be a DeepSpeed preset or JSON.
     """
+    from tuner.launch.machine_facts import HERE, AskedMachines
     from tuner.launch.targets import kind_of
 
-    final = deepspeed is not None or bool(changes["ds"]) or (gpus, gpu, nodes) != (None, None, 1)
+    asked = AskedMachines(gpus, gpu, nodes)
+    final = deepspeed is not None or bool(changes["ds"]) or asked != HERE
     settings = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
     refuse_changes(name, kind_of(name), settings)
-    machines = (gpus, gpu, nodes) if final else None
+    machines = asked if final else None
     left = _look(name, deepspeed, machines, allow_code, changes)
     if other is None:
         _print(left, as_json=as_json)
@@ -142,9 +144,8 @@ def _recipe(
     from tuner.launch import fitting
     from tuner.launch.machine_facts import look_up as machines_of
     from tuner.launch.resolve import decide
-    from tuner.zero.choice import launch_flags
 
-    place = machines_of(machines, os.environ, launch_flags(loaded, deepspeed))
+    place = machines_of(machines, os.environ, choice.launch_flags(loaded, deepspeed))
     resolved = decide(loaded, deepspeed, place)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)

@@ -45,7 +45,7 @@ class LevelAndSplit:
         split_reason: Why this split, for the origins of its values.
         loss: The `train_cfg.loss`; None where the recipe has one.
         level_reason: Why the level was taken, in a few words; None if the user named it.
-        fit: The memory that the run needs; None if it is not known.
+        taken: The same with its memory and time; None if the memory is not known.
         choice: What was compared; None where the memory is not known, or nothing fits.
         candidates: All pairs of level and split, where the memory is known.
     """
@@ -56,9 +56,14 @@ class LevelAndSplit:
     loss: str | None
     loss_reason: str
     level_reason: str | None
-    fit: Fit | None = None
+    taken: Candidate | None = None
     choice: Choice | None = None
     candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def fit(self) -> Fit | None:
+        """The memory that the run needs; None if it is not known."""
+        return self.taken and self.taken.fit
 
     @property
     def lightest(self) -> RecipeConfig | None:
@@ -127,7 +132,7 @@ def _choose(
         loss=loss,
         loss_reason=loss_reason,
         level_reason=why,
-        fit=taken.fit,
+        taken=taken,
         choice=None if named else choice,
         candidates=tuple(found),
     )

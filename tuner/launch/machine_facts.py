@@ -6,17 +6,40 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuner.errors import UsageError
-from tuner.fit import step_time
+from tuner.fit import sizes, step_time
 from tuner.fit.levels import Machines
-from tuner.fit.step_time import Cluster, KnownGpu
+from tuner.fit.step_time import NETWORK_BYTES_S, UTILISATION, Cluster, KnownGpu
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware, Precision
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags, Topology, planned
 
-AskedMachines = tuple[int | None, str | None, int]
-"""The values of --gpus, --gpu and --nodes: GPUs of each node, their product, and the number of nodes."""
-HERE: AskedMachines = (None, None, 1)
+
+class AskedMachines(NamedTuple):
+    """The machines that flags name; sizes and rates are texts such as "80GB" and "8x400Gb/s".
+
+    Args:
+        gpus: GPUs of each node. None: the number of this machine.
+        gpu: Their product, such as "a100-80g".
+        nodes: Nodes of that kind.
+        gpu_memory: Their memory, in place of the product.
+        host_memory: Memory of each node.
+        nvme: A folder on each node's own disk, for swapping if nothing else fits.
+        interconnect: Network of each node: adds the seconds of a step on several GPUs.
+        utilisation: Part of the GPU's peak that is reached.
+    """
+
+    gpus: int | None = None
+    gpu: str | None = None
+    nodes: int = 1
+    gpu_memory: str | None = None
+    host_memory: str | None = None
+    nvme: str | None = None
+    interconnect: str | None = None
+    utilisation: float = UTILISATION
+
+
+HERE = AskedMachines()
 ASSUMED_GPU = "a100-80g"
 """The GPU to plan for if this machine has no GPU and no flag names one."""
 
@@ -27,12 +50,14 @@ class RunPlace(NamedTuple):
     Args:
         nvme_path: A folder on a disk that each node has to swap to.
         cluster: None if the GPUs are not known.
+        name: The planned machines in words.
     """
 
     hardware: Hardware
     topology: Topology
     cluster: Cluster | None
     nvme_path: str = ""
+    name: str = ""
 
     @classmethod
     def of(cls, hardware: Hardware, topology: Topology) -> RunPlace:
@@ -65,7 +90,7 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
     Raises:
         UsageError: a number of GPUs without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
-    here, (gpus, gpu, nodes) = hardware.detect(environ), named
+    here, gpus, gpu = hardware.detect(environ), named.gpus, named.gpu
     if named == HERE:
         return RunPlace.of(here, find_topology(LaunchFlags(), file, environ, here))
     if gpu is None and not here.gpus:
@@ -73,7 +98,49 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
             "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
         )
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
-    return RunPlace.of(one_node, planned(nodes, len(one_node.gpus)))
+    return RunPlace.of(one_node, planned(named.nodes, len(one_node.gpus)))
+
+
+def planned_place(asked: AskedMachines, environ: Mapping[str, str]) -> RunPlace:
+    """Return the machines to plan for: those that flags name, or this machine. Nothing starts, so no variables count.
+
+    Raises:
+        UsageError: two flags set the same thing, or a size or a name is not known.
+    """
+    gpus, gpu, gpu_memory = asked.gpus, asked.gpu, asked.gpu_memory
+    if gpu and gpu_memory:
+        raise UsageError("both set the GPU's memory", where="--gpu and --gpu-memory", fix="Use one of them.")
+    host_bytes = sizes.parse_bytes(asked.host_memory, "--host-memory") if asked.host_memory else 0
+    here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
+    if not (gpu or gpu_memory or here.gpus):
+        gpus, gpu = gpus or 8, ASSUMED_GPU
+        assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
+    if gpu_memory:
+        # The capability tells bf16 from fp16, which take as much.
+        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
+    else:
+        kind = known_gpu(gpu) if gpu else None
+    one_node = node(here, gpus, kind)
+    one_node = one_node._replace(host_memory_bytes=host_bytes or one_node.host_memory_bytes)
+    count, first = len(one_node.gpus), one_node.gpus[0]
+    product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
+    nodes = f"{asked.nodes} node{'s' * (asked.nodes > 1)}"
+    name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}"
+    return RunPlace(one_node, planned(asked.nodes, count), _planned_cluster(asked, product), asked.nvme or "", name)
+
+
+def _planned_cluster(asked: AskedMachines, product: KnownGpu | None) -> Cluster | None:
+    """Return what the seconds of a step are computed with, or None if the GPU's speed is not known."""
+    if not 0 < asked.utilisation <= 1:
+        message = f"{asked.utilisation} is no part of a peak"
+        raise UsageError(message, where="--utilisation", fix="Use 0.3 to 0.6.")
+    rate = NETWORK_BYTES_S
+    if asked.interconnect is not None:
+        rate = sizes.parse_rate(asked.interconnect, "--interconnect")
+        if product is None:
+            fix = "Set it: --gpu a100-80g."
+            raise UsageError("estimating seconds needs the GPU's speed", where="--interconnect", fix=fix)
+    return Cluster.of(product, asked.nodes, rate, asked.utilisation) if product else None
 
 
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"

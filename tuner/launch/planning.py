@@ -6,66 +6,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from tuner.errors import ModelError, UsageError
+from tuner.errors import ModelError
 from tuner.files import JsonObject
-from tuner.fit import sizes, step_time, summary
+from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
-from tuner.fit.levels import Fit
-from tuner.fit.step_time import Cluster, KnownGpu
+from tuner.fit.candidates import Candidate
 from tuner.launch import data_rows, machine_facts, steps
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch.machine_facts import AskedMachines, RunPlace
 from tuner.launch.resolve import decide
 from tuner.launch.steps import Steps
-from tuner.machine import hardware, libraries
-from tuner.machine.hardware import Gpu, Hardware
-from tuner.machine.topology import Batch, planned
+from tuner.machine import libraries
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
 from tuner.recipes.python_calls import in_python
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import Split
 from tuner.zero.config import AUTO
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
 """How many lines of each a plan prints in Python."""
-
-
-class Wanted(NamedTuple):
-    """The machines to plan for; sizes and rates are texts such as "80GB" and "8x400Gb/s".
-
-    Args:
-        gpus: GPUs of each node. None: the number of this machine.
-        gpu: Their product, such as "a100-80g".
-        gpu_memory: Their memory, in place of the product.
-        nodes: Nodes of that kind.
-        host_memory: Memory of each node.
-        nvme: A folder on each node's own disk, for swapping if nothing else fits.
-        interconnect: Network of each node: adds the seconds of a step on several GPUs.
-        utilisation: Part of the GPU's peak that is reached.
-    """
-
-    gpus: int | None = None
-    gpu: str | None = None
-    gpu_memory: str | None = None
-    nodes: int = 1
-    host_memory: str | None = None
-    nvme: str | None = None
-    interconnect: str | None = None
-    utilisation: float = 0.4
-
-
-class Chosen(NamedTuple):
-    """What the DeepSpeed config needs that the user chose.
-
-    `split` is the split that `tuner train` takes with that config; the levels' split may be another.
-    """
-
-    fit: Fit
-    split: Split
-
-    def to_json(self) -> JsonObject:
-        return {"name": self.fit.level, "split": self.split._asdict(), **self.fit.to_json()}
 
 
 class Plan(NamedTuple):
@@ -77,7 +38,8 @@ class Plan(NamedTuple):
         steps: The optimizer steps of the run.
         batch: The batch of all ranks.
         warnings: About the recipe, too few steps and the DeepSpeed config.
-        chosen: The DeepSpeed config that the user chose; None without one, or if its memory is not known.
+        chosen: The DeepSpeed config that the user chose, with the split of a run; None without one, or if its memory
+            is not known.
     """
 
     recipe: Recipe
@@ -87,7 +49,7 @@ class Plan(NamedTuple):
     steps: Steps
     batch: Batch
     warnings: tuple[str, ...]
-    chosen: Chosen | None = None
+    chosen: Candidate | None = None
 
     @property
     def recommended(self) -> str | None:
@@ -133,20 +95,13 @@ class Plan(NamedTuple):
     def to_json(self) -> JsonObject:
         """Return the plan as plain values; sizes are whole bytes."""
         empty: JsonObject = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
-        value = summary.to_json(self.report) if self.report else empty
-        value |= {"chosen": self.chosen.to_json() if self.chosen else None}
+        value = {**(summary.to_json(self.report) if self.report else empty), "chosen": None}
+        if one := self.chosen:
+            value |= {"chosen": {"name": one.level, "split": one.split._asdict(), **one.fit.to_json()}}
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 
-class PlannedMachines(NamedTuple):
-    """Machines that flags name: as a place to run, in words, and what a step's seconds are shown with, if at all."""
-
-    place: RunPlace
-    name: str
-    network: Cluster | None
-
-
-def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
+def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
     """Work out what a recipe needs.
 
     Args:
@@ -155,8 +110,8 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     Raises:
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
-    machines = machines_of(wanted, environ)
-    decided = decide(replace(recipe, ds=()), AUTO, machines.place)
+    place = machine_facts.planned_place(asked, environ)
+    decided = decide(replace(recipe, ds=()), AUTO, place)
     config = decided.recipe.config
     counted = steps.count_steps(config, decided.batch, data_rows.sources(config))
     warnings = [*decided.recipe.warnings, *decided.of_data, *steps.warnings(config, decided.batch, counted)]
@@ -167,16 +122,16 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
         report = summary.make(
             recipe.name,
             config,
-            machines.place.machines(decided.precision),
+            place.machines(decided.precision),
             decided.chosen.candidates,
             decided.chosen.choice,
-            cluster=machines.network,
-            assumed=machines.place.cluster,
+            cluster=place.cluster if asked.interconnect is not None else None,
+            assumed=place.cluster,
         )
-        warnings = [*_no_kernels(machines.place.hardware), *warnings]
-    chosen, more = _chosen(recipe, deepspeed, machines.place)
+        warnings = [*_no_kernels(place.hardware), *warnings]
+    chosen, more = _chosen(recipe, deepspeed, place)
     every = tuple(dict.fromkeys((*warnings, *more)))
-    return Plan(decided.recipe, machines.name, report, unknown, counted, decided.batch, every, chosen)
+    return Plan(decided.recipe, place.name, report, unknown, counted, decided.batch, every, chosen)
 
 
 def _no_kernels(node: Hardware) -> Iterator[str]:
@@ -187,60 +142,9 @@ def _no_kernels(node: Hardware) -> Iterator[str]:
             yield f"torch has no kernels for {gpu.name}: {problem}. Install a torch for CUDA 12.6 there."
 
 
-def _chosen(recipe: Recipe, deepspeed: str | None, place: RunPlace) -> tuple[Chosen | None, tuple[str, ...]]:
+def _chosen(recipe: Recipe, deepspeed: str | None, place: RunPlace) -> tuple[Candidate | None, tuple[str, ...]]:
     """Return what the chosen DeepSpeed config needs, and its warnings."""
     if deepspeed is None and recipe.config.deepspeed == AUTO and not recipe.ds:
         return None, ()
     decided = decide(recipe, deepspeed, place)
-    chosen = Chosen(decided.fit, decided.recipe.config.split) if decided.fit else None
-    return chosen, decided.warnings
-
-
-def machines_of(wanted: Wanted, environ: Mapping[str, str]) -> PlannedMachines:
-    """Return the machines that flags name, or this machine.
-
-    Raises:
-        UsageError: two flags set the same thing, or a size or a name is not known.
-    """
-    gpus, gpu, gpu_memory = wanted.gpus, wanted.gpu, wanted.gpu_memory
-    if gpu and gpu_memory:
-        raise UsageError("both set the GPU's memory", where="--gpu and --gpu-memory", fix="Use one of them.")
-    host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
-    here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
-    if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, machine_facts.ASSUMED_GPU
-        assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
-    if gpu_memory:
-        # The capability tells bf16 from fp16, which take as much.
-        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
-    else:
-        kind = machine_facts.known_gpu(gpu) if gpu else None
-    node = machine_facts.node(here, gpus, kind)
-    node = node._replace(host_memory_bytes=host_bytes or node.host_memory_bytes)
-    count, first = len(node.gpus), node.gpus[0]
-    product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
-    nodes = f"{wanted.nodes} node{'s' * (wanted.nodes > 1)}"
-    name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
-    network = _cluster(wanted, product)
-    usual = Cluster.of(product, wanted.nodes, utilisation=_utilisation(wanted)) if product else None
-    place = RunPlace(node, planned(wanted.nodes, count), network or usual, wanted.nvme or "")
-    return PlannedMachines(place, name, network)
-
-
-def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
-    """Return what the seconds of a step are computed with, or None without a network."""
-    if wanted.interconnect is None:
-        return None
-    rate = sizes.parse_rate(wanted.interconnect, "--interconnect")
-    if product is None:
-        raise UsageError(
-            "estimating seconds needs the GPU's speed", where="--interconnect", fix="Set it: --gpu a100-80g."
-        )
-    return Cluster.of(product, wanted.nodes, rate, _utilisation(wanted))
-
-
-def _utilisation(wanted: Wanted) -> float:
-    if not 0 < wanted.utilisation <= 1:
-        message = f"{wanted.utilisation} is no part of a peak"
-        raise UsageError(message, where="--utilisation", fix="Use 0.3 to 0.6.")
-    return wanted.utilisation
+    return decided.chosen.taken, decided.warnings

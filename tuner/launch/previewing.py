@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tuner.errors import DataError, MachineError, together
 from tuner.files import JsonObject
@@ -34,16 +34,10 @@ _SPLITS = {"train_dataloader": "train", "val_dataloader": "validation"}
 _TRAINED = "background:#1a7f37;color:#ffffff"
 
 
-class Opened(NamedTuple):
-    """A recipe's data, about to be read: the model's encoder, and each split's data set."""
-
-    encoder: Encoder
-    objective: str
-    splits: dict[str, Dataset]
-
-
-def opened(recipe: Recipe, environ: Mapping[str, str], *, first_rows: int, every: bool, allow_code: bool) -> Opened:
-    """Check the recipe's model and data, and load the encoder.
+def opened(
+    recipe: Recipe, environ: Mapping[str, str], *, first_rows: int, every: bool, allow_code: bool
+) -> tuple[Encoder, dict[str, Dataset]]:
+    """Check the recipe's model and data, and return the model's encoder and the data sets to read, by split.
 
     Args:
         environ: The variables of this process: packed rows are as long as in a run on its GPUs.
@@ -69,7 +63,7 @@ def opened(recipe: Recipe, environ: Mapping[str, str], *, first_rows: int, every
         limit = rows if whole else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
     encoder = encoder_of(recipe.config, source(recipe.config.model, weights=False), _day_of_run(recipe))
-    return Opened(encoder, recipe.config.objective.type, splits)
+    return encoder, splits
 
 
 def _day_of_run(recipe: Recipe) -> date | None:
@@ -138,11 +132,12 @@ def preview(
     """
     from tuner.data.inspection import bad_rows, view  # datasets
 
-    data, views = opened(recipe, environ, first_rows=first_rows, every=every, allow_code=allow_code), {}
-    for split, dataset in data.splits.items():
+    encoder, splits = opened(recipe, environ, first_rows=first_rows, every=every, allow_code=allow_code)
+    objective, views = recipe.config.objective.type, {}
+    for split, dataset in splits.items():
         try:
-            views[split] = view(dataset, data.encoder, data.objective, num_samples if split == "train" else 0)
+            views[split] = view(dataset, encoder, objective, num_samples if split == "train" else 0)
         except DataError as first:
-            errors = list(itertools.islice(bad_rows(dataset, data.encoder, data.objective), _MAX_BAD))
+            errors = list(itertools.islice(bad_rows(dataset, encoder, objective), _MAX_BAD))
             raise (together(errors) if len(errors) > 1 else first) from first
-    return Preview(recipe.name, data.objective, views)
+    return Preview(recipe.name, objective, views)
