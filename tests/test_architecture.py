@@ -6,11 +6,10 @@ import ast
 import itertools
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -23,7 +22,6 @@ import pytest
 import tuner
 from tests.e2e.warm import warm
 from tests.each import each
-from tuner import hooks
 from tuner.recipes import catalog
 from tuner.recipes.loading import with_xtuner
 from tuner.recipes.merging import Merged, leaves
@@ -63,11 +61,12 @@ FLOORS = {
     "progress": 1,
     "notebook": 1,
     "errors": 0,
-    "hooks": 1.6,  # names functions of side rooms, and imports none
+    "hooks": 1.6,  # loads a side room when it is called, and imports none
     "__init__": 0,
 }
 LONGEST_CHAIN = 19  # a command, the start, its decisions, their arithmetic, the config, files, errors
 MOST_FILES_TO_READ = 30
+HOOKS = "hooks.py"
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
 CHANGES = (
@@ -164,8 +163,15 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Yield every module that a file imports, anywhere in it; `from x import y` is x.y where that is a module."""
-    for node in ast.walk(tree_of(path)):
+    """Yield every module that a file imports, anywhere in it; `from x import y` is x.y where that is a module.
+
+    Of `hooks`, those alone that it does not load for a side room when it is called.
+    """
+    yield from imported(tree_of(path).body if name_of(path) == HOOKS else ast.walk(tree_of(path)), path)
+
+
+def imported(nodes: Iterable[ast.AST], path: Path) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             assert isinstance(node, ast.Import) or node.level == 0, (
                 f"{name_of(path)}:{node.lineno}: imports are absolute"
@@ -209,12 +215,12 @@ def test_the_straight_way_imports_no_side_room(path: Path) -> None:
     assert rooms & SIDE_ROOMS == set()
 
 
-def test_the_hooks_name_functions_of_side_rooms() -> None:
-    paths = [value for name, value in vars(hooks).items() if name.isupper() and isinstance(value, str)]
+def test_each_hook_loads_one_side_room_when_it_is_called() -> None:
+    functions = [node for node in tree_of(ROOT / HOOKS).body if isinstance(node, ast.FunctionDef)]
+    rooms = {node.name: {*map(room_of, imported(ast.walk(node), ROOT / HOOKS))} for node in functions}
 
-    assert len(paths) == 3
-    assert {path.split(".")[1] for path in paths} <= SIDE_ROOMS
-    assert all(callable(pkgutil.resolve_name(path)) for path in paths)
+    assert rooms
+    assert all(len(of_hook) == 1 and of_hook <= SIDE_ROOMS for of_hook in rooms.values()), rooms
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
@@ -279,13 +285,14 @@ def held_back_by(module: str) -> frozenset[str]:
 
 @each(MODULES)
 def test_own_modules_are_imported_at_the_top_unless_that_loads_a_heavy_library(path: Path) -> None:
-    """A command's file may wait with the rooms that run things, too."""
+    """A command's file may wait with the rooms that run things, too, and a hook with its side room."""
     room, here = path.relative_to(ROOT).parts[0], dotted(path)
     hidden = [
         f"{name_of(path)}:{node.lineno}: {module}"
         for node in statements(path, at_top=False)
         for module in modules_of(node)
         if module.split(".")[0] == "tuner"
+        and name_of(path) != HOOKS
         and not (room == "cli" and room_of(module) in COMMANDS_IMPORT_LATER)
         and held_back_by(module) <= held_back_by(here)
     ]

@@ -35,7 +35,7 @@ def translated(changes: Mapping[str, Any] = {}) -> Translation:
 
 
 def values_of(translation: Translation) -> dict[str, Any]:
-    return {".".join(keys): value for keys, value in translation.values.items()}
+    return {".".join(keys): chosen.value for keys, chosen in translation.chosen.items()}
 
 
 def test_a_students_pipeline_is_translated() -> None:

@@ -42,7 +42,7 @@ def _translated(changes: Mapping[str, Any] = {}) -> Translation:
 
 
 def _values(translation: Translation) -> dict[str, Any]:
-    return {".".join(keys): value for keys, value in translation.values.items()}
+    return {".".join(keys): chosen.value for keys, chosen in translation.chosen.items()}
 
 
 def test_the_guides_pipeline_is_translated() -> None:

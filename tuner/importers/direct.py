@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tuner import paths
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import make_folder, sha256, write_text
-from tuner.hooks import Converted
 from tuner.importers import recipe_text, tools
 from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Entry, Outcome
@@ -20,6 +20,13 @@ from tuner.importers.translation import Entry, Outcome
 _WORD = re.compile(r"[^\w.-]+")
 _MAX_SHOWN = 6
 """Differences that one message names."""
+
+
+class Converted(NamedTuple):
+    """The recipe made of another tool's config: its file, and one line that says what was changed."""
+
+    path: Path
+    summary: str
 
 
 def recipe_of(name: str, environ: Mapping[str, str]) -> Converted | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tuner import paths
 from tuner.importers import image_keys
 from tuner.importers.document import Block, Keys, Value
-from tuner.importers.translation import Entry, Outcome, Setting, Translation
+from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
 from tuner.recipes.loading import settle_warmup, validate, with_xtuner
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
@@ -32,7 +32,7 @@ class Imported:
     Attributes:
         base: The composed name that it builds on; None if the catalog does not have the model.
         values: Nested values that differ from the base.
-        settings: The setting in the source for each of these values.
+        settings: The setting in the source for each value that the translation chose.
         notes: Warnings about values that the model does not support.
         obstacle: Why the recipe would train something else than its source, if it does. `tuner train` then refuses it.
     """
@@ -69,7 +69,7 @@ def finished(t: Translation) -> Imported:
     image_keys.settle(t, part)
     dataset = _settle_datasets(t)
     t.check_all_recorded()
-    epochs = t.values.get(_EPOCHS) or 1
+    epochs = t.ours(_EPOCHS) or 1
     objective = t.objective
     below = Merged()
     parts = catalog.Parts(part, objective, t.method, dataset or _CUSTOM, epochs) if part else None
@@ -84,8 +84,8 @@ def finished(t: Translation) -> Imported:
     # The tool's numbers count: tuner chooses no batch size and no pack length.
     fixed = {_TRAIN: {"dataset": {"pack_length": None}}, "train_cfg": {"global_batch_size": None}}
     merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), fixed))
-    for keys, value in t.values.items():
-        merged.lay(_layer(t, keys, value))
+    for keys, chosen in t.chosen.items():
+        merged.lay(_layer(keys, chosen))
     if architecture and t.model:
         # In the same layer as the model: with a later path, tuner would take it for an unknown model.
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.model.where), {"architecture": {"_delete_": True, **architecture}}))
@@ -100,15 +100,16 @@ def finished(t: Translation) -> Imported:
     entries = tuple(one for one in t.entries if not one.setting.is_default or one.outcome is Outcome.CHANGED)
     notes = tuple(merged.warnings)
     name = parts.name if parts else None
-    return Imported(t.tool.name, t.document.name, name, values, t.places, entries, notes, t.obstacle)
+    settings = {keys: chosen.setting for keys, chosen in t.chosen.items()}
+    return Imported(t.tool.name, t.document.name, name, values, settings, entries, notes, t.obstacle)
 
 
-def _layer(t: Translation, keys: Keys, value: Value) -> Layer:
-    setting = t.places[keys]
-    name, _, line = setting.where.rpartition(":")
+def _layer(keys: Keys, chosen: Chosen) -> Layer:
+    where = chosen.setting.where
+    name, _, line = where.rpartition(":")
     # As a catalog value: if the model does not support it, it is overridden with a warning.
-    place = Place(Kind.PACKAGE, name, int(line)) if name and line.isdigit() else Place(Kind.PACKAGE, setting.where)
-    return Layer.at(place, nested(keys, value))
+    place = Place(Kind.PACKAGE, name, int(line)) if name and line.isdigit() else Place(Kind.PACKAGE, where)
+    return Layer.at(place, nested(keys, chosen.value))
 
 
 def _check(merged: Merged) -> None:
@@ -123,14 +124,13 @@ def _settle_method(t: Translation) -> None:
     """Remove the adapter's values if all weights are trained, and those of 4 bits if the base has 8."""
     if t.method not in _ADAPTED:
         _leave_out(t, ("adapter.", "quantization."), "all weights are trained: there is no adapter")
-    elif t.values.get(("quantization", "bits")) == 8:
+    elif t.ours(("quantization", "bits")) == 8:
         _leave_out(t, ("quantization.quant_type", "quantization.double_quant"), "belongs to 4 bits, and these are 8")
 
 
 def _leave_out(t: Translation, ours: tuple[str, ...], why: str) -> None:
     """Remove the values of the keys that begin so."""
-    for keys in [keys for keys in t.values if ".".join(keys).startswith(ours)]:
-        del t.values[keys], t.places[keys]
+    t.chosen = {keys: chosen for keys, chosen in t.chosen.items() if not ".".join(keys).startswith(ours)}
     for number, entry in enumerate(t.entries):
         if entry.ours and entry.ours.startswith(ours):
             t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
@@ -141,8 +141,8 @@ def _settle_sft_term(t: Translation) -> None:
     setting, losses, weights = t.sft_term, ("objective", "loss_type"), ("objective", "loss_weights")
     if setting is None:
         return
-    kinds = [*(t.values.get(losses) or ["sigmoid"])]
-    given = [*(t.values.get(weights) or [1.0] * len(kinds))]
+    kinds = [*(t.ours(losses) or ["sigmoid"])]
+    given = [*(t.ours(weights) or [1.0] * len(kinds))]
     t.set(setting, ".".join(losses), [*kinds, "sft"])
     t.set(setting, ".".join(weights), [*given, setting.number()])
 
@@ -150,12 +150,12 @@ def _settle_sft_term(t: Translation) -> None:
 def _settle_kto(t: Translation) -> None:
     """For KTO, raise the micro-batch to the two answers that its loss compares, and halve the accumulation."""
     batch, counts = (_TRAIN, "batch_size"), ("optim_wrapper", "accumulative_counts")
-    if t.objective != "kto" or t.values.get(batch, 2) >= 2:
+    if t.objective != "kto" or t.ours(batch, 2) >= 2:
         return
     why = "KTO compares an answer with others of its micro-batch: two answers, and half as many micro-batches per step"
-    t.set(t.places[batch], ".".join(batch), 2, why, changed=True)
-    if t.values.get(counts, 1) > 1:
-        t.values[counts] //= 2
+    t.set(t.chosen[batch].setting, ".".join(batch), 2, why, changed=True)
+    if t.ours(counts, 1) > 1:
+        t.chosen[counts] = t.chosen[counts]._replace(value=t.ours(counts) // 2)
 
 
 def _settle_model(t: Translation) -> tuple[str | None, Block | None]:
@@ -214,13 +214,13 @@ def _settle_datasets(t: Translation) -> str | None:
         one = {key: value for key, value in t.datasets[0].items() if value is not None and key != "weight"}
         part = _dataset_part(one)
         for key, value in one.items() if part is None else ():
-            t.values[(*where, key)], t.places[(*where, key)] = value, setting
+            t.chosen[(*where, key)] = Chosen(value, setting)
         if part and "max_rows" in one:
-            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = one["max_rows"], setting
+            t.chosen[(*where, "max_rows")] = Chosen(one["max_rows"], setting)
         return part
     if t.datasets:
         shares = [{key: value for key, value in one.items() if value is not None} for one in t.datasets]
-        t.values[(*where, "mixture")], t.places[(*where, "mixture")] = shares, setting
+        t.chosen[(*where, "mixture")] = Chosen(shares, setting)
     return None
 
 
@@ -243,23 +243,21 @@ def _dataset_part(one: Block) -> str | None:
 def _settle_validation(t: Translation, merged: Merged) -> None:
     """Read validation rows as training rows are read; without validation rows, remove the keys for validation."""
     if t.validation:
-        where = Setting("validation", None, t.document.name)
         block = data_sets.validation_block(merged)
         block["dataset"] |= {key: value for key, value in t.validation[0].items() if key != "weight"}
-        block["batch_size"] = t.values.get((_VAL, "batch_size"), block["batch_size"])
+        block["batch_size"] = t.ours((_VAL, "batch_size"), block["batch_size"])
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), {_VAL: block}))
-        t.places[(_VAL,)] = where
         return
     held_out = lookup(merged.values, (_TRAIN, "dataset", "val_split"))
     gone: list[Keys] = [(_VAL, "batch_size")]
     gone += [] if held_out else [("train_cfg", "val_interval"), ("train_cfg", "early_stopping_patience")]
     gone += [] if held_out else [("checkpoint", "save_best")]
     for keys in gone:
-        if keys in t.places:
+        if keys in t.chosen:
             merged.lay(
                 Layer.at(Place(Kind.PACKAGE, t.document.name), nested(keys[:1] if keys[0] == _VAL else keys, None))
             )
-            setting = t.places.pop(keys)
+            setting = t.chosen.pop(keys).setting
             why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
             t.entries = [
                 replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.setting is setting else one
@@ -279,7 +277,7 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
     facts = merged.values.pop("architecture", None)
     for dotted, value in leaves(merged.values):
         keys = tuple(dotted.split("."))
-        setting = t.places.get(keys)
+        setting = t.chosen[keys].setting if keys in t.chosen else None
         old = lookup(below.values, keys, ...)
         is_written = setting is not None and not setting.is_default and setting.value is not None
         if old != value or is_written:

@@ -68,7 +68,7 @@ def rewards(t: Translation, setting: Setting) -> None:
         return
     words = setting.words(None)
     weights = _words(t, setting, "reward_weights")
-    blocks = list(t.values.get(_REWARDS) or [])
+    blocks = list(t.ours(_REWARDS) or [])
     for number, word in enumerate(words):
         block = _block(word)
         if block is None:
@@ -94,7 +94,7 @@ def reward_model(t: Translation, setting: Setting) -> None:
         t.leave(setting, f"belongs to {' and '.join(ONLINE)}, and this is {t.objective}")
         return
     added = [{"type": "model", "path": path} for path in setting.words(None)]
-    t.set(setting, ".".join(_REWARDS), [*(t.values.get(_REWARDS) or []), *added])
+    t.set(setting, ".".join(_REWARDS), [*(t.ours(_REWARDS) or []), *added])
 
 
 def teacher(t: Translation, setting: Setting) -> None:

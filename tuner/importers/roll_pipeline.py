@@ -146,7 +146,7 @@ def reward(t: Translation, setting: Setting) -> None:
     if block is None:
         t.leave(setting, "tuner has no such reward: write a function and add --reward FILE:FUNCTION (docs/grpo.md)")
         return
-    before = t.values.get(_REWARDS) or []
+    before = t.ours(_REWARDS) or []
     rewards = before if block in before else [*before, dict(block)]
     why = "for every row: tuner does not choose rewards by a row's tag"
     t.set(setting, ".".join(_REWARDS), rewards, why, changed=True)

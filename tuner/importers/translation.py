@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from types import UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Literal, NamedTuple, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.importers import key_tables
@@ -144,6 +144,13 @@ class Tool:
     others: frozenset[str] | None = None
 
 
+class Chosen(NamedTuple):
+    """A value of the recipe, and the setting of the source that it comes from."""
+
+    value: Value
+    setting: Setting
+
+
 @dataclass
 class Translation:
     """A document that is being translated to a recipe."""
@@ -152,8 +159,8 @@ class Translation:
     tool: Tool
     settings: dict[str, Setting] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
-    values: dict[Keys, Value] = field(default_factory=dict)
-    places: dict[Keys, Setting] = field(default_factory=dict)
+    chosen: dict[Keys, Chosen] = field(default_factory=dict)
+    """The recipe's keys that have a value."""
     model: Setting | None = None
     method: str = "full"
     objective: str = "sft"
@@ -175,6 +182,10 @@ class Translation:
         """Return the source's value for a key, else the tool's default, else `default`."""
         setting = self.settings.get(key)
         return default if setting is None or setting.value is None else setting.value
+
+    def ours(self, keys: Keys, default: Value = None) -> Value:
+        """Return the recipe's value for a key, or `default` if it has none yet."""
+        return self.chosen[keys].value if keys in self.chosen else default
 
     def number(self, key: str, default: float) -> float:
         """Return the number at a key, or `default` if there is no value. Raises as `Setting.number` does."""
@@ -209,10 +220,9 @@ class Translation:
         """
         keys = tuple(ours.split("."))
         value = coerced(value, keys, setting)
-        before = self.places.get(keys)
-        if setting.is_default and before is not None and not before.is_default:
+        if setting.is_default and keys in self.chosen and not self.chosen[keys].setting.is_default:
             return
-        self.values[keys], self.places[keys] = value, setting
+        self.chosen[keys] = Chosen(value, setting)
         is_same = setting.value == value and type(setting.value) is type(value) and why is None
         outcome = Outcome.CHANGED if changed else Outcome.TAKEN if is_same else Outcome.TRANSLATED
         self.note(setting, outcome, f"{ours} = {value!r}", why, is_learned=is_learned)

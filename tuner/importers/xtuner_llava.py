@@ -217,7 +217,7 @@ def _set_length(t: Translation, setting: Setting) -> None:
 
 def _set_padding(t: Translation, setting: Setting) -> None:
     pads = setting.truth() if setting.value is not None else False
-    before = t.values.get(("model", "vision", "pad_to_square"))
+    before = t.ours(("model", "vision", "pad_to_square"))
     if before not in (None, pads):
         t.note(setting, Outcome.CHANGED, why=f"all data sets pad alike: model.vision.pad_to_square = {before}")
     else:
