@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 import torch.distributed as dist
@@ -27,8 +28,8 @@ from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_
 from tuner.recipes.schema import PREFETCHED, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
-from tuner.worker.guard import Guard
 from tuner.worker.process import warn
+from tuner.worker.stations import RankProcess, RunFiles
 
 
 class NodeStream(TrainerCallback):  # type: ignore[misc]
@@ -36,28 +37,29 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
 
     stream: Stream
 
-    def __init__(self, config: RecipeConfig, run: RunDirectory, rank: Rank) -> None:
+    def __init__(self, files: RunFiles, rank: Rank) -> None:
         """Find the folder of the node's blocks; every rank takes part."""
-        self.config, self.run, self.rank = config, run, rank
-        self.global_batch = int(run.read_json(run.run)["batch"]["global_batch"])
-        self.home = run.stream / str(_leader(rank))
+        self.config, self.run, self.point, self.rank = files.config, files.run, files.point, rank
+        self.global_batch = int(files.facts["batch"]["global_batch"])
+        self.home = self.run.stream / str(_leader(rank))
         self._maker: Maker | None = None
         self._files: JsonObject = {}
         self._reported = 0
 
-    def open(self, encoder: Encoder, point: ResumePoint | None, tick: Callable[[], None]) -> Stream:
+    def open(self, encoder: Encoder, tick: Callable[[], None]) -> Stream:
         """Return the stream when its first rows are there; local rank 0 calls it before the other ranks.
 
         Raises:
             DataError: the rows cannot be streamed, or the checkpoint was trained on other rows.
             TunerError: as `Maker`.
         """
-        config, first = self.config, point.checkpoint.step * self.global_batch if point else 0
+        config, point = self.config, self.point
+        first = point.checkpoint.step * self.global_batch if point else 0
         assert config.train_cfg.max_steps, "the schema asks for it"
         num_rows = config.train_cfg.max_steps * self.global_batch
         sha256 = None
         if self.rank.local_rank == 0:
-            sha256 = self._have_blocks_made(encoder, point, num_rows)
+            sha256 = self._have_blocks_made(encoder, num_rows)
         if self._maker:
             self._maker.passed(first)
         rows = Rows(self.home, num_rows, config.randomness.seed, config.objective.type)
@@ -69,12 +71,12 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
             raise _changed(point, "other rows or another order", "others")
         return self.stream
 
-    def _have_blocks_made(self, encoder: Encoder, point: ResumePoint | None, num_rows: int) -> str | None:
+    def _have_blocks_made(self, encoder: Encoder, num_rows: int) -> str | None:
         """Start making blocks at the block of the next row, and return the hash of that block if it is known."""
         loader = self.config.train_dataloader
         pipeline = Pipeline(loader.dataset, self.config.objective.type)
         self._files = blocks.opened(pipeline)
-        start, sha256 = _start(point, self._files) if point else (Start(), None)
+        start, sha256 = _start(self.point, self._files) if self.point else (Start(), None)
         shutil.rmtree(self.home, ignore_errors=True)  # blocks of an attempt that was killed
         make_folder(self.home)
         max_rows = blocks.ROWS if loader.dataset.streaming is True else int(loader.dataset.streaming)
@@ -147,28 +149,41 @@ def _changed(point: ResumePoint, now: str, before: str) -> DataError:
     return DataError(message, where="train_dataloader.dataset", fix=fix)
 
 
-def prepare_rows(
-    config: RecipeConfig,
-    encoder: Encoder,
-    rank: Rank,
-    run: RunDirectory,
-    guard: Guard,
-    open_stream: Callable[[Callable[[], None]], Stream] | None,
-) -> tuple[Prepared | Stream, Prepared | None]:
-    """Return the rows to train on and those of the validation; each node prepares them once.
+@dataclass(frozen=True)
+class RankRows:
+    """The rows of a rank.
+
+    Attributes:
+        train: The rows to train on.
+        val: Those of the validation.
+        encoder: Has made them.
+        stream: Opens `train`, if the rows are read while the run trains.
+    """
+
+    train: Prepared | Stream
+    val: Prepared | None
+    encoder: Encoder
+    stream: NodeStream | None
+
+
+def prepare_rows(files: RunFiles, process: RankProcess, encoder: Encoder) -> RankRows:
+    """Return the rows of a rank; each node prepares them once.
 
     Local rank 0 prepares them first; the other ranks of the node then read its files.
     """
-    guard.heart.beat("preparing the data")
-    tick, val = guard.heart.tick, config.val_dataloader
+    config, run, rank, heart = files.config, files.run, process.rank, process.guard.heart
+    streams = config.train_dataloader.dataset.streaming
+    stream = process.at_the_end.enter_context(NodeStream(files, rank)) if streams else None
+    heart.beat("preparing the data")
+    tick, val = heart.tick, config.val_dataloader
     prepared = partial(prepare, encoder=encoder, objective=config.objective.type, tick=tick)
     if rank.local_rank != 0:
         dist.barrier()
     trusted = trusts_fastokens(encoder)
-    train_rows = partial(prepared, num_rows=run.read_json(run.run)["batch"]["rows"])
-    train_data = open_stream(tick) if open_stream else train_rows(config.train_dataloader.dataset)
+    train_rows = partial(prepared, num_rows=files.facts["batch"]["rows"])
+    train_data = stream.open(encoder, tick) if stream else train_rows(config.train_dataloader.dataset)
     val_data = prepared(val.dataset) if val else None
-    if trusted and not trusts_fastokens(encoder) and not open_stream:
+    if trusted and not trusts_fastokens(encoder) and not stream:
         # A row of the validation was encoded differently: the training rows may hold such tokens too.
         train_data = train_rows(config.train_dataloader.dataset)
     if rank.local_rank == 0:
@@ -180,7 +195,7 @@ def prepare_rows(
         of_leaks = [copies.leak_warning(leaks, val_data.counts.read)] if val_data and leaks else []
         warn_unless_planned((*first.hints, *of_leaks), run)
         warn_of_few_steps(config, first, run)
-    return train_data, val_data
+    return RankRows(train_data, val_data, encoder, stream)
 
 
 def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:

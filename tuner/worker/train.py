@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import deepspeed
 import torch
@@ -29,17 +28,15 @@ from transformers import TrainerCallback, TrainingArguments
 
 from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
-from tuner.data.stream import Stream
 from tuner.errors import Stopped, UsageError
 from tuner.files import JsonObject
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
-from tuner.recipes.schema import RecipeConfig, resolved_recipe
+from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_advice import resume_advice
-from tuner.runs.resume_point import ResumePoint
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import compat, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
@@ -65,55 +62,44 @@ from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
 from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
 from tuner.worker.process import bind_cores, serve_store, warn
-from tuner.worker.rank_data import NodeStream, prepare_rows
+from tuner.worker.rank_data import RankRows, prepare_rows
 from tuner.worker.samples import show_samples
+from tuner.worker.stations import RankProcess, RunFiles
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
 from tuner.worker.trainer_types import BuiltTrainer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    Models = tuple[PreTrainedModel, PreTrainedModel | None]
-    """The model to train, and the frozen copy that it is compared with if the objective needs one."""
 
 
 @dataclass(frozen=True)
 class PreparedRank:
-    """One rank with its data: the result of `prepare`."""
+    """One rank with its rows: the result of `prepare`.
 
-    started_s: float
-    run: RunDirectory
-    rank: Rank
-    guard: Guard
-    config: RecipeConfig
-    facts: JsonObject
-    """run.json."""
-    zero: JsonObject
-    """deepspeed.json."""
-    point: ResumePoint | None
-    checkpoint: Path | None
-    """The folder that the trainer resumes from; None in a new run."""
+    Attributes:
+        files: What the run directory says.
+        process: The process of this rank.
+        rows: The rows of this rank.
+        arguments: Those of the trainer.
+        model_path: The model's folder on this node.
+        checkpoint: The folder that the trainer resumes from; None in a new run.
+        users_callbacks: The callbacks that the recipe names.
+    """
+
+    files: RunFiles
+    process: RankProcess
+    rows: RankRows
     arguments: TrainingArguments
-    device: torch.device
     model_path: str
-    encoder: Encoder
-    train_data: Prepared | Stream
-    val_data: Prepared | None
-    stream: NodeStream | None
+    checkpoint: Path | None
     users_callbacks: tuple[TrainerCallback, ...]
-    at_the_end: contextlib.ExitStack
-
-    @property
-    def zero_stage(self) -> int:
-        """The ZeRO stage of deepspeed.json."""
-        return int(self.zero.get("zero_optimization", {}).get("stage", 0))
 
 
 @dataclass(frozen=True)
 class BuiltRank:
     """A rank that is ready to train: the result of `build`. `train` returns it again after the last step."""
 
-    prepared: PreparedRank
+    files: RunFiles
+    process: RankProcess
+    encoder: Encoder
+    checkpoint: Path | None
     trainer: BuiltTrainer
     saver: CheckpointSaver
     consensus: RankConsensus
@@ -146,45 +132,21 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     started_s = time.monotonic()
     compat.check_names()
     compat.print_no_memory()
-    config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
+    files = RunFiles.read(run)
+    config = files.config
     guard.watch(config.train_cfg.hang_timeout)
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
-    facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
-    _refuse_other_world(rank, facts)
-    point = ResumePoint.of(facts)
-    checkpoint = resume.converted(run, point, rank)
-    device = _join(rank, config)
+    _refuse_other_world(rank, files.facts)
+    checkpoint = resume.converted(run, files.point, rank)
+    process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
-    arguments = trainer_setup.arguments(config, zero, run, device)
-    encoder = encoder_of(config, path, run.day)
-    streams = config.train_dataloader.dataset.streaming
-    stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
-    open_stream = partial(stream.open, encoder, point) if stream else None
-    train_data, val_data = prepare_rows(config, encoder, rank, run, guard, open_stream)
-    if facts["bind_cores"]:  # not earlier: one rank prepares the data with all cores
-        bind_cores(rank.local_rank, facts["world_size"] // facts["num_nodes"])
-    if isinstance(train_data, Prepared):
-        resume.check_data(point, train_data)
-    return PreparedRank(
-        started_s=started_s,
-        run=run,
-        rank=rank,
-        guard=guard,
-        config=config,
-        facts=facts,
-        zero=zero,
-        point=point,
-        checkpoint=checkpoint,
-        arguments=arguments,
-        device=device,
-        model_path=path,
-        encoder=encoder,
-        train_data=train_data,
-        val_data=val_data,
-        stream=stream,
-        users_callbacks=users_callbacks,
-        at_the_end=at_the_end,
-    )
+    arguments = trainer_setup.arguments(files, process.device)
+    rows = prepare_rows(files, process, encoder_of(config, path, run.day))
+    if files.facts["bind_cores"]:  # not earlier: one rank prepares the data with all cores
+        bind_cores(rank.local_rank, files.facts["world_size"] // files.facts["num_nodes"])
+    if isinstance(rows.train, Prepared):
+        resume.check_data(files.point, rows.train)
+    return PreparedRank(files, process, rows, arguments, path, checkpoint, users_callbacks)
 
 
 def _refuse_other_world(rank: Rank, facts: JsonObject) -> None:
@@ -216,69 +178,73 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
 
 def build(prepared: PreparedRank) -> BuiltRank:
     """Load the model, build TRL's trainer on DeepSpeed, and add the callbacks."""
-    run, guard, config, zero = prepared.run, prepared.guard, prepared.config, prepared.zero
+    files, process, rows = prepared.files, prepared.process, prepared.rows
+    config, guard = files.config, process.guard
     guard.heart.beat("loading the model")
     models = _load_models(prepared)
     guard.heart.beat("setting up the training")
-    if prepared.zero_stage == 3:
+    if files.zero_stage == 3:
         compat.renew_releases()
-    data = prepared.train_data, prepared.val_data
-    trainer: BuiltTrainer = trainer_setup.trainer(config, prepared.arguments, models, prepared.encoder, data, run)
-    uploads = _uploads(prepared)
-    saver = _saver(prepared, trainer, uploads)
-    consensus = RankConsensus(trainer, guard, prepared.encoder)
+    trainer = trainer_setup.trainer(files, prepared.arguments, models, rows)
+    uploads = _uploads(files, process)
+    saver = _saver(files, guard, rows, trainer, uploads)
+    consensus = RankConsensus(trainer, guard, rows.encoder)
     if config.log.generate:
-        trainer.measure_answers = AnswersValidationPrompts(config, prepared.encoder, run, consensus).measure
+        trainer.measure_answers = AnswersValidationPrompts(config, rows.encoder, files.run, consensus).measure
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
-    callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(prepared)]
-    callbacks += [CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)]
-    if prepared.rank.rank == 0:
-        callbacks.append(KeepMeasurements(trainer, run, zero))
-    if prepared.stream:
-        callbacks.append(prepared.stream)
+    callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(files, process)]
+    callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer)]
+    if process.rank.rank == 0:
+        callbacks.append(KeepMeasurements(trainer, files.run, files.zero))
+    if rows.stream:
+        callbacks.append(rows.stream)
     consensus.interrupts = config.train_cfg.torch_compile != "deepcompile"  # which cannot validate after a resume
-    for callback in (*callbacks, *_before_step_1(prepared, trainer, models), *prepared.users_callbacks):
+    for callback in (*callbacks, *_before_step_1(files, trainer, models), *prepared.users_callbacks):
         trainer.add_callback(callback)
     trainer.add_callback(resume.EndIfNothingIsLeft())
-    if prepared.point:
-        resume.LoadCheckpoint(trainer, prepared.point, config.randomness.seed)
-    return BuiltRank(prepared, trainer, saver, consensus, weights_check, uploads)
+    if files.point:
+        resume.LoadCheckpoint(trainer, files.point, config.randomness.seed)
+    checkpoint = prepared.checkpoint
+    return BuiltRank(files, process, rows.encoder, checkpoint, trainer, saver, consensus, weights_check, uploads)
 
 
-def _load_models(prepared: PreparedRank) -> Models:
-    config, heart = prepared.config, prepared.guard.heart
-    where = (config, prepared.model_path, trainer_setup.dtype(prepared.zero), str(prepared.device))
-    shards = prepared.zero_stage == 3
+def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
+    files, process = prepared.files, prepared.process
+    config, vocabulary, shards = files.config, prepared.rows.encoder.vocabulary, files.zero_stage == 3
+    where = (config, prepared.model_path, trainer_setup.dtype(files.zero), str(process.device))
     models = (
-        load_model(*where, shards=shards, vocabulary=prepared.encoder.vocabulary),
-        load_reference(*where, shards=shards, vocabulary=prepared.encoder.vocabulary),
+        load_model(*where, shards=shards, vocabulary=vocabulary),
+        load_reference(*where, shards=shards, vocabulary=vocabulary),
     )
+    heart = process.guard.heart
     tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
     for model in filter(None, models):
-        experts.let_ranks_choose(model, prepared.zero_stage)
+        experts.let_ranks_choose(model, files.zero_stage)
         model.register_forward_pre_hook(lambda *_: tick())  # trainers compute before step 1 without a callback
     return models
 
 
-def _uploads(prepared: PreparedRank) -> CheckpointUploads | None:
+def _uploads(files: RunFiles, process: RankProcess) -> CheckpointUploads | None:
     """Return what uploads checkpoints, on rank 0 and if the recipe asks for it."""
-    checkpoint = prepared.config.checkpoint
-    if not checkpoint.push or not checkpoint.repository or prepared.rank.rank != 0:
+    checkpoint = files.config.checkpoint
+    if not checkpoint.push or not checkpoint.repository or process.rank.rank != 0:
         return None
-    uploads = CheckpointUploads(prepared.run, Target(checkpoint.repository, checkpoint.private))
-    prepared.at_the_end.callback(uploads.stop)
+    uploads = CheckpointUploads(files.run, Target(checkpoint.repository, checkpoint.private))
+    process.at_the_end.callback(uploads.stop)
     return uploads
 
 
-def _saver(prepared: PreparedRank, trainer: BuiltTrainer, uploads: CheckpointUploads | None) -> CheckpointSaver:
+def _saver(
+    files: RunFiles, guard: Guard, rows: RankRows, trainer: BuiltTrainer, uploads: CheckpointUploads | None
+) -> CheckpointSaver:
     """Return what saves checkpoints, and let the guard wait for it."""
-    guard, checkpoint = prepared.guard, prepared.config.checkpoint
+    checkpoint = files.config.checkpoint
 
     def facts_of_checkpoint(step: int) -> JsonObject:
-        if prepared.stream:
-            return {**prepared.facts["state"], "data": prepared.stream.facts(step)}
-        assert isinstance(prepared.train_data, Prepared)
-        return {**prepared.facts["state"], "data": resume.data_of(prepared.train_data)}
+        if rows.stream:
+            return {**files.facts["state"], "data": rows.stream.facts(step)}
+        assert isinstance(rows.train, Prepared)
+        return {**files.facts["state"], "data": resume.data_of(rows.train)}
 
     def on_valid(folder: Path, seconds: float) -> None:
         guard.heart.saved(seconds)
@@ -286,31 +252,31 @@ def _saver(prepared: PreparedRank, trainer: BuiltTrainer, uploads: CheckpointUpl
             uploads.push(folder)
 
     keep, keeps_best = checkpoint.max_keep_ckpts, bool(checkpoint.save_best)
-    saver = CheckpointSaver(trainer, prepared.run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
+    saver = CheckpointSaver(trainer, files.run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
     guard.before_leaving = saver.wait
     return saver
 
 
-def _callbacks(prepared: PreparedRank) -> tuple[TrainerCallback, ...]:
+def _callbacks(files: RunFiles, process: RankProcess) -> tuple[TrainerCallback, ...]:
     """Return the callbacks that need no trainer."""
-    run, guard, config, leads = prepared.run, prepared.guard, prepared.config, prepared.rank.rank == 0
-    metrics_callback = MetricsCallback(run, prepared.facts, ProgressBar(guard.terminal) if leads else None)
+    run, config, guard, leads = files.run, files.config, process.guard, process.rank.rank == 0
+    metrics_callback = MetricsCallback(run, files.facts, ProgressBar(guard.terminal) if leads else None)
     of_rank_0 = trackers(config.log.trackers, run) if leads else []
     logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
     watch = [WatchRewards(run)] if config.objective.facts.generates else []
     return logs_steps, validation, metrics_callback, HeartbeatCallback(guard), *watch, *of_rank_0
 
 
-def _before_step_1(prepared: PreparedRank, trainer: BuiltTrainer, models: Models) -> list[TrainerCallback]:
+def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup.Models) -> list[TrainerCallback]:
     """Return the callbacks that compute with the model before the first step."""
-    config, callbacks = prepared.config, list[TrainerCallback]()
+    config, callbacks = files.config, list[TrainerCallback]()
     cfg = config.train_cfg
     if cfg.loss == "chunked" and config.objective.facts.chooses_loss and not cfg.torch_compile:
         whole_logits = partial(trainer_setup.use_whole_logits, trainer, models, config)
-        callbacks.append(CheckHead(trainer, whole_logits, prepared.run))
+        callbacks.append(CheckHead(trainer, whole_logits, files.run))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.
     if cfg.torch_compile != "deepcompile":
-        callbacks += [ValidateFirst(trainer, prepared.facts["batch"]["global_batch"]), ValidateDue(trainer)]
+        callbacks += [ValidateFirst(trainer, files.facts["batch"]["global_batch"]), ValidateDue(trainer)]
     return callbacks
 
 
@@ -325,8 +291,7 @@ def train(built: BuiltRank) -> BuiltRank:
         Stopped: a signal asked for it.
         TunerError: no weight has changed.
     """
-    prepared, trainer = built.prepared, built.trainer
-    checkpoint = prepared.checkpoint
+    trainer, checkpoint = built.trainer, built.checkpoint
     with built.saver.waited_for(), resume.data_alone(checkpoint):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -337,20 +302,20 @@ def train(built: BuiltRank) -> BuiltRank:
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     if step := built.consensus.stopped_at:
         message = f"at step {step} on request; its checkpoint is saved"
-        raise Stopped(message, fix=f"Resume: {resume_advice(prepared.run.path)}")
+        raise Stopped(message, fix=f"Resume: {resume_advice(built.files.run.path)}")
     built.weights_check.check()
     return built
 
 
 def _save_last_step(built: BuiltRank) -> None:
     """Save the step before the generation, or the validation, that all ranks have left; as if it had ended there."""
-    trainer, consensus, guard = built.trainer, built.consensus, built.prepared.guard
+    trainer, consensus, guard = built.trainer, built.consensus, built.process.guard
     guard.step = consensus.stopped_at = trainer.state.global_step
     guard.heart.beat(f"saving step {guard.step}")
     if consensus.random_after_step:
         set_random_states(consensus.random_after_step)
     else:  # no step was taken since the resume
-        trainer.set_random_states_of(str(built.prepared.checkpoint))
+        trainer.set_random_states_of(str(built.checkpoint))
     built.saver.save_if_missing(trainer.save_last_step)
 
 
@@ -359,21 +324,21 @@ def _save_last_step(built: BuiltRank) -> None:
 
 def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
-    prepared, trainer = built.prepared, built.trainer
-    run, rank, guard, config, facts = prepared.run, prepared.rank, prepared.guard, prepared.config, prepared.facts
+    run, config, facts = built.files.run, built.files.config, built.files.facts
+    trainer, rank, guard = built.trainer, built.process.rank, built.process.guard
     guard.heart.beat("saving the result")
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
     best = resume.load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
     if facts["saves_result"]:
         with disk_errors(run.checkpoints, "the result"):
-            save_final_model(trainer, prepared.encoder, checkpoints.unfinished(run.checkpoints) / run.final.name)
+            save_final_model(trainer, built.encoder, checkpoints.unfinished(run.checkpoints) / run.final.name)
             if rank.rank == 0:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
     if built.uploads:
         built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
     if rank.rank == 0:
-        _report(built, time.monotonic() - prepared.started_s, best)
+        _report(built, time.monotonic() - built.process.started_s, best)
         if not rank.supervised:
             guard.ended(0)
 
@@ -386,9 +351,9 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         seconds: The time that the rank took.
         best: The step of the checkpoint that the result has; None if the result has the last step.
     """
-    run, config, trainer = built.prepared.run, built.prepared.config, built.trainer
+    run, config, trainer = built.files.run, built.files.config, built.trainer
     step, max_steps = trainer.state.global_step, trainer.state.max_steps
-    first_step = int(built.prepared.facts["resume_step"] or 0)
+    first_step = int(built.files.facts["resume_step"] or 0)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     facts: JsonObject = {"step": step, "max_steps": max_steps, "result_step": best or step}
     facts["loss"] = losses[-1] if losses else None
@@ -422,8 +387,8 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
-    prepared = built.prepared
-    show_samples(config, prepared.encoder, run, prepared.guard, run_s=seconds, num_parameters=num_parameters)
+    guard = built.process.guard
+    show_samples(config, built.encoder, run, guard, run_s=seconds, num_parameters=num_parameters)
     facts["peak_bytes"] = max(peak_bytes(), metrics.peak_bytes(run))  # saving and samples may need the most
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")

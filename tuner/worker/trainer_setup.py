@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import PeftModel
@@ -19,27 +19,37 @@ from transformers import PrinterCallback, TrainingArguments
 from tuner import paths
 from tuner.data.compat import with_fingerprint
 from tuner.data.encoder import Encoder, PixelMaker
-from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.models import vision
 from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
-from tuner.runs.directory import RunDirectory
 from tuner.worker import compat, experts, long_rows, loss
 from tuner.worker.objectives import training_of
 from tuner.worker.pixels import read_images
+from tuner.worker.rank_data import RankRows
+from tuner.worker.stations import RunFiles
+from tuner.worker.trainer_types import BuiltTrainer
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+
+    Models = tuple[PreTrainedModel, PreTrainedModel | None]
+    """The model to train, and the frozen copy that it is compared with if the objective needs one."""
 
 
-def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
+def arguments(files: RunFiles, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
+    config = files.config
     training = training_of(config.objective.type)
     objective = config.objective.model_dump(mode="json", exclude=set(config.objective.own_keys))
     offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
-    return training.arguments(**_common(config, zero, run, device), **objective, **offloads, **training.settings)
+    return training.arguments(**_common(files, device), **objective, **offloads, **training.settings)
 
 
-def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
+def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
+    config, zero, run = files.config, files.zero, files.run
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
     constant = schedule.type == "constant" and schedule.warmup > 0
     if config.train_cfg.sequence_parallel_size > 1:
@@ -98,37 +108,28 @@ def _validates(config: RecipeConfig) -> str:
     return "steps" if config.train_cfg.val_interval else "epoch"
 
 
-def trainer(
-    config: RecipeConfig,
-    settings: TrainingArguments,
-    models: tuple[Any, Any | None],
-    encoder: Encoder,
-    data: tuple[Prepared | Stream, Prepared | None],
-    run: RunDirectory,
-) -> Any:
+def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: RankRows) -> BuiltTrainer:
     """Return the objective's trainer, ready to train.
 
     Args:
-        config: The recipe.
+        files: The run's files.
         settings: What `arguments` returned.
         models: The model to train, and the frozen copy that it is compared with where the objective needs one.
-        encoder: Saved with checkpoints.
-        data: Training rows, of a stream those that are there, and those of the validation.
-        run: For deepspeed.json and run.json.
+        rows: Training rows, of a stream those that are there, and those of the validation.
     """
-    zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
-    stream = data[0] if isinstance(data[0], Stream) else None
-    first = data[0].first if isinstance(data[0], Stream) else data[0]
+    config, zero, launch = files.config, files.zero, files.facts["launch_id"]
+    stream = rows.train if isinstance(rows.train, Stream) else None
+    first = rows.train.first if isinstance(rows.train, Stream) else rows.train
     train_rows, eval_rows = training_of(config.objective.type).ordered(config, first.dataset), None
     train_rows = _of_launch(config, _whole(config, train_rows, settings.train_batch_size), launch)
-    if data[1]:
-        eval_rows = _of_launch(config, _whole(config, data[1].dataset, settings.eval_batch_size), launch)
+    if rows.val:
+        eval_rows = _of_launch(config, _whole(config, rows.val.dataset, settings.eval_batch_size), launch)
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
-    built = _constructed(config, settings, models, encoder, train_rows, eval_rows, run.path)
+    built = _constructed(config, settings, models, rows.encoder, train_rows, eval_rows, files.run.path)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         built.train_dataset, built.stream = stream.rows, stream
     if shared_by > 1:
@@ -149,12 +150,12 @@ def trainer(
 def _constructed(
     config: RecipeConfig,
     settings: TrainingArguments,
-    models: tuple[Any, Any | None],
+    models: Models,
     encoder: Encoder,
-    train_rows: Any,
-    eval_rows: Any,
+    train_rows: Dataset,
+    eval_rows: Dataset | None,
     folder: Path,
-) -> Any:
+) -> BuiltTrainer:
     training = training_of(config.objective.type)
     training.before(settings, config, models[0])
     by_sample = (
@@ -166,7 +167,7 @@ def _constructed(
     more |= training.constructor(config, folder)
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
-        built = training.trainer(
+        built: BuiltTrainer = training.trainer(
             model=models[0], args=settings, processing_class=encoder.library_object, **rows, **more
         )
     built.remove_callback(PrinterCallback)
@@ -176,7 +177,7 @@ def _constructed(
     return built
 
 
-def use_whole_logits(built: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
+def use_whole_logits(built: BuiltTrainer, models: Models, config: RecipeConfig) -> None:
     """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
     metrics = training_of(config.objective.type).whole_logit_metrics(built, config)
     trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
@@ -187,12 +188,12 @@ def use_whole_logits(built: Any, models: tuple[Any, Any | None], config: RecipeC
 
 def evaluator(
     config: RecipeConfig,
-    models: tuple[Any, Any | None],
+    models: Models,
     encoder: Encoder,
-    rows: Any,
+    rows: Dataset,
     batch_size: int,
     folder: str,
-) -> Any:
+) -> BuiltTrainer:
     """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
 
     Args:
@@ -229,7 +230,7 @@ def evaluator(
     return built
 
 
-def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
+def fit_adapters(model: PreTrainedModel, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
     """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
 
     Args:
@@ -255,14 +256,14 @@ def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judge
             parameter.data = parameter.data.to(wanted)
 
 
-def _whole(config: RecipeConfig, rows: Any, micro_batch: int) -> Any:
+def _whole(config: RecipeConfig, rows: Dataset, micro_batch: int) -> Dataset:
     """Return rows that hold what a micro-batch of them would add, if the reference judges them before training."""
     if not getattr(config.objective, "precompute_ref_log_probs", False):
         return rows
     return training_of(config.objective.type).judged_before(config, rows, micro_batch)
 
 
-def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
+def _of_launch(config: RecipeConfig, rows: Dataset, launch: str) -> Dataset:
     """Return the rows under a name that another launch does not use, where TRL keeps log-probabilities by that name.
 
     It adds a hash of the reference's weights to it, which at ZeRO-3 is the same for every model of an architecture:
@@ -291,7 +292,7 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
 
 
 def _with_projector(
-    cls: type[torch.optim.Optimizer], rate: float, weight_decay: float, model: Any, **settings: Any
+    cls: type[torch.optim.Optimizer], rate: float, weight_decay: float, model: PreTrainedModel, **settings: Any
 ) -> torch.optim.Optimizer:
     """Return the optimizer with groups of weights as the Trainer's, and two more for the projector with its rate."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -315,7 +316,7 @@ def _with_projector(
     )
 
 
-def _loraplus(cls: type[torch.optim.Optimizer], model: Any, **settings: Any) -> torch.optim.Optimizer:
+def _loraplus(cls: type[torch.optim.Optimizer], model: PreTrainedModel, **settings: Any) -> torch.optim.Optimizer:
     """Return LoRA+ with an optimizer class; it replaces that class and the Trainer's groups of weights."""
     optimizer: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
     return optimizer

@@ -17,22 +17,28 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import call
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from accelerate.data_loader import DataLoaderShard
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
+from tuner.data.encoder import Row
 from tuner.data.sample import IGNORED
-from tuner.data.stream import Stream
 from tuner.worker import compat
-from tuner.worker.consensus import RankConsensus, random_states, set_random_states
+from tuner.worker.consensus import random_states, set_random_states
 from tuner.worker.long_rows import WHOLE, Share, share_of
-from tuner.worker.pixels import ImageReader
+from tuner.worker.trainer_types import Batch, MixedIn
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from datasets import Dataset
+    from transformers import PreTrainedModel
 
 _COUNTS = "counts"
 """The key of a batch that holds its `Counts`."""
@@ -88,12 +94,12 @@ class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
 class Collator:
     """Collate rows, or the stand-in where a rank has none in this round, and count them while they are on the CPU."""
 
-    collate: Callable[[Sequence[Any]], dict[str, Any]]
-    stand_in: Any
+    collate: Callable[[Sequence[Row]], Batch]
+    stand_in: Row
     share: Share = WHOLE
     """The part of the tokens that this rank gets, and counts."""
 
-    def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Row]) -> Batch:
         if self.share != WHOLE:
             batch, num_tokens, trained = self.share.of(self.collate(rows or [self.stand_in]))
         else:
@@ -107,7 +113,7 @@ def num_trained(labels_BT: Tensor) -> int:
     return int((labels_BT[:, 1:] != IGNORED).sum())
 
 
-def _num_tokens(rows: Sequence[Any], batch: dict[str, Any]) -> int:
+def _num_tokens(rows: Sequence[Row], batch: Batch) -> int:
     """Return the tokens that are not padding."""
     return (
         int(batch["attention_mask"].sum()) if "attention_mask" in batch else sum(len(row["input_ids"]) for row in rows)
@@ -131,40 +137,30 @@ def validation_rounds(num_rows: int, batch_size: int, num_ranks: int) -> Iterato
 # What all trainers do
 
 
-class CheckpointHooks:
-    """Mixed into a Trainer: hooks write its checkpoints and read them, where transformers has no public method.
+class CheckpointHooks(MixedIn):
+    """Mixed into a Trainer: hooks write its checkpoints and read them, where transformers has no public method."""
 
-    Each hook gets a function that does what the Trainer itself would do.
-    """
-
-    write_checkpoint: Callable[[Callable[[], None]], None] | None = None
-    load_states: Callable[[Callable[[], None]], None] | None = None
-    """Called after DeepSpeed has loaded its own states, before the first step."""
-    load_random_states: Callable[[Callable[[str], None]], None] | None = None
-    """Called with a function that takes the checkpoint's folder."""
-    saves_model = True
-
-    def save_last_step(self: Any) -> None:
+    def save_last_step(self) -> None:
         """Write a checkpoint outside of training, which was left in the middle of a step or of a validation."""
         self._save_checkpoint(self.model, None)
 
-    def set_random_states_of(self: Any, checkpoint: str) -> None:
+    def set_random_states_of(self, checkpoint: str) -> None:
         """Set the random numbers to those of the checkpoint that training resumed from."""
         self._load_rng_state(checkpoint)
 
-    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
-        (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
+    def _save_checkpoint(self, model: PreTrainedModel, trial: object) -> None:
+        (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))
 
-    def save_model(self: Any, *args: Any, **options: Any) -> None:
+    def save_model(self, *args: Any, **options: Any) -> None:
         """Write the weights of a checkpoint for `from_pretrained`, if they are wanted."""
         if self.saves_model:
-            super().save_model(*args, **options)  # type: ignore[misc]
+            super().save_model(*args, **options)
 
-    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
-        (self.load_states or call)(partial(super()._load_optimizer_and_scheduler, checkpoint))  # type: ignore[misc]
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        (self.load_states or call)(partial(super()._load_optimizer_and_scheduler, checkpoint))
 
-    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
-        load: Callable[[str | None], None] = super()._load_rng_state  # type: ignore[misc]
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        load: Callable[[str | None], None] = super()._load_rng_state
         if self.load_random_states:
             self.load_random_states(load)
         else:
@@ -180,38 +176,9 @@ class TunerTrainer(CheckpointHooks):
     - validation: the loss is the mean over all trained tokens, on any number of ranks
     """
 
-    # schedule
-    on_schedule_made: Callable[[Any, Any], None] | None = None
-    """Called with the schedule and its optimizer before a checkpoint is loaded; the engine may not be ready yet."""
-    # rows
-    weighs_rows = True
-    """Whether `compute_loss` returns a mean over rows."""
-    rows_of_batch: int | None = None
-    """The rows of the micro-batch in training, 0 for a stand-in."""
-    rows_of_ranks: Tensor | None = None
-    """The same of all ranks, while they compute on a micro-batch of a step that is not full."""
-    stream: Stream | None = None
-    """Where the rows come from, if they are read while the run trains."""
-    images: ImageReader | None = None
-    """Gives batches their pixels, if the model reads images."""
-    # loss
-    consensus: RankConsensus | None = None
-    # validation
-    aux_loss_enabled = False
-    is_evaluating = False
-    generates = False
-    """Whether a step begins with completions that the model generates."""
-    measure_answers: Callable[[Any, int], dict[str, float]] | None = None
-    """With `log.generate`: takes the model and its step, returns metrics of its answers (worker.answer_metrics)."""
-
-    @property
-    def steps_per_generation(self) -> int:
-        """The optimizer steps that are taken on completions that were generated at once."""
-        return 1
-
     # -- schedule
 
-    def create_scheduler(self: Any, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
         """Return a schedule in which update u of w in the warm-up, counted from 1, has u / w of the rate.
 
         transformers gives it (u - 1) / w, so that the first update of every run changes nothing, and a run of one
@@ -219,7 +186,7 @@ class TunerTrainer(CheckpointHooks):
         """
         if self.lr_scheduler is None:
             compat.give_defaults(optimizer or self.optimizer)
-            schedule = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+            schedule = super().create_scheduler(num_training_steps, optimizer)
             num_warmup = self.args.get_warmup_steps(num_training_steps)
             # After a warm-up that lasts to the end no update follows, and transformers divides by their number.
             is_all = num_warmup >= num_training_steps
@@ -232,7 +199,7 @@ class TunerTrainer(CheckpointHooks):
 
     # -- rows
 
-    def get_train_dataloader(self: Any) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the loader of this rank's micro-batches."""
         args, rows = self.args, self.train_dataset
         stream, share = self.stream, share_of(args)
@@ -248,11 +215,13 @@ class TunerTrainer(CheckpointHooks):
         return self.accelerator.prepare(loader)
 
     @staticmethod
-    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+    def stand_in(row: Row) -> Row:
         """Return the row that a rank computes on where it has none, so that all ranks do the same."""
         return row
 
-    def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+    def get_batch_samples(
+        self, iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Tensor | None]:
         """Return a step's micro-batches, and by what all ranks divide their losses: its trained tokens, or None."""
         batches = self.images.ahead(iterator) if self.images else iterator
         self.batches_of_step = list(islice(batches, num_batches))
@@ -267,14 +236,14 @@ class TunerTrainer(CheckpointHooks):
 
     # -- loss
 
-    def compute_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+    def compute_loss(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Return the loss of a micro-batch; in training the consensus of the ranks hears it."""
         loss = self.weighed_loss(model, inputs, *args, **options)
         if self.consensus is not None and self.model.training:
             self.consensus.hear(loss)
         return loss
 
-    def weighed_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+    def weighed_loss(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Return TRL's loss; if it is a mean over rows, weighed by this micro-batch's part of the step's rows.
 
         `Trainer` weighs the micro-batches of an epoch's last step alike, whatever they hold. A loss that is normalised
@@ -296,15 +265,16 @@ class TunerTrainer(CheckpointHooks):
         # Trainer divides by the step's micro-batches, and the mean of all ranks' gradients is taken.
         return loss * (counts.rows * num_batches / num_rows)
 
-    def loss_of_objective(self: Any, *args: Any, **options: Any) -> Any:
+    def loss_of_objective(self, *args: Any, **options: Any) -> Any:
         """Return TRL's loss."""
-        return super().compute_loss(*args, **options)  # type: ignore[misc]
+        return super().compute_loss(*args, **options)
 
     # -- validation
 
-    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoaderShard:
         """Return the loader of this rank's validation rows. Ranks that share rows in training share them here."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        assert rows is not None, "transformers asks for it"
         args, share = self.args, share_of(self.args)
         self._num_rows = len(rows)
         self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // share.size))
@@ -318,11 +288,11 @@ class TunerTrainer(CheckpointHooks):
             _drop_last=True,  # else accelerate cuts what ranks gather in the last round, as if rows were repeated there
         )
 
-    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+    def prediction_step(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Measure a batch. The loss that balances a mixture of experts is left out: it is no loss of the tokens."""
         adds_aux_loss, self.aux_loss_enabled = self.aux_loss_enabled, False
         try:
-            prediction = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+            prediction = super().prediction_step(model, inputs, *args, **options)
         finally:
             self.aux_loss_enabled = adds_aux_loss
         count = self.num_items(inputs, len(self._rounds[len(self._measured)][0]))
@@ -331,11 +301,11 @@ class TunerTrainer(CheckpointHooks):
         metrics.clear()
         return prediction
 
-    def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> int:
+    def num_items(self, inputs: Batch, num_rows: int) -> int:
         """Return the number of items that the loss of a measured batch is a mean over."""
         return _weight(inputs, num_rows)
 
-    def evaluation_loop(self: Any, *args: Any, **options: Any) -> Any:
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         """Return the validation with the mean over trained tokens, or over pairs and judged answers, as its loss.
 
         transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them
@@ -346,7 +316,7 @@ class TunerTrainer(CheckpointHooks):
         self.is_evaluating = True
         random = random_states()  # a loader of rows draws a seed for its workers, also where it has none
         try:
-            output = super().evaluation_loop(*args, **options)  # type: ignore[misc]
+            output = super().evaluation_loop(*args, **options)
             answered = self.measure_answers(self.model, self.state.global_step) if self.measure_answers else {}
         finally:
             self.is_evaluating = False
@@ -374,7 +344,7 @@ def _factor(course: Callable[[int], float], num_warmup: int, num_updates: int) -
 
 
 @contextmanager
-def _gathers_of_rows(accelerator: Any, rows_R: Tensor) -> Iterator[None]:
+def _gathers_of_rows(accelerator: Accelerator, rows_R: Tensor) -> Iterator[None]:
     """Let TRL's metrics be those of rows where ranks differ in them: a stand-in counts in none.
 
     Metrics of single rows cannot be gathered then; they are left to each rank.
@@ -397,11 +367,11 @@ def _gathers_of_rows(accelerator: Any, rows_R: Tensor) -> Iterator[None]:
         accelerator.gather, accelerator.gather_for_metrics = gather, gather_for_metrics
 
 
-def _part(share: Share, collate: Callable[..., dict[str, Any]], rows: Sequence[Any]) -> dict[str, Any]:
+def _part(share: Share, collate: Callable[..., Batch], rows: Sequence[Row]) -> Batch:
     return share.of(collate(rows))[0]
 
 
-def _weight(inputs: Mapping[str, Any], num_rows: int) -> int:
+def _weight(inputs: Batch, num_rows: int) -> int:
     """Return the number of items that a batch's loss is a mean over: trained tokens of this rank's part, or rows."""
     if "shift_labels" in inputs:
         return int((inputs["shift_labels"] != IGNORED).sum())

@@ -164,17 +164,21 @@ class GeneratingTrainer(TunerTrainer):
         """The optimizer steps that are taken on completions that were generated at once."""
         return self.num_iterations * self.num_parts
 
-    def __init__(self: Any, *, completions_file: Path, **others: Any) -> None:
+    def __init__(self, *, completions_file: Path, **others: Any) -> None:
         super().__init__(**others)
         self.completions_file = completions_file
         """Where the main process lists completions."""
+
+    # TRL's
+    eos_token_ids: list[int]
+    generation_kwargs: dict[str, Any]
 
     _numbers: Sequence[int] = ()
     _ids: Sequence[Sequence[int]] = ()
 
     # -- rows
 
-    def get_train_dataloader(self: Any) -> DataLoaderShard:
+    def get_train_dataloader(self) -> DataLoaderShard:
         """Return the loader of the completions that this rank generates."""
         args = self.args
         batches = PromptBatches(
@@ -192,19 +196,19 @@ class GeneratingTrainer(TunerTrainer):
             Prompts(self.train_dataset), batch_sampler=batches, collate_fn=_same, device=args.device, _drop_last=True
         )
 
-    def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+    def get_batch_samples(self, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Return a step's batches of prompts. A step on earlier completions computes on as many tokens as theirs."""
         self.batches_of_step = []
         return [batch for _, batch in zip(range(num_batches), iterator, strict=False)], None
 
     # -- completions
 
-    def _generate_and_score_completions(self: Any, inputs: Sequence[Mapping[str, Any]]) -> Any:
+    def _generate_and_score_completions(self, inputs: Sequence[Mapping[str, Any]]) -> Any:
         """Return TRL's completions, and list some of them."""
         self._numbers = [row["number"] for row in inputs]
         self._ids = [row["prompt_ids"] for row in inputs]
         names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
-        output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])  # type: ignore[misc]
+        output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
         self._stop_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])
@@ -213,26 +217,26 @@ class GeneratingTrainer(TunerTrainer):
             self._list_completions()
         return output
 
-    def complete(self: Any, inputs: Sequence[Mapping[str, Any]]) -> Any:
+    def complete(self, inputs: Sequence[Mapping[str, Any]]) -> Any:
         """Generate a completion of each prompt; TRL's metrics then say what they are like."""
         return self._generate_and_score_completions(inputs)
 
-    def _tokenize_prompts(self: Any, prompts: Sequence[Any]) -> Any:
+    def _tokenize_prompts(self, prompts: Sequence[Any]) -> Any:
         """Return the tokens of the prepared rows."""
         return [list(ids) for ids in self._ids], None, {}
 
-    def _generate_single_turn(self: Any, *args: Any, **options: Any) -> Any:
+    def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
         with self._seeded():
-            completions = super()._generate_single_turn(*args, **options)  # type: ignore[misc]
+            completions = super()._generate_single_turn(*args, **options)
         self._stop_together()  # their rewards may take long
         return completions
 
-    def _stop_together(self: Any) -> None:
+    def _stop_together(self) -> None:
         if self.consensus:
             self.consensus.stop_together()
 
     @contextmanager
-    def _seeded(self: Any) -> Iterator[None]:
+    def _seeded(self) -> Iterator[None]:
         """Let the model generate with the seeds of this batch's completions."""
         if self.use_vllm:
             with self._greedy_in_vllm():
@@ -261,7 +265,7 @@ class GeneratingTrainer(TunerTrainer):
             del model.generate
 
     @contextmanager
-    def _greedy_in_vllm(self: Any) -> Iterator[None]:
+    def _greedy_in_vllm(self) -> Iterator[None]:
         """Let vLLM take the most likely tokens for a validation; in training it samples by seeds of its own."""
         engine = self.vllm_generation
         temperature = engine.temperature
@@ -271,7 +275,7 @@ class GeneratingTrainer(TunerTrainer):
         finally:
             engine.temperature = temperature
 
-    def generates_until(self: Any, end_ids: Sequence[int]) -> None:
+    def generates_until(self, end_ids: Sequence[int]) -> None:
         """End completions at these tokens too, and let `Sampled` choose the tokens."""
         self.eos_token_ids = list(dict.fromkeys((*self.eos_token_ids, *end_ids)))
         if self.use_vllm:
@@ -282,7 +286,7 @@ class GeneratingTrainer(TunerTrainer):
         kept |= {"do_sample": False, "eos_token_id": self.eos_token_ids}
         self.generation_config, self.generation_kwargs = GenerationConfig(**kept, disable_compile=True), kept
 
-    def _list_completions(self: Any) -> None:
+    def _list_completions(self) -> None:
         if not self.accelerator.is_main_process:
             return
         logs, step = compat.last_completions(self), self.state.global_step + 1
@@ -297,7 +301,7 @@ class GeneratingTrainer(TunerTrainer):
 
     # -- validation
 
-    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoaderShard:
         """Return the loader of this rank's validation prompts."""
         loader = super().get_eval_dataloader(eval_dataset)
         rows = Prompts(loader.dataset)

@@ -10,27 +10,28 @@ from trl import DistillationConfig, DistillationTrainer
 from tuner import vocabulary
 from tuner.worker import compat
 from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
+from tuner.worker.trainer_types import MixedIn
 
 
-class GreedyDivergence:
+class GreedyDivergence(MixedIn):
     """Mixed in between `GeneratingTrainer` and TRL's trainer: a validation counts the tokens that it measures."""
 
     num_tokens_measured = 0
     """The tokens of the last batch of a validation."""
 
-    def _generate_and_score_completions(self: Any, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
         self.log_completions = self.model.training  # TRL keeps the texts then; at a log it would print them
         try:
-            output = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+            output = super()._generate_and_score_completions(inputs)
         finally:
             self.log_completions = False
         if not self.model.training:
             self.num_tokens_measured = int(output["completion_mask"].sum())
         return output
 
-    def prediction_step(self: Any, *args: Any, **options: Any) -> Any:
+    def prediction_step(self, *args: Any, **options: Any) -> Any:
         """Return the mean divergence of the tokens of greedy completions; of TRL's metrics the mean over tokens."""
-        prediction = super().prediction_step(*args, **options)  # type: ignore[misc]
+        prediction = super().prediction_step(*args, **options)
         metrics = compat.eval_metrics(self)
         for name in [name for name in metrics if name != "entropy"]:
             del metrics[name]
@@ -51,7 +52,7 @@ class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type
             raise vocabulary.other_size(ours, theirs, ref_model.name_or_path)
         super().__init__(model=model, teacher_model=ref_model, **others)
 
-    def loss_of_objective(self: Any, *args: Any, **options: Any) -> Any:
+    def loss_of_objective(self, *args: Any, **options: Any) -> Any:
         """Return TRL's loss, as another tensor than the one that the engine's forward returned.
 
         DeepSpeed 0.19.8 divides the gradient of that one by the accumulation steps, also with scale_wrt_gas=False: its
@@ -59,7 +60,7 @@ class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type
         """
         return super().loss_of_objective(*args, **options) * 1.0
 
-    def num_items(self: Any, inputs: Mapping[str, Any], num_rows: int) -> int:
+    def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> int:
         """Return the tokens of the completions."""
         return int(self.num_tokens_measured)
 

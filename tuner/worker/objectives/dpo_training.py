@@ -50,7 +50,10 @@ class Losses(list[str]):
 class Dpo(JudgedRowsTrainer, DPOTrainer):  # type: ignore[misc]
     """DPO, where label_smoothing counts for the losses 'sigmoid' and 'sigmoid_norm' too."""
 
-    def _compute_loss(self: Any, *args: Any, **options: Any) -> Any:
+    loss_types: list[str]
+    """TRL's."""
+
+    def _compute_loss(self, *args: Any, **options: Any) -> Any:
         losses, self.loss_types = self.loss_types, Losses(self.loss_types, self.label_smoothing)
         try:
             return super()._compute_loss(*args, **options)

@@ -16,6 +16,7 @@ from tuner.rewards import reward_functions
 from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
+from tuner.worker.trainer_types import MixedIn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class GroupRewardsTrainer(GeneratingTrainer):
     """Mixed into a trainer of TRL that compares the completions of a prompt by their rewards."""
 
-    def __init__(self: Any, *, args: Any, ref_model: Any = None, **others: Any) -> None:
+    def __init__(self, *, args: Any, ref_model: Any = None, **others: Any) -> None:
         """Make TRL's trainer; it would load a reference model by itself from the path in the model's config."""
         beta, args.beta = args.beta, 0.0 if ref_model is not None else args.beta
         super().__init__(args=args, **others)
@@ -40,10 +41,10 @@ class GroupRewardsTrainer(GeneratingTrainer):
         return {"rewards": rewards, "advantage": logs["advantages"][number]}
 
 
-class GreedyReward:
+class GreedyReward(MixedIn):
     """Mixed in between `GroupRewardsTrainer` and a trainer of TRL: a validation measures the reward."""
 
-    def prediction_step(self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
+    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
         self.complete(inputs)
         reward = compat.eval_metrics(self)[REWARD][-1]

@@ -19,10 +19,14 @@ class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc
     means over the tokens of the step, so that the split of a step changes nothing.
     """
 
+    # TRL's
+    entropy_coef: float | Tensor
+    loss_type: str
+
     _tokens_of_step: tuple[int, Tensor] = -1, torch.zeros(())
     """The number of the step, and the tokens of its completions on all ranks."""
 
-    def _compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> Any:
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         coefficient, loss_type = self.entropy_coef, self.loss_type
         if not model.training or (loss_type != "bnpo" and not coefficient):
             return super()._compute_loss(model, inputs)
@@ -40,7 +44,7 @@ class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc
             if coefficients := compat.metrics_of(self, "train")["entropy_coef"]:
                 coefficients[-1] = coefficient
 
-    def _count_tokens(self: Any) -> Tensor:
+    def _count_tokens(self) -> Tensor:
         step, batches = compat.completions_of_step(self)
         if self._tokens_of_step[0] != step:
             num_tokens = sum(batch["completion_mask"].sum() for batch in batches)

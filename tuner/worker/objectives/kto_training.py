@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class Kto(JudgedRowsTrainer, KTOTrainer):  # type: ignore[misc]
     """KTO on rows that are prepared already."""
 
-    def _compute_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
         if "ref_KL_logps" in inputs:
             inputs = {**inputs, "ref_KL_logps": inputs["ref_KL_logps"] * self._weight_of_kl()}
         return super()._compute_loss(model, inputs, *args)
 
-    def _compute_kl_logps(self: Any, *args: Any) -> Tensor | None:
+    def _compute_kl_logps(self, *args: Any) -> Tensor | None:
         log_probs: Tensor | None = super()._compute_kl_logps(*args)
         return None if log_probs is None else log_probs * self._weight_of_kl()
 

@@ -61,7 +61,7 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
             self._measure(outputs)
         return loss
 
-    def _share_of_rows(self: Any) -> Tensor | float:
+    def _share_of_rows(self) -> Tensor | float:
         """Return this micro-batch's part of the step's rows, of which ranks take the mean; a stand-in has none."""
         if self.rows_of_batch is None:
             return 1 / float(self.current_gradient_accumulation_steps)
