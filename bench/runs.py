@@ -25,6 +25,7 @@ from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts, RunStatus
 
 SHORT_LINES, NUM_FILES, EVALUATE_EVERY = 400, 16, 500
 TUNER = [sys.executable, "-m", "tuner"]
@@ -35,14 +36,14 @@ def make_run(path: Path) -> RunDirectory:
     asked = Request("tiny_full_sample_e1", Overrides(), work_dir=path)
     files = render.files(resolve_run(asked, os.environ, Hardware(host_memory_bytes=16 << 30), datetime.now(UTC)))
     run = creation.create(path, files, resume=False)
-    run.write_status("done", exit_code=0, step=SHORT_LINES, seconds=60.0)
-    state = run.read_json(run.run)["state"]
+    run.write_status(RunStatus(state="done", exit_code=0, step=SHORT_LINES, seconds=60.0))
+    state = run.read_run().state
     for step in (SHORT_LINES // 2, SHORT_LINES):
         folder = run.checkpoints / f"checkpoint-{step}"
         folder.mkdir(parents=True)
         for number in range(NUM_FILES):
             (folder / f"rank_{number:02}_optim_states.pt").write_bytes(b"states")
-        checkpoints.seal(folder, {**state, "step": step})
+        checkpoints.seal(folder, ManifestFacts(state=state, step=step))
     return run
 
 

@@ -498,3 +498,22 @@ def test_a_stage_of_the_plan_is_called_by_its_driver_alone(path: Path) -> None:
     }
 
     assert not {name for name in called & names if (home, name) not in STAGES_OUTSIDE}
+
+
+TYPED = re.compile(r"\.(run|status)$|\b(run|status|manifest)\.json\b|\bMANIFEST\b")
+"""How an argument names a file that `runs.records` types."""
+READERS = {"runs/directory.py", "runs/checkpoints.py"}
+
+
+@each(MODULES)
+def test_the_typed_files_of_a_run_are_read_as_types_alone(path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    readers = {"read_json", "read_json_object", "load_json"}
+    by_string = [
+        ast.unparse(call)
+        for call in calls
+        if getattr(call.func, "attr", getattr(call.func, "id", None)) in readers
+        and any(TYPED.search(ast.unparse(argument)) for argument in call.args)
+    ]
+
+    assert by_string == [] or path.relative_to(ROOT).as_posix() in READERS

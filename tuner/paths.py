@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tuner.assets import ASSET, asset
 from tuner.errors import MachineError, TunerError, UsageError
-from tuner.files import is_writable, read_json_object
 
 URL = "hf://"
 """What the path of a file on the hub begins with."""
@@ -139,12 +138,3 @@ def matching(path: Path) -> list[Path]:
     # Path.glob cannot start from an absolute pattern.
     names = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else []  # noqa: PTH207
     return sorted(file for file in map(Path, names) if file.is_file())
-
-
-def recipe_name(file: Path) -> str:
-    """Return the name of a recipe file: its stem; for RUN/recipe.py the name of the run's recipe, or of the folder."""
-    if file.stem != "recipe":
-        return file.stem
-    named = read_json_object(file.parent / "run.json").get("name", file.absolute().parent.name)
-    is_plain = isinstance(named, str) and is_writable(named) and Path(named).name == named
-    return named if named and is_plain else file.stem

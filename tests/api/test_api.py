@@ -29,7 +29,10 @@ from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 
 TINY = "tiny_lora_sample_e1"
-DONE = "from tuner.runs.directory import *\nRunDirectory(Path(sys.argv[1])).write_status('done', exit_code=0)\n"
+DONE = (
+    "from tuner.runs.directory import *\n"
+    "RunDirectory(Path(sys.argv[1])).write_status(RunStatus(state='done', exit_code=0))\n"
+)
 SAVES = (
     "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\nsaid('ready')\ntime.sleep(60)\n"
 )

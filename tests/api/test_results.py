@@ -29,7 +29,7 @@ ROWS = [
     for n in range(12)
 ]
 DONE = "from tuner.runs.directory import *\nrun = RunDirectory(Path(sys.argv[1]))\n"
-ENDS = "run.write_status('done', exit_code=0)\n"
+ENDS = "run.write_status(RunStatus(state='done', exit_code=0))\n"
 
 
 @pytest.fixture(autouse=True)

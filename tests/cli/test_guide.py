@@ -22,6 +22,7 @@ from tests.launch.processes import wait_until
 from tuner import assets
 from tuner.cli import guide
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 pytestmark = pytest.mark.e2e
 _LIMIT_S = 120
@@ -91,7 +92,7 @@ def test_models_of_folders_the_hubs_cache_and_runs_are_offered(folder: Path, mon
     (snapshot / "config.json").write_text("{}")
     for number, state in ((1, "done"), (2, "failed")):
         run = RunDirectory(make_run(Path(f"work_dirs/mine/{number}"), "tiny_full_sample_e1", "none"))
-        run.write_status(state)  # type: ignore[arg-type]
+        run.write_status(RunStatus(state=state))  # type: ignore[arg-type]
         (run.final / "config.json").parent.mkdir()
         (run.final / "config.json").write_text("{}")
 

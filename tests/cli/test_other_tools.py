@@ -15,6 +15,7 @@ import pytest
 import tuner as tuner_package
 from tests.cli.command import Tuner
 from tests.each import each
+from tests.runs.made_records import run_json
 from tuner.cli import COMMANDS, chat, other_tools
 from tuner.errors import RecipeError
 from tuner.recipes import aliases, loading
@@ -356,7 +357,7 @@ def test_the_recipe_of_a_run_is_named_by_the_run_or_its_folder_never_recipe(tmp_
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "recipe.py").write_text(text)
-    (tmp_path / "first/run.json").write_text('{"name": "mine"}')
+    (tmp_path / "first/run.json").write_text(run_json(name="mine"))
     (tmp_path / "other.py").write_text(text)
 
     named = [loading.load(str(tmp_path / file)).name for file in ("first/recipe.py", "second/recipe.py", "other.py")]

@@ -17,14 +17,16 @@ import pytest
 
 from tests.cli.command import Tuner
 from tests.launch.plans import checkpoint, written_run
+from tuner.runs.records import RunStatus
+from tuner.runs.verdict import Outcome, Verdict
 
 
 def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     run = written_run(Path("work_dirs/mine/first").absolute())
     run.log_metrics({"step": 1200, "loss": 1.23456, "tokens_per_second": 4321.0})
-    run.write_status("stopped", exit_code=75, message="stopped: at step 1200 on request.")
+    run.write_status(RunStatus(state="stopped", exit_code=75, message="stopped: at step 1200 on request."))
     checkpoint(run.path, 1200)
-    written_run(Path("work_dirs/[red]odd/second").absolute()).write_status("done")
+    written_run(Path("work_dirs/[red]odd/second").absolute()).write_status(RunStatus(state="done"))
 
     result = tuner("runs")
 
@@ -38,7 +40,8 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
 def test_a_run_that_is_done_has_its_verdict_there(tuner: Tuner) -> None:
     brief = "validation loss 4.52 -> 3.70, still falling"
     run = written_run(Path("work_dirs/first").absolute())
-    run.write_status("done", step=12, verdict={"brief": brief, "line": f"{brief} and more"})
+    verdict = Verdict(Outcome.FALLING, "validation", 4.52, 3.70, 12, "train longer")
+    run.write_status(RunStatus(state="done", step=12, verdict=verdict))
 
     assert brief in tuner("runs").out
     assert json.loads(tuner("runs", "--json").out)[0]["verdict"] == brief
@@ -64,14 +67,14 @@ def test_a_run_whose_name_is_misspelled_is_told_the_nearest(tuner: Tuner) -> Non
 
 def test_what_a_run_holds_moves_no_cursor(tuner: Tuner) -> None:
     run = written_run(Path("work_dirs/odd").absolute())
-    run.write_status("failed", diagnosis={"cause": "odd", "what": "row \x1b]0;title\x07"})
+    run.write_status(RunStatus(state="failed", diagnosis={"cause": "odd", "what": "row \x1b]0;title\x07"}))
     run.path.rename("work_dirs/odd\x1b[2J")
 
     assert "\x1b" not in (out := tuner("runs").out) and "odd\\x1b[2J" in out
 
 
 def test_json_holds_every_fact(tuner: Tuner) -> None:
-    written_run(Path("runs/a").absolute()).write_status("done")
+    written_run(Path("runs/a").absolute()).write_status(RunStatus(state="done"))
 
     (found,) = json.loads(tuner("runs", "runs", "--json").out)
 
@@ -95,7 +98,7 @@ def test_watch_shows_what_changes_until_ctrl_c(tmp_path: Path) -> None:
     os.close(slave)
     try:
         assert shown(master, "running")
-        run.write_status("done")
+        run.write_status(RunStatus(state="done"))
         assert shown(master, "done")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0

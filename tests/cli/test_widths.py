@@ -13,6 +13,7 @@ from click import unstyle
 from tests.cli.command import Result, Tuner
 from tests.launch.plans import checkpoint, written_run
 from tuner.recipes import catalog
+from tuner.runs.records import RunStatus
 from tuner.zero.presets import RUNGS
 
 WIDE = ("llama3_1_405b_full_alpaca_e3", "--gpus", "8", "--gpu", "h100", "--host-memory", "64GB")
@@ -74,9 +75,11 @@ def _two_runs() -> None:
     long = "qwen3_235b_a22b_qlora_orpo_dpo_mix_40k_e3/20261122_103741"
     run = written_run(Path(f"work_dirs/{long}").absolute())
     run.log_metrics({"step": 123456, "loss": 1.23456, "tokens_per_second": 4321000.0})
-    run.write_status("stopped", exit_code=75, message="stopped: at step 123456 on request, with words to spare.")
+    run.write_status(
+        RunStatus(state="stopped", exit_code=75, message="stopped: at step 123456 on request, with words to spare.")
+    )
     checkpoint(run.path, 123456)
-    written_run(Path("work_dirs/second").absolute()).write_status("done")
+    written_run(Path("work_dirs/second").absolute()).write_status(RunStatus(state="done"))
 
 
 def test_runs_are_whole_in_80_columns(narrow: Tuner) -> None:

@@ -18,6 +18,7 @@ from tests.launch.plans import written_run
 from tests.machine.gpus import CPU
 from tuner import cli, progress
 from tuner.machine import hardware
+from tuner.runs.records import RunStatus
 
 SCREENS = Path(__file__).parent / "screens"
 PACKAGE = Path(cli.__file__).parents[1]
@@ -88,7 +89,7 @@ def two_runs() -> None:
     for name, state, loss in (("20260102_030405", "done", 1.25), ("20260103_040506", "failed", 2.5)):
         run = written_run(Path(f"work_dirs/{RECIPE}/{name}").absolute(), recipe=RECIPE)
         run.log_metrics({"step": 40, "loss": loss, "tokens_per_second": 4321.0, "num_tokens": 10_000.0})
-        run.write_status(state, exit_code=int(state != "done"), message="the loss is nan at step 41.")
+        run.write_status(RunStatus(state=state, exit_code=int(state != "done"), message="the loss is nan at step 41."))
 
 
 @pytest.mark.parametrize("width", [80, 120])

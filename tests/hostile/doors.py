@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.hostile import strategies, watch
 from tests.launch.plans import CPU, made
+from tests.runs.made_records import run_json
 from tuner import assets, remote_code, vocabulary
 from tuner.errors import TunerError
 from tuner.importers import tools
@@ -288,7 +289,11 @@ def _listed_run(_: Path, folder: Path) -> None:
 def _run(folder: Path, given: tuple[str, str]) -> Path:
     made = _in(folder / "run", "status.json", '{"state": "done", "exit_code": 0}')
     (made / "ranks").mkdir()
-    for name, text in (("run.json", "{}"), ("recipe.py", "_base_ = 'tiny_full_sample_e1'\n"), ("deepspeed.json", "{}")):
+    for name, text in (
+        ("run.json", run_json()),
+        ("recipe.py", "_base_ = 'tiny_full_sample_e1'\n"),
+        ("deepspeed.json", "{}"),
+    ):
         _written(made, name, text)
     _written(made, *given)
     return made

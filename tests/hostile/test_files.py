@@ -18,6 +18,7 @@ from tests.cli.command import Tuner
 from tests.cli.conftest import tuner as tuner
 from tests.hostile.test_trust import model_with_code
 from tests.launch.plans import written_run
+from tests.runs.made_records import run_json
 from tuner import files
 from tuner.data import images, sources
 from tuner.data.sample import Image
@@ -148,7 +149,7 @@ def test_a_run_with_no_regular_file_is_taken_up_or_refused_at_once(tmp_path: Pat
     put(run / name, kind)
 
     with soon(), suppress(DiskError, RunDirectoryError):
-        creation.create(run, {"run.json": '{"resume_step": 1}'}, resume=True)
+        creation.create(run, {"run.json": run_json(resume_step=1)}, resume=True)
     with soon(), suppress(DiskError):
         files.append_line(run / name, "{}")
 
@@ -175,7 +176,7 @@ def test_a_resume_keeps_the_bytes_of_metrics_that_are_no_text(tmp_path: Path) ->
     good = '{"step": 2, "a": "ä"}\n'.encode()
     (run / "metrics.jsonl").write_bytes(good + early + torn + late)
 
-    creation.create(run, {"run.json": '{"resume_step": 5}'}, resume=True)
+    creation.create(run, {"run.json": run_json(resume_step=5)}, resume=True)
 
     assert (run / "metrics.jsonl").read_bytes() == good
     assert (run / "attempts/1/metrics.jsonl").read_bytes() == early + torn + late

@@ -19,6 +19,7 @@ from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 from tuner.zero import choice
 
 OPEN = "tiny_lora_sample_e1"
@@ -162,7 +163,7 @@ def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 
 def test_a_failure_without_a_word_is_a_row_too() -> None:
-    assert tune._failure({"message": ""}, 1) == "it failed (1)"
+    assert tune._failure(RunStatus(state="failed", message=""), 1) == "it failed (1)"
 
 
 def test_a_candidate_is_resolved_in_memory_and_its_values_say_whose_they_are(tmp_path: Path) -> None:

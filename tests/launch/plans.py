@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts
 
 TINY = "tiny_full_sample_e1"
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
@@ -70,8 +70,8 @@ def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Pat
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"weights")
     shutil.copy(run / "recipe.py", folder)
-    state = json.loads((run / "run.json").read_text(encoding="utf-8"))["state"]
-    checkpoints.seal(folder, {**state, **facts, "step": step})
+    state = RunDirectory(run).read_run().state.to_json()
+    checkpoints.seal(folder, ManifestFacts.model_validate({**state, **facts, "step": step}))
     if not valid:
         (folder / "model.safetensors").unlink()
     return folder

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.runs import QUICK, environment
 from tests.launch.plans import checkpoint, written_run
 from tuner.launch.execute import Events
+from tuner.runs.records import RunStatus
 
 
 def _told(reader: int) -> list[dict[str, Any]]:
@@ -31,7 +32,7 @@ def test_an_attempt_is_told_from_its_start_to_its_end_and_what_was_there_before_
         run.log_metrics({"step": 2, "loss": 8.0})
         run.log_metrics({"step": 2, "eval_loss": 8.5})
         checkpoint(run.path, 2)
-    run.write_status("done", exit_code=0, step=2)
+    run.write_status(RunStatus(state="done", exit_code=0, step=2))
     events.end(0)
 
     told = _told(reader)

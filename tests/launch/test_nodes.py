@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import checkpoint, made
-from tuner.files import write_json
+from tests.runs.made_records import run_json
+from tuner.files import write_text
 from tuner.launch import render, retry
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     begun = RunDirectory(tmp_path)
     begun.ranks.mkdir()
-    write_json(begun.run, {"launch_id": "first"})
+    write_text(begun.run, run_json())
     return begun
 
 
@@ -82,7 +84,7 @@ def test_ranks_that_wait_for_a_lost_peer_have_their_whole_hang_timeout_to_notice
 
 
 def test_the_next_attempt_or_a_refusal_is_node_0s_word(run: RunDirectory) -> None:
-    write_json(run.run, {"launch_id": "second"})
+    write_text(run.run, run_json(launch_id="second"))
     assert retry.await_decision(run, "first", 60) == ("second", None)
 
     retry.report_ended(run, 1, None)
@@ -110,7 +112,7 @@ def _two(
     plans = [made(*sets, flags={**where, "node_rank": rank}, **asked) for rank in (0, 1)]
     run = creation.create(folder, render.files(plans[0]), resume=False)
     run.ranks.mkdir()
-    run.write_status("failed", **facts)
+    run.write_status(RunStatus(state="failed", **facts))
     return run, plans[0], plans[1]
 
 
@@ -131,7 +133,7 @@ def test_node_0_does_not_go_on_where_another_was_told_to_stop(
 ) -> None:
     run, first, second = _two(tmp_path / "run", signal=15)
     assert retry.next_attempt(second, run, 143, resolve_run) is None
-    run.write_status("failed")
+    run.write_status(RunStatus(state="failed"))
 
     assert retry.next_attempt(first, run, 1, resolve_run) is None
 
@@ -146,7 +148,7 @@ def test_both_nodes_go_on_in_the_attempt_that_node_0_writes(tmp_path: Path) -> N
     assert first_again and first_again.launch_id != first.launch_id, "node 1 must tell the attempts apart"
     creation.create(run.path, render.files(first_again), resume=True)
     run.ranks.mkdir()
-    run.write_status("failed")
+    run.write_status(RunStatus(state="failed"))
     second_again = retry.next_attempt(second, run, 1, resolve_run)
 
     assert second_again and second_again.launch_id == first_again.launch_id
@@ -167,7 +169,7 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
     assert first_again and sorted(hashed) == ["model.safetensors", "recipe.py"]
     creation.create(run.path, render.files(first_again), resume=True)
     run.ranks.mkdir()
-    run.write_status("failed")
+    run.write_status(RunStatus(state="failed"))
     hashed.clear()
     second_again = retry.next_attempt(second, run, 1, resolve_run)
 

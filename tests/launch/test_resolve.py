@@ -13,7 +13,7 @@ from tests.launch.plans import NOW, TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
 from tuner.launch import fitting, preflight, render
-from tuner.launch.render import batch_json
+from tuner.launch.render import batch_counts
 from tuner.machine.slurm import expand_tasks
 from tuner.machine.topology import local
 from tuner.recipes import loading
@@ -204,7 +204,7 @@ def test_the_batch_is_counted_over_all_ranks(tmp_path: Path) -> None:
 
     found = made(*data, "packing=False", "train_dataloader.batch_size=2", "accumulative_counts=1", hardware=TWO_GPUS)
 
-    assert batch_json(found) | {"epochs": 0, "max_steps": 0} == {
+    assert batch_counts(found).to_json() | {"epochs": 0, "max_steps": 0} == {
         "micro_batch": 2,
         "accumulation": 1,
         "ranks": 2,
@@ -229,16 +229,16 @@ def test_rows_that_cannot_be_counted_on_paper_are_left_open(tmp_path: Path, name
     (tmp_path / name).mkdir()
     (tmp_path / name / "test.json").write_text("[{}]")
 
-    found = batch_json(made(f"train_dataloader.dataset.path=./{name}", "val_dataloader=None"))
+    found = batch_counts(made(f"train_dataloader.dataset.path=./{name}", "val_dataloader=None"))
 
-    assert (found["rows"], found["steps_per_epoch"]) == (None, None)
-    assert found["steps_per_epoch_is"] == f"known once the data is read: ./{name} is a folder"
+    assert (found.rows, found.steps_per_epoch) == (None, None)
+    assert found.steps_per_epoch_is == f"known once the data is read: ./{name} is a folder"
 
 
 def test_packing_makes_the_steps_an_estimate() -> None:
-    found = batch_json(made("train_dataloader.dataset.packing=True"))
+    found = batch_counts(made("train_dataloader.dataset.packing=True"))
 
-    assert str(found["steps_per_epoch_is"]).endswith("exact once the data is tokenized")
+    assert str(found.steps_per_epoch_is).endswith("exact once the data is tokenized")
 
 
 def test_a_mixture_is_counted_with_its_weights_up_to_max_rows(tmp_path: Path) -> None:
@@ -246,19 +246,19 @@ def test_a_mixture_is_counted_with_its_weights_up_to_max_rows(tmp_path: Path) ->
     (tmp_path / "b.csv").write_text("a\n" + "1\n" * 5)
     mixture = "train_dataloader.dataset.mixture=[dict(path='a.jsonl', weight=0.25), dict(path='b.csv', weight=2.0)]"
 
-    assert batch_json(made(mixture, "val_dataloader=None"))["rows"] == 3 + 10
-    assert batch_json(made(mixture, "val_dataloader=None", "max_rows=4"))["rows"] == 4
+    assert batch_counts(made(mixture, "val_dataloader=None")).rows == 3 + 10
+    assert batch_counts(made(mixture, "val_dataloader=None", "max_rows=4")).rows == 4
 
 
 def test_a_resumed_run_has_the_samples_of_its_checkpoint(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run").path
     checkpoint(run, 4, data={"rows": 25, "tokens": 9})
 
-    found = batch_json(made("max_epochs=3", resume="run"))
+    found = batch_counts(made("max_epochs=3", resume="run"))
 
-    assert found["global_batch"] == 2
-    assert (found["samples"], found["steps_per_epoch"], found["steps_per_epoch_is"]) == (25, 13, "exact")
-    assert (found["steps"], found["steps_done"], found["steps_left"], found["steps_are"]) == (39, 4, 35, "exact")
+    assert found.global_batch == 2
+    assert (found.samples, found.steps_per_epoch, found.steps_per_epoch_is) == (25, 13, "exact")
+    assert (found.steps, found.steps_done, found.steps_left, found.steps_are) == (39, 4, 35, "exact")
 
 
 # What is refused before anything starts

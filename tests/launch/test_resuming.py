@@ -20,6 +20,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes import loading
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
 """A global batch of 16 on two ranks."""
@@ -100,8 +101,8 @@ def test_the_date_of_the_first_start_belongs_to_the_run(tmp_path: Path) -> None:
         made(resume=str(moved), work_dir=tmp_path / "other", now=later),
         made(resume="auto", work_dir=unsaved, now=later),
     ):
-        assert found.state["date"] == first
-    assert made(now=later).state["date"] == str(later.astimezone().date())
+        assert found.state.date == first
+    assert made(now=later).state.date == str(later.astimezone().date())
 
 
 def test_a_run_of_an_earlier_version_keeps_the_date_of_its_start(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_run_of_an_earlier_version_keeps_the_date_of_its_start(tmp_path: Path)
     _rewritten(run / "run.json", lambda facts: facts["state"].pop("date"))
     checkpoint(run, 2)
 
-    assert made(resume=str(run), now=NOW + timedelta(days=9)).state["date"] == NOW.date().isoformat()
+    assert made(resume=str(run), now=NOW + timedelta(days=9)).state.date == NOW.date().isoformat()
     _rewritten(run / "run.json", lambda facts: facts.update(started=7))
     assert RunDirectory(run).day is None
 
@@ -200,7 +201,7 @@ def test_auto_does_not_begin_a_run_anew_whose_checkpoints_were_removed(tmp_path:
         run.checkpoints.mkdir()
         (run.checkpoints / "latest").write_text("checkpoint-4\n")
     else:
-        run.write_status("done" if trace == "done" else "stopped")
+        run.write_status(RunStatus(state="done" if trace == "done" else "stopped"))
 
     with pytest.raises(
         RunDirectoryError, match="saved checkpoints, but none is left: it would start from the beginning"

@@ -18,11 +18,13 @@ import pytest
 
 from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
+from tests.runs.made_records import run_json
 from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
 from tuner.runs import checkpoints
 from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 pytestmark = pytest.mark.timeout(60)
 _watched = partial(supervise.run, grace_s=300)
@@ -58,7 +60,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
     """Return a fresh run directory; whatever happens, none of its processes survives the test."""
-    found = create(tmp_path / "run", {"recipe.py": "", "run.json": "{}"}, resume=False)
+    found = create(tmp_path / "run", {"recipe.py": "", "run.json": run_json()}, resume=False)
     yield found
     for left in alive(found.path):
         left.kill()
@@ -109,7 +111,7 @@ class _Driven:
 def test_a_run_that_succeeds_is_0_and_its_status_is_the_workers(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.write_status("done", exit_code=0)
+    run.write_status(RunStatus(state="done", exit_code=0))
 
     code = _supervised(run, "print('trained')")
 
@@ -122,7 +124,7 @@ def test_a_run_that_succeeds_is_0_and_its_status_is_the_workers(
 def test_a_run_that_is_done_stays_done_whatever_becomes_of_its_samples(
     end: str, run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.write_status("done", exit_code=0)
+    run.write_status(RunStatus(state="done", exit_code=0))
 
     assert _supervised(run, end) == 0
     assert capfd.readouterr().err.startswith(
@@ -141,6 +143,7 @@ def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytes
         f"Next: tuner data {run.recipe}",
     ]
     assert _status(run) | {"pid": 0} == {
+        "version": 1,
         "state": "failed",
         "pid": 0,
         "exit_code": 2,
@@ -514,7 +517,7 @@ def test_once_a_rank_has_failed_the_others_do_not_get_the_whole_grace(
 
 
 def test_a_stopped_rank_is_named_and_goes_on_to_its_end(run: RunDirectory) -> None:
-    (run.path / "run.json").write_text('{"world_size": 2}')
+    (run.path / "run.json").write_text(run_json(world_size=2))
     rank = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\nbeat(1); said('here'); time.sleep(60)"
     agent = f"""
 rank = spawn({rank!r}); until('here'); rank.send_signal(signal.SIGSTOP); time.sleep(0.5)

@@ -23,6 +23,7 @@ from tuner.results import loaded_model as results_model
 from tuner.results.export import Options, export
 from tuner.results.saved import find
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 ROWS, NEW = 1664, 3
 RESIZED = "model.resize_embeddings=true"
@@ -112,7 +113,7 @@ def result(path: Path, recipe: str, *sets: str) -> tuple[RunDirectory, Any]:
             torch.nn.init.normal_(weight, std=0.1)
     model.save_pretrained(run.final)
     tokenizer.save_pretrained(run.final)
-    run.write_status("done", exit_code=0, step=1)
+    run.write_status(RunStatus(state="done", exit_code=0, step=1))
     return run, model
 
 

@@ -11,9 +11,10 @@ from tests.machine.gpus import H200, machine
 from tuner.launch import render
 from tuner.runs import creation
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 from tuner.runs.verdict import Outcome, Verdict
 
-VERDICT = Verdict(Outcome.LEARNED, "validation", 0.693, 0.412, 300, "").to_json()
+VERDICT = Verdict(Outcome.LEARNED, "validation", 0.693, 0.412, 300, "")
 MORE = {"verdict": VERDICT, "num_trained_weights": 21_823_488}
 RECIPE = "qwen3_8b_dpo_lora_ultrafeedback_e1"
 
@@ -54,7 +55,9 @@ def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: s
     }
     empty = {"what": "dropped", "reason": "there is no answer", "samples": 2, "tokens": 0}
     run.write_data({"train": {"counts": counts, "changes": [empty]}}, [{"where": "rows.jsonl:7", **empty}])
-    run.write_status("done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250, **MORE)
+    run.write_status(
+        RunStatus(state="done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250, **MORE)
+    )
     return run
 
 
@@ -78,7 +81,9 @@ def rewarded(path: Path) -> RunDirectory:
 def failed(path: Path) -> RunDirectory:
     """Write a run that was started again once and then ran out of memory."""
     run = written_run(path)
-    run.write_status("stopped", exit_code=75, message="stopped: at step 4 on request; its checkpoint is saved.")
+    run.write_status(
+        RunStatus(state="stopped", exit_code=75, message="stopped: at step 4 on request; its checkpoint is saved.")
+    )
     files = {name: (path / name).read_text() for name in ("recipe.py", "recipe.json", "deepspeed.json", "run.json")}
     facts = {
         **json.loads(files["run.json"]),
@@ -92,7 +97,9 @@ def failed(path: Path) -> RunDirectory:
         run.log_metrics({"step": step, "loss": 8.0 - step, "memory_bytes": 640 << 20})
     found = {"cause": "gpu-out-of-memory", "what": "a GPU ran out of memory", "rank": 3, "step": 7}
     command = "tuner train mine.py --set train_dataloader.batch_size=1"
-    run.write_status("failed", exit_code=1, message="...", diagnosis={**found, "next_command": command})
+    run.write_status(
+        RunStatus(state="failed", exit_code=1, message="...", diagnosis={**found, "next_command": command})
+    )
     checkpoint(path, 4)
     checkpoint(path, 6, valid=False)
     return run

@@ -15,6 +15,7 @@ from tuner.report import page
 from tuner.report.live import Server
 from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
@@ -157,7 +158,7 @@ def test_a_page_that_is_watched_shows_what_is_new_without_being_loaded_again(
     served: Callable[..., Server], browser: Browser, tmp_path: Path
 ) -> None:
     one, later = made.trained(tmp_path / "one", num_steps=40), tmp_path / "later"
-    one.write_status("running")
+    one.write_status(RunStatus(state="running"))
     server = served(one.path, later)
     browser.complaints.clear()
     browser.asked.clear()

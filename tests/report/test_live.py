@@ -20,6 +20,7 @@ from tuner.report import live
 from tuner.report.curves import Drawn
 from tuner.report.live import Server, Watched
 from tuner.runs.metrics import Curve
+from tuner.runs.records import RunStatus
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_what_is_new_is_sent_alone_and_a_run_may_come_go_and_begin_again(tmp_pat
     version, *_ = news(watched, version)
 
     run = made.trained(tmp_path / "other", num_steps=30)
-    run.write_status("running")
+    run.write_status(RunStatus(state="running"))
     run.path.rename(tmp_path / "new") and (tmp_path / "run" / "recipe.json").unlink()
     (tmp_path / "run").rmdir()
     run = type(run)((tmp_path / "new").rename(tmp_path / "run"))
@@ -147,7 +148,7 @@ def test_points_of_a_growing_curve_are_those_of_the_whole_one_and_few_are_sent()
 
 def test_a_long_run_is_followed_without_being_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made.trained(tmp_path / "run", num_steps=1)
-    run.write_status("running")
+    run.write_status(RunStatus(state="running"))
     line = {"loss": 1.25, "grad_norm": 0.5, "learning_rate": 1e-5, "memory_bytes": 1 << 30}
     with run.metrics.open("a") as file:
         file.writelines(json.dumps({"step": step, **line}) + "\n" for step in range(2, 200_001))

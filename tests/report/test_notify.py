@@ -17,6 +17,7 @@ from tuner.recipes.recipe import Overrides
 from tuner.report import notify
 from tuner.report.notify import Notice
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 TELLS = """
 import json, os, sys
@@ -42,7 +43,7 @@ def test_the_command_is_told_how_the_run_ended(state: str, tmp_path: Path, capsy
     run = a_run(tmp_path / "run", [sys.executable, "-c", TELLS])
     code = 0 if state == "done" else 74
     if state != "done":  # running: a full disk kept the run from saying more
-        run.write_status(state, message="disk: no space\0 left.\nNext: free some" * 9000)  # type: ignore[arg-type]
+        run.write_status(RunStatus(state=state, message="disk: no space\0 left.\nNext: free some" * 9000))  # type: ignore[arg-type]
 
     Notice(run, code).wait()
 
@@ -91,7 +92,7 @@ def test_a_command_that_fails_is_one_line(
 
 def test_a_command_that_asks_nothing_is_not_waited_for_by_what_tells_it(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", ["true"])
-    run.write_status("failed", message="x" * 1_000_000)
+    run.write_status(RunStatus(state="failed", message="x" * 1_000_000))
 
     Notice(run, 1).wait()
 

@@ -15,12 +15,14 @@ import PIL.Image
 import pytest
 
 from tests.report import made
+from tests.runs.made_records import run_json
 from tuner.data import images
 from tuner.data.sample import Image
 from tuner.report import end, page
 from tuner.report.curves import Drawn
 from tuner.report.gathered import gather, recipe_differences
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
 FILES = ("run.json", "status.json", "data.json", "metrics.jsonl", "samples.jsonl", "recipe.json", "deepspeed.json")
@@ -112,7 +114,9 @@ def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path
     run.log_warning(HOSTILE)
     facts = {**run.read_json(run.run), "command": ["tuner", HOSTILE], "platform": HOSTILE}
     run.run.write_text(json.dumps(facts))
-    run.write_status("failed", message=HOSTILE, diagnosis={"cause": HOSTILE, "what": "x", "next_command": HOSTILE})
+    run.write_status(
+        RunStatus(state="failed", message=HOSTILE, diagnosis={"cause": HOSTILE, "what": "x", "next_command": HOSTILE})
+    )
 
     text = page.render(gather([path]))
 
@@ -208,10 +212,10 @@ def test_the_time_and_the_peak_of_a_resumed_run_are_those_of_all_attempts_to_the
         attempt = run.path / "attempts" / number
         (attempt / "ranks").mkdir(parents=True)
         (attempt / "status.json").write_text(json.dumps(facts))
-        (attempt / "run.json").write_text('{"started": "2026-01-01T00:00:00+00:00"}')
+        (attempt / "run.json").write_text(run_json(started="2026-01-01T00:00:00+00:00"))
         for file in ("status.json", "run.json"):
             os.utime(attempt / file, (1767225600, 1767225600 + 40))  # 40 s after its start it was killed
-    run.write_status("done", seconds=5.0, peak_bytes=10**12)
+    run.write_status(RunStatus(state="done", seconds=5.0, peak_bytes=10**12))
 
     (found,) = gather([run.path])
 
@@ -265,11 +269,11 @@ def test_a_warning_at_the_start_of_a_long_run_and_long_samples_are_shown(tmp_pat
 
 def test_early_stopping_is_told_and_a_last_step_that_was_not_logged_is_no_best_one(tmp_path: Path) -> None:
     run = made.trained(tmp_path / "run")
-    run.write_status("done", exit_code=0, step=306, max_steps=900, result_step=306)
+    run.write_status(RunStatus(state="done", exit_code=0, step=306, max_steps=900, result_step=306))
     told = read(run).sections["summary"]
 
     assert "Early stopping: training ended at step 306 of 900" in told and "the lowest validation loss)" not in told
-    run.write_status("done", exit_code=0, step=306, max_steps=306, result_step=306)
+    run.write_status(RunStatus(state="done", exit_code=0, step=306, max_steps=306, result_step=306))
     assert "Early stopping" not in read(run).sections["summary"]
 
 

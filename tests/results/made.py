@@ -13,6 +13,7 @@ from tuner.models.load import load_model, load_tokenizer, source
 from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 
 def make_result(path: Path, recipe: str, *sets: str) -> tuple[RunDirectory, Any]:
@@ -26,5 +27,5 @@ def make_result(path: Path, recipe: str, *sets: str) -> tuple[RunDirectory, Any]
             torch.nn.init.normal_(weight, std=0.1)
     model.save_pretrained(run.final)
     load_tokenizer(config.model, source(config.model)).save_pretrained(run.final)
-    run.write_status("done", exit_code=0, step=1)
+    run.write_status(RunStatus(state="done", exit_code=0, step=1))
     return run, model.eval()

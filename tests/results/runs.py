@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.runs.made_records import STATE, run_json
 from tuner.files import dump_json
 from tuner.recipes.loading import anchored, load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import resolved_document
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts, RunStatus
 
 FACTS: dict[str, Any] = {
     "name": "mine",
@@ -33,8 +34,8 @@ def make_run(path: Path, name: str, base: Path | str, *pairs: tuple[str, str]) -
     recipe = anchored(recipe, "deepspeed_zero2")
     run.recipe.write_text(recipe.standalone())
     run.resolved_recipe.write_text(dump_json(resolved_document(recipe.config)))
-    run.run.write_text(json.dumps(FACTS))
-    run.write_status("running")
+    run.run.write_text(run_json(**FACTS))
+    run.write_status(RunStatus(state="running"))
     for step in (1, 2, 3):
         run.log_metrics({"step": step, "loss": 3.0 / step})
     return run
@@ -43,12 +44,12 @@ def make_run(path: Path, name: str, base: Path | str, *pairs: tuple[str, str]) -
 def finish(run: RunDirectory, result: Path) -> None:
     """Let a run be done, with what is in a folder as its result."""
     shutil.copytree(result, run.final)
-    run.write_status("done", exit_code=0, step=3)
+    run.write_status(RunStatus(state="done", exit_code=0, step=3))
 
 
 def checkpoint(run: RunDirectory, step: int, weights: Path) -> Path:
     """Write a sealed checkpoint with the weights in a folder."""
     folder = run.checkpoints / f"checkpoint-{step}"
     shutil.copytree(weights, folder)
-    checkpoints.seal(folder, {"step": step, "world_size": 2, "deepspeed": "deepspeed_zero2"})
+    checkpoints.seal(folder, ManifestFacts(step=step, state=STATE))
     return folder

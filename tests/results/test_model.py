@@ -19,6 +19,7 @@ from tuner.errors import ModelError, RunDirectoryError, TunerError, UsageError
 from tuner.models.load import source
 from tuner.results.loaded_model import LoadedModel, load, spec_of
 from tuner.runs import checkpoints
+from tuner.runs.records import ManifestFacts, RunStatus
 
 TINY = "package:tiny"
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -83,10 +84,10 @@ def test_an_adapter_is_loaded_on_the_base_that_is_named(tmp_path: Path) -> None:
 
 def test_a_whole_checkpoint_is_loaded_where_a_run_is_not_done(tmp_path: Path) -> None:
     run, model = make_result(tmp_path / "run", "tiny_full_sample_e1")
-    run.write_status("stopped", exit_code=75)
+    run.write_status(RunStatus(state="stopped", exit_code=75))
     run.checkpoints.mkdir(exist_ok=True)
     run.final.rename(run.checkpoints / "checkpoint-2")
-    checkpoints.seal(run.checkpoints / "checkpoint-2", {"step": 2})
+    checkpoints.seal(run.checkpoints / "checkpoint-2", ManifestFacts(step=2))
 
     found = loaded(run.path)
 

@@ -11,6 +11,7 @@ from tuner.errors import RunDirectoryError, UsageError
 from tuner.results.saved import check_dest, find
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_folder_beside_no_run_is_weights_whatever_it_is_called_and_may_be_edit
     tmp_path: Path, weights: Path
 ) -> None:
     (weights / "README.md").write_text("card")
-    checkpoints.seal(weights, {"num_tensors": 1})  # as an export is
+    checkpoints.seal(weights, ManifestFacts(num_tensors=1))  # as an export is
     (weights / "README.md").write_text("card with a licence")
     of_another_tool = weights.rename(tmp_path / "checkpoint-500")
 

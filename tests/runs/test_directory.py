@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.runs.made_records import run_json
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.runs import checkpoints, creation, directory
 from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory, check_free, is_run, newest_run, wait_for
+from tuner.runs.records import ManifestFacts, RunStatus
 
-FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": '{"launch_id": "first"}\n'}
+FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": run_json()}
 
 
 def _tree(path: Path) -> dict[str, str]:
@@ -31,7 +33,7 @@ def test_a_run_directory_holds_what_it_was_given_to_the_byte(tmp_path: Path) -> 
     run = create(path, text, resume=False)
 
     assert {name: (path / name).read_bytes() for name in text} == {name: value.encode() for name, value in text.items()}
-    assert run.read_json(run.status) == {"state": "running", "pid": os.getpid()}
+    assert run.read_json(run.status) == {"version": 1, "state": "running", "pid": os.getpid()}
     assert is_run(path)
 
 
@@ -204,11 +206,11 @@ def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
     create(path, FILES, resume=False)
     for attempt in ("second", "third"):
         RunDirectory(path).report_failure(1, 75, f"before {attempt}")
-        RunDirectory(path).write_status("stopped", exit_code=75, step=7)
-        create(path, FILES | {"run.json": json.dumps({"launch_id": attempt})}, resume=True)
+        RunDirectory(path).write_status(RunStatus(state="stopped", exit_code=75, step=7))
+        create(path, FILES | {"run.json": run_json(launch_id=attempt)}, resume=True)
 
     run = RunDirectory(path)
-    assert run.read_json(run.run) == {"launch_id": "third"}
+    assert run.read_run().launch_id == "third"
     assert run.read_json(run.status)["state"] == "running"
     assert run.failures() == []
     assert sorted(one.name for one in (path / "attempts").iterdir()) == ["1", "2"]
@@ -216,7 +218,7 @@ def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
     assert first["run.json"] == FILES["run.json"]
     assert json.loads(first["status.json"])["state"] == "stopped"
     assert json.loads(first["ranks/1.json"])["message"] == "before second"
-    assert json.loads((path / "attempts" / "2" / "run.json").read_text()) == {"launch_id": "second"}
+    assert json.loads((path / "attempts" / "2" / "run.json").read_text())["launch_id"] == "second"
 
 
 @pytest.mark.parametrize("has_validated", [True, False])
@@ -233,7 +235,7 @@ def test_a_validation_that_the_checkpoints_log_has_not_is_repeated_and_its_lines
     log = metrics if has_validated else metrics[:2]
     (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": log}))
 
-    create(run.path, FILES | {"run.json": json.dumps({"resume_step": 2, "resume": str(checkpoint)})}, resume=True)
+    create(run.path, FILES | {"run.json": run_json(resume_step=2, resume=str(checkpoint))}, resume=True)
 
     assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == log
     assert bool(run.answers.read_text()) is has_validated
@@ -261,7 +263,7 @@ def test_resuming_touches_neither_checkpoints_nor_metrics_nor_the_users_files(tm
     (path / "notes.txt").write_text("mine")
     kept = {name: text for name, text in _tree(path).items() if name.startswith(("checkpoints", "metrics", "notes"))}
 
-    create(path, FILES | {"run.json": '{"resume_step": 1}'}, resume=True)
+    create(path, FILES | {"run.json": run_json(resume_step=1)}, resume=True)
 
     assert kept.items() <= _tree(path).items()
 
@@ -277,7 +279,7 @@ def test_the_metrics_of_steps_that_run_again_are_kept_with_the_attempt_that_wrot
     for step in range(5):  # 0: the validation before the first step
         run.log_metrics({"step": step})
 
-    create(run.path, FILES | {"run.json": json.dumps({"resume_step": resume_step})}, resume=True)
+    create(run.path, FILES | {"run.json": run_json(resume_step=resume_step)}, resume=True)
 
     aside = run.path / "attempts" / "1" / "metrics.jsonl"
     assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == kept
@@ -290,7 +292,7 @@ def test_a_line_that_a_killed_rank_left_half_written_does_not_stay_in_the_metric
     with run.metrics.open("a") as stream:
         stream.write('{"step": 2, "lo')
 
-    create(run.path, FILES | {"run.json": '{"resume_step": 2}'}, resume=True)
+    create(run.path, FILES | {"run.json": run_json(resume_step=2)}, resume=True)
 
     assert run.metrics.read_text() == '{"step": 1}\n'
 
@@ -318,15 +320,15 @@ def test_whoever_looks_while_a_run_is_resumed_sees_a_run(tmp_path: Path, monkeyp
 def test_a_rank_waits_until_rank_0_has_written_this_launch(tmp_path: Path) -> None:
     path = tmp_path / "run"
     create(path, FILES, resume=False)
-    later = threading.Timer(0.3, create, (path, FILES | {"run.json": '{"launch_id": "second"}'}), {"resume": True})
+    later = threading.Timer(0.3, create, (path, FILES | {"run.json": run_json(launch_id="second")}), {"resume": True})
     later.start()
 
     run = wait_for(path, "second")
-    seen = run.read_json(run.run)
+    seen = run.read_run().launch_id
 
     later.join()
     assert run.path == path
-    assert seen == {"launch_id": "second"}, "the first launch's files are not this one's"
+    assert seen == "second", "the first launch's files are not this one's"
 
 
 def test_a_rank_gives_up_waiting_and_says_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,9 +438,9 @@ def test_checkpoints_after_the_one_that_is_resumed_from_are_kept_with_their_atte
     run = create(tmp_path / "run", FILES, resume=False)
     for step in (2, 4, 6):
         (run.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
-        checkpoints.seal(run.checkpoints / f"checkpoint-{step}", {"step": step})
+        checkpoints.seal(run.checkpoints / f"checkpoint-{step}", ManifestFacts(step=step))
 
-    create(run.path, {**FILES, "run.json": '{"resume_step": 2}'}, resume=True)
+    create(run.path, {**FILES, "run.json": run_json(resume_step=2)}, resume=True)
 
     newest, _ = checkpoints.newest_valid(run.checkpoints)
     assert newest and newest.step == 2

@@ -13,6 +13,7 @@ from tuner.report import page
 from tuner.report.gathered import gather
 from tuner.runs import beats, listing, lock, metrics
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 
 def one(folder: Path) -> listing.Listed:
@@ -60,7 +61,7 @@ def test_a_run_of_another_machine_is_not_judged(tmp_path: Path) -> None:
 def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
     found = {"cause": "gpu-out-of-memory", "what": "a GPU ran out of memory"}
-    run.write_status("failed", exit_code=1, message="long\nand longer", diagnosis=found)
+    run.write_status(RunStatus(state="failed", exit_code=1, message="long\nand longer", diagnosis=found))
     checkpoint(run.path, 20)
     checkpoint(run.path, 30, valid=False)
 
@@ -70,7 +71,9 @@ def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> 
 
 
 def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> None:
-    written_run(tmp_path / "run").write_status("stopped", exit_code=75, message="stopped at step 3\nmore")
+    written_run(tmp_path / "run").write_status(
+        RunStatus(state="stopped", exit_code=75, message="stopped at step 3\nmore")
+    )
 
     assert (one(tmp_path).state, one(tmp_path).why, one(tmp_path).resumable_step) == (
         "stopped",
@@ -86,7 +89,11 @@ def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> No
         ("run.json", "[]", "run.json is not a JSON object"),
         ("status.json", None, "status.json is missing or is not JSON"),
         ("status.json", "\xff\x00", "status.json is missing or is not JSON"),
-        ("status.json", '{"state": "walking"}', "status.json holds the state 'walking'"),
+        (
+            "status.json",
+            '{"state": "walking"}',
+            "status.json is damaged: state = 'walking': Input should be 'running', 'done', 'failed' or 'stopped'",
+        ),
     ],
 )
 def test_a_damaged_run_is_listed_with_what_is_wrong(tmp_path: Path, name: str, content: str | None, why: str) -> None:
@@ -159,7 +166,7 @@ def test_step_loss_and_speed_are_the_last_that_were_logged(tmp_path: Path) -> No
 def test_a_run_that_is_done_came_further_than_it_logged(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
     lines(run, {"step": 4000, "loss": 3.0})
-    run.write_status("done", exit_code=0, step=4006)
+    run.write_status(RunStatus(state="done", exit_code=0, step=4006))
 
     assert one(tmp_path).step == 4006
 

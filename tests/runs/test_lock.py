@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs import environment, wait_until
+from tests.runs.made_records import run_json
 from tuner.errors import RunDirectoryError
 from tuner.runs import lock
 from tuner.runs.creation import create
 from tuner.runs.lock import NAME, release, take
 
 TAKES = "import sys; from pathlib import Path; from tuner.runs import lock; lock.take(Path(sys.argv[1]), {}); input()"
-FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": "{}\n"}
+FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": run_json()}
 
 
 @contextmanager

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from tuner.runs.checkpoints import Checkpoint
-from tuner.runs.resume_point import IncompatibleStates, LoadAs, resume_from
+from tuner.runs.records import CheckpointState, LoadAs, ManifestFacts
+from tuner.runs.resume_point import IncompatibleStates, resume_from
 
-STATE = {"world_size": 2, "stage": 3, "deepspeed": "my.json", "dtype": "bf16", "optimizer": "AdamW", "nvme": True}
+STATE = CheckpointState(world_size=2, stage=3, deepspeed="my.json", dtype="bf16", optimizer="AdamW", nvme=True)
 
 
 def _resumed(run: dict[str, Any], *, weights: bool = False) -> LoadAs:
-    point, _ = resume_from(Checkpoint(Path("checkpoint-2"), 2, STATE), {**STATE, **run}, weights=weights)
+    saved = Checkpoint(Path("checkpoint-2"), 2, ManifestFacts(step=2, state=STATE))
+    point, _ = resume_from(saved, STATE.model_copy(update=run), weights=weights)
     assert point is not None
     return point.load_as
 

@@ -14,6 +14,7 @@ import torch
 from tuner.errors import DiskError
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts
 from tuner.worker import checkpointing
 from tuner.worker.checkpointing import CheckpointSaver
 
@@ -49,7 +50,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointSaver:
     run = RunDirectory(tmp_path)
     run.checkpoints.mkdir()
     run.recipe.write_text("")
-    return CheckpointSaver(trainer, run, lambda _: {}, 2)
+    return CheckpointSaver(trainer, run, lambda _: ManifestFacts(), 2)
 
 
 def save(saver: CheckpointSaver, step: int) -> Path:

@@ -16,7 +16,8 @@ import pytest
 from tests.e2e.warm import warm
 from tests.launch.processes import wait_until
 from tests.machine.fake_slurm import FakeSlurm
-from tuner.files import write_json
+from tests.runs.made_records import run_json
+from tuner.files import write_text
 from tuner.machine import topology
 from tuner.runs import beats
 from tuner.runs.causes import classify
@@ -47,8 +48,8 @@ SUPERVISED = {topology.SUPERVISED: "1"}
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    facts = '{"world_size": 2, "next": {"again": "tuner train mine.py --resume auto"}}'
-    return create(tmp_path / "run", {"recipe.py": "", "run.json": facts}, resume=False)
+    record = run_json(world_size=2, next={"again": "tuner train mine.py --resume auto"})
+    return create(tmp_path / "run", {"recipe.py": "", "run.json": record}, resume=False)
 
 
 def _start(
@@ -307,7 +308,7 @@ def test_the_others_leave_after_rank_0_has_requeued(run: RunDirectory, slurm: Fa
 
 def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: FakeSlurm) -> None:
     for restarts in range(5):
-        write_json(run.run, {"resume_step": 3 if restarts else None})
+        write_text(run.run, run_json(resume_step=3 if restarts else None))
         _, _, err = _ended(run, STOPS.format(step=3), **_task(slurm, restarts))
 
     assert len(_requeues(slurm)) == 1
@@ -316,7 +317,7 @@ def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: Fake
 
 def test_a_run_that_gets_further_is_requeued_up_to_the_limit(run: RunDirectory, slurm: FakeSlurm) -> None:
     for restarts in range(5):
-        write_json(run.run, {"resume_step": restarts * 3})
+        write_text(run.run, run_json(resume_step=restarts * 3))
         _ended(run, STOPS.format(step=restarts * 3 + 3), **_task(slurm, restarts))
 
     assert len(_requeues(slurm)) == 3

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from transformers import TrainerControl, TrainerState
 
+from tests.runs.made_records import RECORD
 from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
 from tuner.worker.step_log import LogsSteps, MetricsCallback, logs_step
@@ -25,7 +26,7 @@ def group() -> Iterator[None]:
 
 def test_the_learning_rate_is_that_of_the_step_and_not_of_the_next_one(tmp_path: Path) -> None:
     run, state = RunDirectory(tmp_path), SimpleNamespace(global_step=0, max_steps=3, num_input_tokens_seen=0)
-    logged = MetricsCallback(run, {"world_size": 1}, None)
+    logged = MetricsCallback(run, RECORD, None)
     optimizer = SimpleNamespace(param_groups=[{"lr": 2e-4}])
     logged.on_train_begin(None, state, None)
 
@@ -39,7 +40,7 @@ def test_the_learning_rate_is_that_of_the_step_and_not_of_the_next_one(tmp_path:
 def test_the_peak_of_a_resumed_run_is_no_lower_than_that_of_the_attempt_before(tmp_path: Path) -> None:
     run, state = RunDirectory(tmp_path), SimpleNamespace(global_step=5, max_steps=9, num_input_tokens_seen=0)
     run.log_metrics({"step": 5, "loss": 2.0, "memory_bytes": 10**15})
-    logged = MetricsCallback(run, {"world_size": 1}, None)
+    logged = MetricsCallback(run, RECORD, None)
     logged.on_train_begin(None, state, None)
     state.global_step = 6
     logged.on_log(None, state, None, {"loss": 1.9})

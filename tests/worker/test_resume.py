@@ -16,15 +16,18 @@ import transformers
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
+from tests.runs.made_records import RECORD, STATE
 from tuner.errors import DataError, RunDirectoryError
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import LoadAs, ManifestFacts
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import resume
 from tuner.worker.trainers import TunerTrainer
 
 ALONE = Rank(0, 0, 1, supervised=True)
+TWO_RANKS = STATE.model_copy(update={"world_size": 2})
 
 
 class Counted(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -88,12 +91,12 @@ def _stage_0(run: Path, **more: Any) -> Path:
     tied = torch.ones(3, dtype=torch.bfloat16)
     module = {"embed": tied, "head": tied, "norm": torch.zeros(2), **more}
     torch.save({"module": module}, folder / "global_step2" / "mp_rank_00_model_states.pt")
-    checkpoints.seal(folder, {"step": 2, "world_size": 2})
+    checkpoints.seal(folder, ManifestFacts(step=2, state=TWO_RANKS))
     return folder
 
 
 def _point(checkpoint: Path, load_as: str = "saved") -> ResumePoint:
-    point = ResumePoint.of({"resume": str(checkpoint), "resume_as": load_as})
+    point = ResumePoint.of(RECORD.model_copy(update={"resume": str(checkpoint), "resume_as": LoadAs(load_as)}))
     assert point is not None
     return point
 
@@ -112,7 +115,7 @@ def test_weights_are_converted_once_each_in_fp32(tmp_path: Path) -> None:
         "embed": (torch.float32, 3),
         "norm": (torch.float32, 2),
     }
-    assert {"step": 2, "world_size": 2}.items() <= checkpoints.facts(folder).items()
+    assert (checkpoints.facts(folder).step, checkpoints.facts(folder).state) == (2, TWO_RANKS)
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint-2-weights"], "nothing is left of the making"
 
 
@@ -158,7 +161,7 @@ def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
         return SimpleNamespace(dataset=range(rows), counts=SimpleNamespace(tokens=tokens), sha256="0")
 
     checkpoint = _stage_0(tmp_path)
-    checkpoints.seal(checkpoint, {"step": 2, "data": resume.data_of(prepared(100, 5000))})
+    checkpoints.seal(checkpoint, ManifestFacts(step=2, data=resume.data_of(prepared(100, 5000))))
 
     resume.check_data(None, prepared(1, 1))
     resume.check_data(_point(checkpoint), prepared(100, 5000))
@@ -174,7 +177,7 @@ def test_data_of_the_same_counts_that_changed_or_are_in_another_order_are_refuse
         return SimpleNamespace(dataset=range(3), counts=SimpleNamespace(tokens=9), sha256=sha256)
 
     checkpoint = _stage_0(tmp_path)
-    checkpoints.seal(checkpoint, {"step": 2, "data": resume.data_of(prepared("a"))})
+    checkpoints.seal(checkpoint, ManifestFacts(step=2, data=resume.data_of(prepared("a"))))
 
     resume.check_data(_point(checkpoint), prepared("a"))
     with pytest.raises(DataError, match="other rows or another order"):

@@ -13,6 +13,7 @@ from transformers import TrainerControl, TrainerState
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
+from tuner.runs.records import ManifestFacts
 from tuner.worker.callbacks import ValidateDue, ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import best_step
 
@@ -114,7 +115,7 @@ def test_pruning_leaves_the_best_checkpoint(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
-        checkpoints.seal(folder, {"step": step})
+        checkpoints.seal(folder, ManifestFacts(step=step))
 
     checkpoints.prune(tmp_path, 1, 40, protected=20)
 

@@ -47,7 +47,7 @@ class Run:
         Raises:
             RunDirectoryError: it cannot be read.
         """
-        return self._files.read_json(self._files.status)
+        return self._files.read_status().to_json()
 
     @property
     def verdict(self) -> JsonObject | None:
@@ -55,9 +55,8 @@ class Run:
 
         None if the run is not done, or has logged fewer than two losses. Errors as for `status`.
         """
-        verdict = self.status.get("verdict")
-        spoken = {key: in_python(value) for key, value in (verdict or {}).items() if isinstance(value, str)}
-        return {**verdict, **spoken} if verdict else None
+        verdict = self.status.get("verdict") or {}
+        return {key: in_python(value) if isinstance(value, str) else value for key, value in verdict.items()} or None
 
     @property
     def metrics(self) -> list[JsonObject]:
@@ -114,12 +113,13 @@ class RunFailed(TunerError):
     """
 
     def __init__(self, run: Run, exit_code: int) -> None:
-        status = run.status
-        self.run, self.diagnosis = run, dict(status.get("diagnosis") or {})
-        problem, fix = str(status.get("message") or f"the ranks ended with code {exit_code}"), None
-        if self.diagnosis:
-            self.code, problem = str(self.diagnosis["cause"]), str(self.diagnosis["what"])
-            fix = f"Next: `{self.diagnosis['next_command']}`"
+        status = RunDirectory(run.path).read_status()
+        diagnosis = status.diagnosis
+        self.run, self.diagnosis = run, diagnosis.to_json() if diagnosis else {}
+        problem, fix = status.message or f"the ranks ended with code {exit_code}", None
+        if diagnosis:
+            self.code, problem = diagnosis.cause, diagnosis.what
+            fix = f"Next: `{diagnosis.next_command}`"
         elif exit_code == Stopped.exit_code:
             self.code, problem = Stopped.code, "the run was stopped and saved a checkpoint"
             fix = 'Resume with the same call: work_dir=..., resume="auto"'
@@ -142,7 +142,7 @@ def require_done(run: Run, exit_code: int) -> None:
         KeyboardInterrupt: the run was interrupted.
     """
     failure = RunFailed(run, exit_code) if exit_code else None
-    number = run.status.get("signal")
+    number = RunDirectory(run.path).read_status().signal
     if number == signal.SIGINT:
         raise KeyboardInterrupt(f"{run.path}: {run.state}") from failure
     if number:

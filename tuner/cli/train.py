@@ -220,7 +220,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
     """Print everything that would run on standard output."""
     from tuner.launch import fitting, render
 
-    argv, env, batch = render.argv(run), render.environment(run), render.batch_json(run)
+    argv, env, batch = render.argv(run), render.environment(run), render.batch_counts(run).to_json()
     ranks = render.of_ranks(run.topology)
     if as_json:
         value = {

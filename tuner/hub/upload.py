@@ -22,6 +22,7 @@ from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import open_regular
 from tuner.machine.variables import without_leftovers
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import Pushed
 
 LIMIT_S = 3600.0
 """The longest upload of a result that the end of a run waits for."""
@@ -168,8 +169,8 @@ def push_result(run: RunDirectory, target: Target) -> None:
     with contextlib.suppress(DiskError, OSError, RunDirectoryError):
         if problem:
             run.log_warning(problem)
-        status = {key: value for key, value in run.read_json(run.status).items() if key != "pid"}
-        run.write_status(**status, pushed={"repository": target.name, "address": address, "problem": problem})
+        pushed = Pushed(repository=target.name, address=address, problem=problem)
+        run.write_status(run.read_status().model_copy(update={"pushed": pushed}))
 
 
 def _say(line: str) -> None:

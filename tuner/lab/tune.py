@@ -35,6 +35,7 @@ from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import creation, metrics
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
+from tuner.runs.records import RunStatus
 from tuner.zero import choice, presets
 from tuner.zero.config import BASE
 
@@ -281,8 +282,8 @@ class _Bench:
         files = creation.create(run.run_path, render.files(run), resume=False)
         # The row of the candidate has the failure.
         code = supervise.run_ranks(run, files, shows_rank_0=False, tells_failure=False)
-        status = files.read_json(files.status)
-        if "signal" in status:
+        status = files.read_status()
+        if status.signal:
             raise _Interrupted
         lines = metrics.every_line(files)
         shutil.rmtree(files.path, ignore_errors=True)
@@ -316,10 +317,10 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
     return RecipeConfig.model_validate(values)
 
 
-def _failure(status: JsonObject, code: int) -> str:
-    if (status.get("diagnosis") or {}).get("cause") in _OUT_OF_MEMORY:
+def _failure(status: RunStatus, code: int) -> str:
+    if status.diagnosis and status.diagnosis.cause in _OUT_OF_MEMORY:
         return "out of memory"
-    first, *_ = [*str(status.get("message", "")).splitlines(), "it failed"]
+    first, *_ = [*(status.message or "").splitlines(), "it failed"]
     return f"{first} ({code})"
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 
 from tuner import hooks, remote_code
 from tuner.errors import TunerError
-from tuner.files import JsonObject, read_json_object
+from tuner.files import JsonObject
 from tuner.launch import render, retry, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
@@ -21,10 +21,11 @@ from tuner.recipes import trust
 from tuner.runs import checkpoints, creation, directory, lock
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
+from tuner.runs.records import RunStatus
 
 OnEvent = Callable[[JsonObject], None]
 _STDOUT = 1
-_STARTED = ("name", "launch_id", "started", "world_size", "resume_step")
+_STARTED = {"name", "launch_id", "started", "world_size", "resume_step"}
 """The keys of run.json in the first event."""
 
 
@@ -75,7 +76,7 @@ def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) 
     try:
         yield
     except TunerError as error:
-        run.write_status("failed", exit_code=error.exit_code, message=str(error))
+        run.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
         if leads:
             hooks.start_has_failed(run, error.exit_code)
         if events:
@@ -100,8 +101,9 @@ class Events:
     @contextmanager
     def printed(self) -> Iterator[None]:
         """Print the events of an attempt from its start until its ranks have ended."""
-        facts = read_json_object(self._run.run)
-        self._write("started", {"run": str(self._run.path), **{key: facts[key] for key in _STARTED if key in facts}})
+        record = self._run.run_or_none
+        started = record.model_dump(include=_STARTED, exclude_unset=True) if record else {}
+        self._write("started", {"run": str(self._run.path), **started})
         poller = Poller(self._look, "events")
         poller.start()
         try:

@@ -14,11 +14,12 @@ from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machine_facts import slowest_gpu
 from tuner.machine.hardware import Hardware
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs.records import Arithmetic
 
 _MAX_CHANGES = 3
 
 
-def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:
+def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> Arithmetic | None:
     """Return the FLOPs of training on one token and the peak FLOP/s of the slowest GPU, to compute a GPU's utilisation.
 
     The FLOPs of training divided by the peak are the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
@@ -34,7 +35,7 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
         return None
     trained, passed = trained_share(config, architecture), backward_share(config, architecture)
     flops = flops_of_step(active_parameters(architecture), trained, 1, recompute=False, backward_share=passed)
-    return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
+    return Arithmetic(flops_per_token=flops, peak_flops_per_gpu=slowest.peak_flops)
 
 
 def why(chosen: LevelAndSplit) -> str | None:

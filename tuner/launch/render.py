@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner import __version__, assets, paths
 from tuner.assets import WORKER
-from tuner.files import JsonObject, dump_json, read_json_object
+from tuner.files import dump_json, read_json_object
 from tuner.launch import fitting, remedies
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
@@ -19,6 +19,7 @@ from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes.schema import Model, resolved_document
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import BatchCounts, FitBytes, HardwareFacts, Precision, RunRecord
 from tuner.zero.config import swap_paths
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -120,46 +121,46 @@ def files(run: ResolvedRun) -> dict[str, str]:
         "recipe.py": run.recipe_as_run.standalone(line),
         "recipe.json": dump_json(resolved_document(run.recipe_as_run.config)),
         "deepspeed.json": dump_json(run.final.config),
-        "run.json": dump_json(_run_facts(run)),
+        "run.json": dump_json(_record(run).to_json()),
     }
 
 
-def _run_facts(run: ResolvedRun) -> JsonObject:
+def _record(run: ResolvedRun) -> RunRecord:
     import platform  # a dry run writes no files
 
     request, config, point = run.request, run.recipe.config, run.resume
     # A start from Python has no command: recipe.py holds all its overrides.
     typed = request.command or ("tuner", "train", str(RunDirectory(run.run_path).recipe))
-    return {
-        "name": run.recipe.name,
-        "launch_id": run.launch_id,
-        "started": run.started.isoformat(timespec="seconds"),
-        "command": list(request.command),
-        "argv": argv(run),
-        "next": remedies.commands(typed, config, run.level, run.topology, len(run.hardware.gpus), run.run_path),
-        "attempts": list(request.attempts),
-        "seed": config.randomness.seed,
-        "deepspeed": run.level,
-        "precision": {"dtype": run.precision.dtype, "reason": run.precision.reason},
-        "resume": str(point.path) if point else None,
-        "resume_as": point.load_as if point else None,
-        "resume_step": point.checkpoint.step if point else None,
-        "world_size": run.topology.world_size,
-        "num_nodes": run.topology.num_nodes,
-        "batch": batch_json(run),
-        "state": dict(run.state),
-        "bind_cores": request.bind_cores,
-        "saves_result": request.saves_result,
-        "needs_bitsandbytes": config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
-        "swaps_to": swap_paths(run.final.config),
-        "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),
-        "fit": run.fit.to_json() if run.fit else None,
-        "warnings": list(run.warnings),
-        "hardware": run.hardware.to_json(),
-        "versions": {"tuner": __version__, "python": platform.python_version(), **versions()},
-        "platform": platform.platform(),
-        "interpreter": sys.executable,
-    }
+    return RunRecord(
+        name=run.recipe.name,
+        launch_id=run.launch_id,
+        started=run.started.isoformat(timespec="seconds"),
+        command=list(request.command),
+        argv=argv(run),
+        next=remedies.commands(typed, config, run.level, run.topology, len(run.hardware.gpus), run.run_path),
+        attempts=list(request.attempts),
+        seed=config.randomness.seed,
+        deepspeed=run.level,
+        precision=Precision(dtype=run.precision.dtype, reason=run.precision.reason),
+        resume=str(point.path) if point else None,
+        resume_as=point.load_as if point else None,
+        resume_step=point.checkpoint.step if point else None,
+        world_size=run.topology.world_size,
+        num_nodes=run.topology.num_nodes,
+        batch=batch_counts(run),
+        state=run.state,
+        bind_cores=request.bind_cores,
+        saves_result=request.saves_result,
+        needs_bitsandbytes=config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
+        swaps_to=swap_paths(run.final.config),
+        arithmetic=fitting.arithmetic(config, run.hardware, run.precision.dtype),
+        fit=FitBytes.model_validate(run.fit.to_json()) if run.fit else None,
+        warnings=list(run.warnings),
+        hardware=HardwareFacts.model_validate(run.hardware.to_json()),
+        versions={"tuner": __version__, "python": platform.python_version(), **versions()},
+        platform=platform.platform(),
+        interpreter=sys.executable,
+    )
 
 
 def _is_stored_in_fewer_bits(model: Model) -> bool:
@@ -176,17 +177,17 @@ def _is_stored_in_fewer_bits(model: Model) -> bool:
     return folder is None or "quantization_config" in read_json_object(folder / "config.json")
 
 
-def batch_json(run: ResolvedRun) -> dict[str, float | str | None]:
+def batch_counts(run: ResolvedRun) -> BatchCounts:
     """Return the batch arithmetic: counts of rows and samples of an epoch, and of optimizer steps."""
     batch, cfg, steps = run.batch, run.recipe.config.train_cfg, run.steps
-    return {
-        "micro_batch": batch.micro_batch,
-        "accumulation": batch.accumulation,
-        "ranks": batch.ranks,
-        "global_batch": batch.global_batch,
-        **steps.to_json(),
-        "epochs": cfg.max_epochs,
-        "max_steps": cfg.max_steps,
-        "steps_done": steps.done,
-        "steps_left": steps.left,
-    }
+    return BatchCounts.model_validate(
+        {
+            **batch._asdict(),
+            "global_batch": batch.global_batch,
+            **steps.to_json(),
+            "epochs": cfg.max_epochs,
+            "max_steps": cfg.max_steps,
+            "steps_done": steps.done,
+            "steps_left": steps.left,
+        }
+    )

@@ -27,6 +27,7 @@ from tuner.recipes.recipe import Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import CheckpointState
 from tuner.runs.resume_point import ResumePoint
 from tuner.zero import choice
 from tuner.zero.config import with_measurement_folders
@@ -105,11 +106,12 @@ def _day(start: Start, now: datetime, *, goes_on: bool) -> str:
     today = now.astimezone().date()  # of this place, as `strftime_now` has it
     if start.checkpoint:
         owner = RunDirectory(start.checkpoint.path.parent.parent)
-        return str(start.checkpoint.facts.get("date") or owner.day or today)
+        saved = start.checkpoint.facts.state
+        return str((saved and saved.date) or owner.day or today)
     return str((goes_on and RunDirectory(start.run_path).day) or today)
 
 
-def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> dict[str, object]:
+def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointState:
     """Return what decides which runs can load this run's checkpoints; their manifests hold it.
 
     Args:
@@ -119,24 +121,24 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> dict[str, obje
     """
     zero = resolved.final.config.get("zero_optimization", {})
     states, weights = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
-    return {
-        "world_size": resolved.topology.world_size,
-        "global_batch": resolved.batch.global_batch,
-        "asked_batch": batch_settings(recipe),
-        "batch": batch_settings(resolved.recipe),
-        "deepspeed": resolved.level,
-        "stage": zero.get("stage", 0),
-        "nvme": states == "nvme",
-        "nvme_weights_alone": weights == "nvme" != states,
-        "dtype": resolved.precision.dtype,
-        "optimizer": resolved.recipe.config.optim_wrapper.optimizer.type,
-        "date": day,
-    }
+    return CheckpointState(
+        world_size=resolved.topology.world_size,
+        global_batch=resolved.batch.global_batch,
+        asked_batch=batch_settings(recipe),
+        batch=batch_settings(resolved.recipe),
+        deepspeed=resolved.level,
+        stage=zero.get("stage", 0),
+        nvme=states == "nvme",
+        nvme_weights_alone=weights == "nvme" != states,
+        dtype=resolved.precision.dtype,
+        optimizer=resolved.recipe.config.optim_wrapper.optimizer.type,
+        date=day,
+    )
 
 
 def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
     config = resolved.recipe.config
-    num_samples = (checkpoint.facts.get("data") or {}).get("rows") if checkpoint else None
+    num_samples = checkpoint.facts.data.rows if checkpoint and checkpoint.facts.data else None
     resumed = Resumed(checkpoint.step, num_samples) if checkpoint else None
     return count_steps(config, resolved.batch, data_rows.sources(config), resumed)
 

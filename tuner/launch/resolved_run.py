@@ -18,6 +18,7 @@ from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, LaunchFlags, Topology
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs.checkpoints import Checkpoint
+from tuner.runs.records import Attempt, BatchSettings, CheckpointState
 from tuner.runs.resume_point import ResumePoint
 from tuner.zero.config import Document, FinalConfig
 
@@ -39,7 +40,7 @@ class Request(NamedTuple):
     max_restarts: int = 0
     pins: tuple[Pins, ...] = ()
     """What is decided already, and replaces the choice of a stage."""
-    attempts: tuple[JsonObject, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     grace_s: float = 300.0
     """Seconds for ranks that are told to stop: to finish the step and save, before they are killed."""
@@ -116,7 +117,7 @@ class ResolvedRun(ResolvedRecipe):
         run_path: The run directory.
         is_known_run: Whether the directory is that of a run that this one resumes.
         resume: The checkpoint to resume from; None for a run that starts from the beginning.
-        state: What decides which runs can load this run's checkpoints: see `resolve._state`.
+        state: What decides which runs can load this run's checkpoints.
         launch_id: Differs from that of earlier launches in the same directory; equal for all tasks and nodes of one.
         notes: Lines about the recipe and about what the run resumes from.
     """
@@ -128,18 +129,16 @@ class ResolvedRun(ResolvedRecipe):
     run_path: Path
     is_known_run: bool
     resume: ResumePoint | None
-    state: Mapping[str, object]
+    state: CheckpointState
     started: datetime
     launch_id: str
     notes: tuple[str, ...]
 
 
-def batch_settings(recipe: Recipe) -> dict[str, int | str]:
+def batch_settings(recipe: Recipe) -> BatchSettings:
     """Return the batch as a recipe sets it, for the manifest of a checkpoint."""
     config = recipe.config
+    micro_batch, accumulation = config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts
+    settings = BatchSettings(micro_batch=micro_batch, accumulation=accumulation)
     whole = config.train_cfg.global_batch_size
-    return {
-        "micro_batch": config.train_dataloader.batch_size,
-        "accumulation": config.optim_wrapper.accumulative_counts,
-        **({"asked_global_batch": whole} if isinstance(whole, int) else {}),
-    }
+    return settings.model_copy(update={"asked_global_batch": whole}) if isinstance(whole, int) else settings

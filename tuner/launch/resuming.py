@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
-from tuner.files import ReadOnlyJson
 from tuner.fit.shares import data_parallel_ranks, samples_of_rank
 from tuner.launch import pins
 from tuner.launch.pins import Pins
@@ -24,6 +23,7 @@ from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import CheckpointState
 from tuner.runs.resume_point import ResumePoint, resume_from
 from tuner.zero import presets
 from tuner.zero.config import FinalConfig
@@ -127,7 +127,7 @@ def _refuse_lost(run: RunDirectory) -> None:
     if os.path.lexists(run.checkpoints) and not os.access(run.checkpoints, os.R_OK | os.X_OK):
         fix = "Make it readable, or start a new run with another --work-dir."
         raise DiskError(f"{run.checkpoints} cannot be read", where="--resume auto", fix=fix)
-    state = run.read_json(run.status).get("state") if run.status.is_file() else None
+    state = run.read_status().state if run.status.is_file() else None
     if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
         message = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
         raise RunDirectoryError(
@@ -160,8 +160,9 @@ def all_pins(request: Request, asked: Recipe, checkpoint: Checkpoint | None, top
     if checkpoint is None:
         return request.pins
     loaded, pinned = pins.laid_on(asked, request.pins), pins.of_level(request.pins)
-    saved, is_open = checkpoint.facts.get("deepspeed"), pinned is None and is_auto(loaded, request.deepspeed)
-    level = Pins("the level of the checkpoint", level=saved if is_open and saved in presets.names() else None)
+    saved, is_open = checkpoint.facts.state, pinned is None and is_auto(loaded, request.deepspeed)
+    kept = saved.deepspeed if saved and is_open and saved.deepspeed in presets.names() else None
+    level = Pins("the level of the checkpoint", level=kept)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     return (*request.pins, _kept_rows(loaded, checkpoint), _kept_batch(loaded, checkpoint, ranks), level)
 
@@ -193,11 +194,11 @@ def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
-    saved, current = checkpoint.facts, batch_settings(loaded)
-    wanted, here = saved.get("global_batch"), samples_of_rank(loaded.config, world_size) * world_size
+    saved, current = checkpoint.facts.state, batch_settings(loaded)
+    wanted, here = saved.global_batch if saved else None, samples_of_rank(loaded.config, world_size) * world_size
     is_open = loaded.config.train_cfg.global_batch_size == "auto"
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
-    is_same = current in (saved.get("asked_batch"), saved.get("batch"))
+    is_same = saved is not None and current in (saved.asked_batch, saved.batch)
     size, more = loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts
     is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * world_size != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
@@ -206,20 +207,20 @@ def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
-    if current["micro_batch"] == "auto":
+    if current.micro_batch == "auto":
         kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
         change = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
-        change = f"{current['micro_batch']} x {current['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
+        change = f"{current.micro_batch} x {current.accumulation} becomes {micro} x {kept[_ACCUMULATION]}"
     note = f"batch: {change} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
-    return Pins(reason, kept, note=None if saved.get("world_size") == world_size else note)
+    return Pins(reason, kept, note=None if saved and saved.world_size == world_size else note)
 
 
 def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
     current = batch_settings(loaded)
     message = (
-        f"{current['micro_batch']} x {current['accumulation']} x {ranks} ranks = {here} "
+        f"{current.micro_batch} x {current.accumulation} x {ranks} ranks = {here} "
         f"samples per step, and the checkpoint was trained with {wanted}"
     )
     where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
@@ -249,14 +250,14 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
 
 
 def load_into(
-    final: FinalConfig, checkpoint: Checkpoint | None, state: ReadOnlyJson, *, weights: bool
+    final: FinalConfig, checkpoint: Checkpoint | None, state: CheckpointState, *, weights: bool
 ) -> tuple[ResumePoint | None, FinalConfig, tuple[str, ...]]:
     """Return how a run loads a checkpoint, its DeepSpeed config for that, and notes for the user.
 
     Args:
         final: The DeepSpeed config without the resume.
         checkpoint: None for a run that starts from the beginning.
-        state: The facts that the run's own checkpoints will hold.
+        state: The state that the run's own checkpoints will have.
         weights: Load only the weights if the optimizer's states cannot be loaded (--resume-weights).
 
     Raises:

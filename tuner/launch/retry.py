@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from tuner.errors import DiskError, RunDirectoryError, TunerError
+from tuner.errors import DiskError, TunerError
 from tuner.files import read_text, write_text
 from tuner.launch import preflight
 from tuner.launch.pins import Pins
@@ -27,6 +27,7 @@ from tuner.progress import POLL_S
 from tuner.runs import attempts, beats, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import Attempt, DiagnosisRecord
 from tuner.runs.resume_point import IncompatibleStates
 
 RESTARTS = "--max-restarts"
@@ -59,9 +60,9 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: R
     if not code or (flag == RESTARTS and not request.max_restarts):
         return None
     try:
-        status = run.read_json(run.status)
-        failure = status.get("diagnosis") or {}
-        if "signal" in status:  # a run that was told to stop must not start again
+        status = run.read_status()
+        failure = status.diagnosis
+        if status.signal:  # a run that was told to stop must not start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
             return _announced(resolved, _resolve_lighter(resolved, run, failure, change, resolve), ON_OOM)
@@ -79,9 +80,9 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resol
     topology, objection = resolved.topology, None
     patience_s = node_patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
     try:
-        status = run.read_json(run.status)
-        failure = status.get("diagnosis") or {}
-        if "signal" in status or not _may_pass(code, failure):
+        status = run.read_status()
+        failure = status.diagnosis
+        if status.signal or not _may_pass(code, failure):
             objection = f"node {topology.node_rank} ended with code {code}"
         report_ended(run, topology.node_rank, objection)
         if topology.leads:
@@ -105,20 +106,20 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resol
     return None
 
 
-def _may_pass(code: int, failure: Mapping[str, object]) -> bool:
+def _may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
     """Return whether the next attempt may succeed: the failure is neither a mistake nor one that would come again."""
-    return (code in _MAY_PASS or code > 128) and failure.get("cause") not in _COMES_AGAIN
+    return (code in _MAY_PASS or code > 128) and (failure is None or failure.cause not in _COMES_AGAIN)
 
 
 def _resolve_again(
-    resolved: ResolvedRun, run: RunDirectory, failure: Mapping[str, object], resolve: Resolve
+    resolved: ResolvedRun, run: RunDirectory, failure: DiagnosisRecord | None, resolve: Resolve
 ) -> ResolvedRun:
     """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
 
     Raises:
         _Refused: too many restarts, or the last one made no progress.
     """
-    restarts = [attempt for attempt in resolved.request.attempts if attempt["cause"] not in _OUT_OF_MEMORY]
+    restarts = [attempt for attempt in resolved.request.attempts if attempt.cause not in _OUT_OF_MEMORY]
     limit = resolved.request.max_restarts
     if refusal := attempts.too_often(len(restarts), limit):
         raise _Refused(refusal)
@@ -129,14 +130,16 @@ def _resolve_again(
     return again
 
 
-def _lighter(resolved: ResolvedRun, failure: Mapping[str, object]) -> Pins | None:
-    return lighter(resolved.recipe.config, resolved.level, resolved.topology.world_size, str(failure.get("cause")))
+def _lighter(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Pins | None:
+    if failure is None:
+        return None
+    return lighter(resolved.recipe.config, resolved.level, resolved.topology.world_size, failure.cause)
 
 
 def _resolve_lighter(
     resolved: ResolvedRun,
     run: RunDirectory,
-    failure: Mapping[str, object],
+    failure: DiagnosisRecord | None,
     change: Pins,
     resolve: Resolve,
 ) -> ResolvedRun:
@@ -151,17 +154,18 @@ def _resolve_lighter(
     return _resolve(request, resolved, resolve)
 
 
-def _same_request(resolved: ResolvedRun, failure: Mapping[str, object]) -> Request:
+def _same_request(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Request:
     request, batch = resolved.request, resolved.batch
     # With a smaller batch `auto` might take a lower level than the one that ran out of memory.
     kept = (Pins("the level of the first attempt", level=resolved.level),) if resolved.final.from_catalog else ()
-    ended = {key: failure.get(key) for key in ("cause", "what", "rank", "step")}
-    ran = {"deepspeed": resolved.level, "micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
+    attempt = Attempt(deepspeed=resolved.level, micro_batch=batch.micro_batch, accumulation=batch.accumulation)
+    if failure:
+        attempt = attempt.model_copy(update=failure.model_dump(include={"cause", "what", "rank", "step"}))
     return request._replace(
         pins=(*request.pins, *kept),
         work_dir=resolved.run_path,
         resume="auto",
-        attempts=(*request.attempts, {**ended, **ran}),
+        attempts=(*request.attempts, attempt),
     )
 
 
@@ -180,7 +184,7 @@ def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> Resolv
     )
     change = lighter_by if flag == ON_OOM else ""
     place = following.resume.path.name if following.resume else "the start"
-    _print(f"{flag} after {attempts_so_far[-1]['cause']}: attempt {len(attempts_so_far) + 1}{change}, from {place}.")
+    _print(f"{flag} after {attempts_so_far[-1].cause}: attempt {len(attempts_so_far) + 1}{change}, from {place}.")
     return following
 
 
@@ -240,11 +244,8 @@ def await_decision(run: RunDirectory, launch_id: str, patience_s: float) -> tupl
     def heard() -> tuple[str | None, str | None] | None:
         if refusal.is_file():
             return None, read_text(refusal)
-        try:
-            latest = str(run.read_json(run.run).get("launch_id"))
-        except RunDirectoryError:  # a shared file system may show it late
-            return None
-        return (latest, None) if latest != launch_id else None
+        latest = run.run_or_none  # a shared file system may show it late
+        return (latest.launch_id, None) if latest and latest.launch_id != launch_id else None
 
     return _await(heard, run, waits_s) or (None, f"no status from node 0 for {waits_s:.0f} s")
 

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
-from tuner.files import JsonObject, write_json
+from tuner.files import JsonObject
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
@@ -31,10 +31,11 @@ from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
 from tuner.progress import POLL_S
 from tuner.runs import beats, checkpoints, swapped
-from tuner.runs.diagnose import diagnose
-from tuner.runs.directory import RunDirectory, State
+from tuner.runs.diagnose import Diagnosis, diagnose
+from tuner.runs.directory import RunDirectory
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
+from tuner.runs.records import RunStatus, State
 from tuner.zero.config import swap_paths
 
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
@@ -385,8 +386,8 @@ class _Watch:
 
     def _is_done(self) -> bool:
         """Return whether rank 0 wrote "done": the result is complete then, whatever happens later."""
-        with contextlib.suppress(RunDirectoryError, AttributeError):
-            return bool(self.directory.read_json(self.directory.status).get("state") == "done")
+        with contextlib.suppress(RunDirectoryError):
+            return self.directory.read_status().state == "done"
         return False
 
     def _diagnose(self, child_code: int, reports: Sequence[JsonObject]) -> int:
@@ -407,24 +408,23 @@ class _Watch:
                 *(report["message"] for report in reports), sep="\n", file=sys.stderr
             )  # a bug in tuner must not hide the failure
             raise
-        return self._end(
-            "failed", diagnosis.exit_code, diagnosis.text, message=diagnosis.message, diagnosis=diagnosis.to_json()
-        )
+        return self._end("failed", diagnosis.exit_code, diagnosis.text, diagnosis)
 
     def _keep_signal(self) -> None:
         """Write the signal to status.json for a run that was done before it could stop; `api` raises it again."""
         if self.received:
             with contextlib.suppress(DiskError, RunDirectoryError):
-                status = self.directory.read_json(self.directory.status)
-                write_json(self.directory.status, {**status, **self._signal})
+                self.directory.write_status(self._with_signal(self.directory.read_status()))
 
-    @property
-    def _signal(self) -> dict[str, int]:
-        return {"signal": self.received[0]} if self.received else {}
+    def _with_signal(self, status: RunStatus) -> RunStatus:
+        return status.model_copy(update={"signal": self.received[0]}) if self.received else status
 
-    def _end(self, state: State, code: int, text: str, **facts: object) -> int:
+    def _end(self, state: State, code: int, text: str, diagnosis: Diagnosis | None = None) -> int:
+        status = RunStatus(state=state, exit_code=code, message=diagnosis.message if diagnosis else text)
+        if diagnosis:
+            status = status.model_copy(update={"diagnosis": diagnosis.record})
         with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
-            self.directory.write_status(state, **{"exit_code": code, "message": text, **self._signal, **facts})
+            self.directory.write_status(self._with_signal(status))
         _say(text)
         return code
 

@@ -14,7 +14,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.zero.config import Document
 
 Kind = Literal["recipe", "config", "run"]
-_RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")
+_RUN_FACTS = {"versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform"}
 
 
 def kind_of(name: str | None) -> Kind:
@@ -52,6 +52,5 @@ def run_section(path: Path) -> Section:
         RunDirectoryError: run.json cannot be read.
     """
     run = RunDirectory(path)
-    facts = run.read_json(run.run)
-    values = {key: facts[key] for key in _RUN_FACTS if key in facts}
+    values = run.read_run().model_dump(mode="json", include=_RUN_FACTS, exclude_unset=True)
     return Section(values, {key: Origin(Place(merging.Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})

@@ -25,6 +25,7 @@ from tuner.recipes.overrides import layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_xtuner
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
+from tuner.runs.directory import RunDirectory
 
 _RATE = ("optim_wrapper", "optimizer", "lr")
 _WARMUP_RATIO, _WARMUP_STEPS = ("param_scheduler", "warmup_ratio"), ("param_scheduler", "warmup_steps")
@@ -65,8 +66,17 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
-    shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
+    shown = _file_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), request)
+
+
+def _file_name(file: Path) -> str:
+    """Return the name of a recipe file: its stem; for RUN/recipe.py the name of the run's recipe, or of the folder."""
+    if file.stem != "recipe":
+        return file.stem
+    record = RunDirectory(file.parent).run_or_none
+    name = (record and record.name) or file.absolute().parent.name
+    return name if name and is_writable(name) and Path(name).name == name else file.stem
 
 
 def _pushed(block: Checkpoint) -> str | None:

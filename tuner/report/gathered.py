@@ -23,6 +23,7 @@ from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import Listed
 from tuner.runs.metrics import Curve
+from tuner.runs.records import HardwareFacts, RunRecord, RunStatus
 from tuner.runs.verdict import REWARD
 
 _NOT_COMPARED = "architecture"
@@ -82,7 +83,7 @@ KEYS = tuple(key for one in QUANTITIES for key in (one.key, one.validation) if k
 
 @dataclass(frozen=True)
 class Gathered:
-    """One run. `facts` and `status` are run.json and status.json, empty where they cannot be read.
+    """One run. `record` and `status` are run.json and status.json, None if they cannot be read.
 
     Args:
         name: Distinguishes it from the other runs.
@@ -100,8 +101,8 @@ class Gathered:
 
     name: str
     listed: Listed
-    facts: JsonObject
-    status: JsonObject
+    record: RunRecord | None
+    status: RunStatus | None
     curves: Mapping[str, Curve]
     samples: Sequence[JsonObject]
     completions: Sequence[JsonObject]
@@ -117,17 +118,14 @@ class Gathered:
     @cached_property
     def peak_bytes(self) -> float | None:
         """The most memory that rank 0 held: tensors on its GPU, or its process on a CPU."""
-        at_end = self.status.get("peak_bytes")  # the result's saving and the samples may need the most
-        of_end = [float(at_end)] if isinstance(at_end, int | float) else []
-        return max([*self.curves[metrics.MEMORY].values, *of_end], default=None)
+        at_end = self.status and self.status.peak_bytes  # the result's saving and the samples may need the most
+        return max([*self.curves[metrics.MEMORY].values, *([float(at_end)] if at_end else [])], default=None)
 
     @cached_property
     def seconds(self) -> float | None:
         """The time of all attempts, without the time between them; None if the last one does not say its own."""
-        own = self.status.get("seconds")
-        if not isinstance(own, int | float):
-            return None
-        return own + sum(float(attempt["seconds"]) for attempt in self.attempts)
+        own = self.status.seconds if self.status else None
+        return None if own is None else own + sum(float(attempt["seconds"]) for attempt in self.attempts)
 
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
@@ -164,8 +162,8 @@ def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
     return Gathered(
         name=name,
         listed=listing.look(run.path, name),
-        facts=_object(run, run.run),
-        status=_object(run, run.status),
+        record=run.run_or_none,
+        status=run.status_or_none,
         curves=curves,
         samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
         completions=_completions(run),
@@ -235,23 +233,23 @@ def _earlier(run: RunDirectory) -> list[Path]:
 
 def _attempt(folder: Path) -> JsonObject:
     run = RunDirectory(folder)
-    facts, attempt = _object(run, run.run), listing.look(folder, folder.name)
+    record, attempt = run.run_or_none, listing.look(folder, folder.name)
     return {
-        "seconds": _seconds(run, facts, attempt),
-        "started": facts.get("started"),
-        "resume_step": facts.get("resume_step"),
+        "seconds": _seconds(run, record, attempt),
+        "started": record and record.started,
+        "resume_step": record and record.resume_step,
         "state": attempt.state,
         "why": attempt.why,
     }
 
 
-def _seconds(run: RunDirectory, facts: JsonObject, attempt: Listed) -> float:
+def _seconds(run: RunDirectory, record: RunRecord | None, attempt: Listed) -> float:
     """Return how long an attempt took, up to its last sign of life; 0.0 if that is not known."""
-    taken = _object(run, run.status).get("seconds")
-    if isinstance(taken, int | float):
-        return float(taken)
+    status = run.status_or_none
+    if status and status.seconds is not None:
+        return status.seconds
     try:
-        started = datetime.fromisoformat(str(facts.get("started"))).timestamp()
+        started = datetime.fromisoformat(record.started if record else "").timestamp()
     except ValueError:
         return 0.0
     return max(0.0, attempt.seen - started)
@@ -259,7 +257,8 @@ def _seconds(run: RunDirectory, facts: JsonObject, attempt: Listed) -> float:
 
 def _warnings(run: RunDirectory) -> list[str]:
     of_ranks = (str(line.get("warning")) for line in _objects(run.warnings))
-    warnings = [*map(str, listed(_object(run, run.run), "warnings")), *of_ranks]
+    record = run.run_or_none
+    warnings = [*(record.warnings if record else ()), *of_ranks]
     return list(dict.fromkeys(warnings))[:_MAX_WARNINGS]
 
 
@@ -305,22 +304,20 @@ def _defaults() -> JsonObject:
 
 
 def table(facts: JsonObject, key: str) -> JsonObject:
-    """Return a block of run.json or status.json, or an empty one if it is missing."""
+    """Return a block of an object, or an empty one if it is missing."""
     value = facts.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def listed(facts: JsonObject, key: str) -> list[object]:
-    """Return a list of run.json, or an empty one if it is missing."""
+    """Return a list of an object, or an empty one if it is missing."""
     value = facts.get(key)
     return value if isinstance(value, list) else []
 
 
-def hardware(facts: JsonObject) -> str | None:
-    """Return the machine of a run in a line, as run.json has it, or None."""
-    machine = table(facts, "hardware")
-    if not machine:
-        return None
-    names = [str(gpu.get("name")) for gpu in listed(machine, "gpus") if isinstance(gpu, dict)]
-    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return kinds or f"CPU, {machine.get('num_cpus')} cores"
+def describe(hardware: HardwareFacts) -> str | None:
+    """Return the machine of a run in a line, or None if it is not known."""
+    names = [gpu.name for gpu in hardware.gpus]
+    if names:
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    return f"CPU, {hardware.num_cpus} cores" if hardware.num_cpus else None

@@ -21,9 +21,10 @@ from markupsafe import Markup
 from tuner import __version__
 from tuner.files import JsonObject, read_text, write_text
 from tuner.report.curves import COLOURS, Charts
-from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
+from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
 from tuner.runs.directory import resume_command
 from tuner.runs.metrics import Curve
+from tuner.runs.records import RunRecord, RunStatus
 from tuner.runs.verdict import short_number
 
 MARK = '<meta name="generator" content="tuner">'
@@ -125,18 +126,20 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "differences": differences,
             "recipe_columns": _columns([key for key, _ in differences]) if len(runs) > 1 else [],
             "estimates": [_memory(run) for run in runs],
-            "machines": [_machine(run.facts) for run in runs],
-            "ended_early": [_ended_early(run.status) for run in runs],
+            "machines": [_machine(run.record) if run.record else {} for run in runs],
+            "ended_early": [run.status is not None and _ended_early(run.status) for run in runs],
             "headlines": [_headline(run) for run in runs],
-            "advice": [table(run.status, "verdict").get("advice") for run in runs],
-            "pushed": [table(run.status, "pushed").get("address") for run in runs],
+            "advice": [run.status.verdict.advice if run.status and run.status.verdict else None for run in runs],
+            "pushed": [run.status.pushed.address if run.status and run.status.pushed else None for run in runs],
             "facts": _facts(runs[0]) if len(runs) == 1 else {},
             "best": [_best(run.curves["eval_loss"]) for run in runs],
-            "commands": [shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
+            "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
             "resumes": [resume_command(Path(run.listed.path)) for run in runs],
             "max_samples": MAX_SAMPLES,
             "max_reasons": _MAX_REASONS,
-            "next_commands": [table(run.status, "diagnosis").get("next_command") for run in runs],
+            "next_commands": [
+                run.status.diagnosis.next_command if run.status and run.status.diagnosis else None for run in runs
+            ],
         }
     )
     return {name: str(getattr(module, name)()).strip().translate(_SYMBOLS) for name in (*_ABOVE, *SECTIONS)}
@@ -185,34 +188,34 @@ def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _heading(runs: Sequence[Gathered]) -> str:
-    return str(runs[0].facts.get("name") or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
+    if len(runs) > 1:
+        return f"{len(runs)} runs"
+    return (runs[0].record and runs[0].record.name) or runs[0].name
 
 
 def _headline(run: Gathered) -> str:
     """Return the result of a run in one line; empty without a verdict."""
-    verdict, samples = table(run.status, "verdict"), [one for one in run.samples if "is_right" in one]
-    outcome, before, after = (verdict.get(key) for key in ("outcome", "before", "after"))
-    if not (isinstance(before, int | float) and isinstance(after, int | float)):
+    verdict, samples = run.status and run.status.verdict, [one for one in run.samples if "is_right" in one]
+    if not verdict:
         return ""
-    loss = "training loss" if verdict.get("measure") == "training" else "held-out loss"
+    loss = "training loss" if verdict.measure == "training" else "held-out loss"
     num_right = sum(bool(one["is_right"]) for one in samples)
     answers = f", {num_right} of {len(samples)} samples right" if samples else ""
-    return f"{outcome}: {loss} {short_number(before)} -> {short_number(after)}{answers}"
+    return f"{verdict.outcome}: {loss} {short_number(verdict.before)} -> {short_number(verdict.after)}{answers}"
 
 
 def _facts(run: Gathered) -> dict[str, str]:
     """Return the model's and the machine's facts for the top of the page of one run."""
-    facts = run.facts
-    weights, versions = run.status.get("num_trained_weights"), table(facts, "versions")
-    libraries = [f"{name} {versions[name]}" for name in _LIBRARIES if versions.get(name)]
-    precision, batch = table(facts, "precision").get("dtype"), table(facts, "batch").get("global_batch")
-    lines = {
-        "trained parameters": f"{weights:,}" if isinstance(weights, int) else None,
-        "machine": hardware(facts),
-        "DeepSpeed": ", ".join(str(one) for one in (facts.get("deepspeed"), precision) if one),
-        "batch size": str(batch) if batch else None,
-        "versions": ", ".join(libraries),
-    }
+    record, weights = run.record, run.status and run.status.num_trained_weights
+    lines = {"trained parameters": f"{weights:,}" if weights is not None else None}
+    if record:
+        versions = record.versions
+        lines |= {
+            "machine": describe(record.hardware),
+            "DeepSpeed": ", ".join([record.deepspeed, *([record.precision.dtype] if record.precision else [])]),
+            "batch size": str(record.batch.global_batch),
+            "versions": ", ".join(f"{name} {versions[name]}" for name in _LIBRARIES if versions.get(name)),
+        }
     return {key: value for key, value in lines.items() if value}
 
 
@@ -232,38 +235,35 @@ def _best(curve: Curve) -> float | None:
     return min((value for step, value in zip(*curve, strict=True) if step), default=None)
 
 
-def _ended_early(status: JsonObject) -> bool:
+def _ended_early(status: RunStatus) -> bool:
     """Return whether a run ended with fewer steps than planned, which only early stopping does."""
-    step, planned = status.get("step"), status.get("max_steps")
-    return isinstance(step, int) and isinstance(planned, int) and step < planned
+    return status.step is not None and status.max_steps is not None and status.step < status.max_steps
 
 
 def _memory(run: Gathered) -> JsonObject:
     """Return the estimate of a GPU's memory line by line, and the part to compare with the measured tensors."""
-    parts = {
-        name: size
-        for name, size in table(table(run.facts, "fit"), "gpu_bytes").items()
-        if name in _LINES and size and isinstance(size, int | float)
-    }
+    record = run.record
+    gpu_bytes = record.fit.gpu_bytes if record and record.fit else {}
+    parts = {name: size for name, size in gpu_bytes.items() if name in _LINES and size}
     return {
         "lines": [(_LINES[name], size) for name, size in parts.items()],
         "total": sum(parts.values()),
         "tensors": sum(size for name, size in parts.items() if name not in _OUTSIDE_TENSORS),
         "measured": run.peak_bytes,
-        "why_none": "the model's size is not known" if listed(table(run.facts, "hardware"), "gpus") else "CPU run",
+        "why_none": "the model's size is not known" if record and record.hardware.gpus else "CPU run",
     }
 
 
-def _machine(facts: JsonObject) -> JsonObject:
+def _machine(record: RunRecord) -> JsonObject:
     lines = {
-        "hardware": hardware(facts),
-        "ranks": f"{facts['world_size']} on {facts.get('num_nodes')} node(s)" if "world_size" in facts else None,
-        "DeepSpeed": facts.get("deepspeed"),
-        "compute type": table(facts, "precision").get("dtype"),
-        "global batch": table(facts, "batch").get("global_batch"),
-        "seed": facts.get("seed"),
-        "platform": facts.get("platform"),
-        **table(facts, "versions"),
+        "hardware": describe(record.hardware),
+        "ranks": f"{record.world_size} on {record.num_nodes} node(s)",
+        "DeepSpeed": record.deepspeed,
+        "compute type": record.precision.dtype if record.precision else None,
+        "global batch": record.batch.global_batch,
+        "seed": record.seed,
+        "platform": record.platform,
+        **record.versions,
     }
     return {key: value for key, value in lines.items() if value is not None}
 

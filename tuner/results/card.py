@@ -70,7 +70,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
     if run:
         parts += [
             _table("Results", _losses(run, saved.step)),
-            _table("Versions", run.read_json(run.run)["versions"].items()),
+            _table("Versions", run.read_run().versions.items()),
         ]
     return ModelCard("\n".join(part for part in parts if part))
 
@@ -98,20 +98,20 @@ def _method(recipe: RecipeConfig) -> Iterator[Row]:
 
 
 def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iterator[Row]:
-    facts, optim, data = run.read_json(run.run), recipe.optim_wrapper.optimizer, recipe.train_dataloader.dataset
-    batch, schedule = facts["batch"], recipe.param_scheduler
-    yield "recipe", facts["name"]
+    record, optim, data = run.read_run(), recipe.optim_wrapper.optimizer, recipe.train_dataloader.dataset
+    batch, schedule = record.batch, recipe.param_scheduler
+    yield "recipe", record.name
     yield "optimizer steps", step
-    factors = f"{batch['micro_batch']} x {batch['accumulation']} accumulated x {batch['ranks']} ranks"
-    yield "global batch", f"{batch['global_batch']} = {factors}"
+    factors = f"{batch.micro_batch} x {batch.accumulation} accumulated x {batch.ranks} ranks"
+    yield "global batch", f"{batch.global_batch} = {factors}"
     yield "longest sample", f"{data.max_length} tokens{', packed' if data.packing else ''}"
     yield "optimizer", f"{optim.type}, learning rate {optim.lr:g}, weight decay {optim.weight_decay:g}"
     steps = " steps" if schedule.warmup_steps else ""
     yield "schedule", f"{schedule.type}, warmup {schedule.warmup:g}{steps}"
-    yield "precision", facts["precision"]["dtype"]
-    yield "DeepSpeed", facts["deepspeed"]
-    yield "GPUs", ", ".join(sorted({gpu["name"] for gpu in facts["hardware"]["gpus"]})) or None
-    yield "seed", facts["seed"]
+    yield "precision", record.precision.dtype if record.precision else None
+    yield "DeepSpeed", record.deepspeed
+    yield "GPUs", ", ".join(sorted({gpu.name for gpu in record.hardware.gpus})) or None
+    yield "seed", record.seed
 
 
 def _losses(run: RunDirectory, step: int | None) -> Iterator[Row]:

@@ -31,7 +31,7 @@ from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Chat
 from tuner.data.sample_kinds import WrongKind
-from tuner.errors import DataError, MachineError, RewardError, TunerError, UsageError, did_you_mean
+from tuner.errors import DataError, MachineError, RewardError, RunDirectoryError, TunerError, UsageError, did_you_mean
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import load_reference, source
@@ -258,10 +258,10 @@ def _without_its_run(spec: ModelSpec) -> str | None:
     if spec.recipe or folder is None:
         return None
     try:
-        trained_with = checkpoints.facts(folder).get("objective")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a model of somebody else
+        trained_with = checkpoints.facts(folder).objective
+    except (OSError, ValueError, RunDirectoryError):  # a model of somebody else
         return None
-    facts = facts_of(trained_with) if isinstance(trained_with, str) and trained_with in OBJECTIVES else None
+    facts = facts_of(trained_with) if trained_with and trained_with in OBJECTIVES else None
     if facts is None or not facts.is_judged or facts.scores:
         return None
     return (

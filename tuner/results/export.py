@@ -52,6 +52,7 @@ from tuner.results.peft_adapter import STEM, Adapter, read_config
 from tuner.results.saved import SavedModel, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
+from tuner.runs.records import ManifestFacts
 from tuner.worker.generation import stop_where_answers_end
 
 _BESIDES_BYTES = 64 * 1024**2
@@ -213,11 +214,11 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
     return Exported(content.kind, len(tensors), needed, len(files), private, content.needs_tuner, compared)
 
 
-def _facts(saved: SavedModel, tensors: dict[str, JsonObject]) -> JsonObject:
+def _facts(saved: SavedModel, tensors: dict[str, JsonObject]) -> ManifestFacts:
     """Return the facts of the manifest; by the objective `tuner eval` says what it does not measure without the run."""
     recipe = saved.recipe()
-    of_run = {"objective": recipe.objective.type} if recipe else {}
-    return {"num_tensors": len(tensors), "tensors": tensors, **of_run}
+    facts = ManifestFacts(num_tensors=len(tensors), tensors=tensors)
+    return facts.model_copy(update={"objective": recipe.objective.type}) if recipe else facts
 
 
 def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, JsonObject]) -> str | None:

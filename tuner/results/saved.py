@@ -89,16 +89,16 @@ def _is_checkpoint(path: Path) -> bool:
         return False
     try:
         # An export has a manifest without a step; users may edit its files.
-        return "step" in checkpoints.facts(path)
-    except (ValueError, AttributeError, TypeError, RecursionError):
+        return checkpoints.facts(path).step is not None
+    except (ValueError, RunDirectoryError):
         return True
 
 
 def _of_run(run: RunDirectory) -> SavedModel:
-    status = run.read_json(run.status)
+    status = run.read_status()
     paths.refuse_forbidden(run.final, UsageError, "SOURCE")
-    if status.get("state") == "done" and has_weights(run.final):
-        return SavedModel(run.final, f"the result of {run.path}", run, status.get("step"))
+    if status.state == "done" and has_weights(run.final):
+        return SavedModel(run.final, f"the result of {run.path}", run, status.step)
     newest, passed_over = checkpoints.newest_valid(run.checkpoints)
     why = "".join(f"; {line}" for line in passed_over)
     if newest is None:

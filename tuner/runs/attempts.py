@@ -19,13 +19,13 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
         saved: The step of the checkpoint that it has just written; None: find the newest valid checkpoint.
 
     Raises:
-        RunDirectoryError: run.json is missing or not JSON.
+        RunDirectoryError: run.json cannot be read.
     """
     if often := too_often(num_restarts, limit):
         return often
     if not num_restarts:
         return None
-    began = int(run.read_json(run.run).get("resume_step") or 0)
+    began = run.read_run().resume_step or 0
     if saved is None:
         # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
         newest, _ = checkpoints.newest_valid(run.checkpoints)

@@ -18,13 +18,10 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from tuner.errors import RunDirectoryError
 from tuner.files import (
-    JsonObject,
-    ReadOnlyJson,
     copy,
     disk_errors,
     flush,
@@ -36,6 +33,7 @@ from tuner.files import (
     xxh3_128,
 )
 from tuner.progress import shown
+from tuner.runs.records import Manifest, ManifestFacts, ManifestFile
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -58,9 +56,12 @@ class _Expected(NamedTuple):
     hashed: Callable[[Path], str]
 
     @classmethod
-    def of(cls, entry: ReadOnlyJson) -> _Expected:
-        kind = "xxh3_128" if "xxh3_128" in entry else "sha256"  # a manifest of November 2026 or before
-        return cls(entry["bytes"], entry[kind], {"xxh3_128": xxh3_128, "sha256": sha256}[kind])
+    def of(cls, file: ManifestFile) -> _Expected:
+        if file.xxh3_128 is not None:
+            return cls(file.bytes, file.xxh3_128, xxh3_128)
+        if file.sha256 is None:
+            raise ValueError("it has no hash")
+        return cls(file.bytes, file.sha256, sha256)
 
     def is_of(self, path: Path) -> bool:
         return self.hashed(path) == self.digest
@@ -71,13 +72,13 @@ class Checkpoint(NamedTuple):
 
     Args:
         step: The optimizer step at which it was saved; without a readable manifest, that of its name.
-        facts: What was true of the run that saved it: world_size, deepspeed, data ...
+        facts: What was true of the run that saved it.
         problem: What is wrong with it, naming the file; None: it is valid.
     """
 
     path: Path
     step: int
-    facts: ReadOnlyJson = MappingProxyType({})
+    facts: ManifestFacts = ManifestFacts()
     problem: str | None = None
 
     @property
@@ -96,7 +97,7 @@ def clear_unfinished(folder: Path) -> None:
     shutil.rmtree(unfinished(folder), ignore_errors=True)
 
 
-def commit(folder: Path, step: int, facts: JsonObject, recipe: Path | None = None) -> int:
+def commit(folder: Path, step: int, facts: ManifestFacts, recipe: Path | None = None) -> int:
     """Make a checkpoint of what all ranks have written into `unfinished(folder)/checkpoint-STEP`.
 
     A kill at any instant leaves the older ones as they are, and this one whole or not there.
@@ -113,7 +114,7 @@ def commit(folder: Path, step: int, facts: JsonObject, recipe: Path | None = Non
     name = f"checkpoint-{step}"
     if recipe:
         copy(recipe, unfinished(folder) / name / RECIPE)
-    num_bytes = seal(unfinished(folder) / name, {**facts, "step": step})
+    num_bytes = seal(unfinished(folder) / name, facts.model_copy(update={"step": step}))
     put_in_place(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
     return num_bytes
@@ -130,8 +131,8 @@ def put_in_place(folder: Path, place: Path) -> None:
     clear_unfinished(folder)
 
 
-def seal(folder: Path, facts: JsonObject) -> int:
-    """Write the manifest of everything in `folder`, and facts such as world_size, when all ranks have written.
+def seal(folder: Path, facts: ManifestFacts) -> int:
+    """Write the manifest of everything in `folder`, with facts, when all ranks have written.
 
     Returns:
         The size in bytes of the files in the manifest.
@@ -139,11 +140,11 @@ def seal(folder: Path, facts: JsonObject) -> int:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
     with _in_threads(xxh3_128, files) as digests:
         entries = {
-            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "xxh3_128": digest}
+            str(path.relative_to(folder)): ManifestFile(bytes=path.stat().st_size, xxh3_128=digest)
             for path, digest in zip(files, digests, strict=True)
         }
     _flush_all(folder)  # the manifest must not reach the disk before its files
-    write_json(folder / MANIFEST, {"facts": facts, "files": entries})
+    write_json(folder / MANIFEST, Manifest(facts=facts, files=entries).to_json())
     return sum(path.stat().st_size for path in files)
 
 
@@ -168,14 +169,15 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     named = _NAME.fullmatch(folder.name)
     step = int(named[1]) if named else 0
     try:
-        manifest = load_json(read_text(folder / MANIFEST))
-        expected = {str(name): _Expected.of(entry) for name, entry in manifest["files"].items()}
-        facts = dict(manifest.get("facts", {}))
-        saved_at = int(facts.get("step", step))
+        manifest = _manifest(folder)
+        expected = {name: _Expected.of(file) for name, file in manifest.files.items()}
     except OSError:
         return Checkpoint(folder, step, problem="it has no manifest: the save never finished")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except RunDirectoryError as error:
+        return Checkpoint(folder, step, problem=error.what)
+    except ValueError:
         return Checkpoint(folder, step, problem="its manifest cannot be read")
+    facts, saved_at = manifest.facts, step if manifest.facts.step is None else manifest.facts.step
     if named and saved_at != step:  # it was renamed: whoever sorts by names would take it for another
         return Checkpoint(folder, step, facts, f"it was saved at step {saved_at}")
     try:
@@ -229,13 +231,21 @@ def _leads_out(folder: Path) -> bool:
     return name in ("", ".", "..") or bool({"/", "\0"} & set(name))
 
 
-def facts(folder: Path) -> JsonObject:
+def facts(folder: Path) -> ManifestFacts:
     """Return what a folder's manifest says of it beside its files: a checkpoint's has a step, an export's has none.
 
     Raises:
-        OSError, ValueError: there is no manifest, or it is not readable.
+        OSError, ValueError: there is no manifest, or it is not JSON.
+        RunDirectoryError: it is damaged, or of a later version.
     """
-    return dict(load_json(read_text(folder / MANIFEST)).get("facts", {}))
+    return _manifest(folder).facts
+
+
+def _manifest(folder: Path) -> Manifest:
+    content = load_json(read_text(folder / MANIFEST))
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return Manifest.of(content, folder / MANIFEST)
 
 
 def listed(folder: Path) -> list[Checkpoint]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tuner.errors import RunDirectoryError
 from tuner.files import (
-    ReadOnlyJson,
     copy,
     disk_errors,
     load_json,
@@ -21,6 +20,7 @@ from tuner.files import (
 )
 from tuner.runs import checkpoints, lock
 from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
+from tuner.runs.records import RunRecord, RunStatus
 
 
 def create(
@@ -43,7 +43,7 @@ def create(
         path.mkdir(parents=True, exist_ok=True)
         lock.take(path, environ or {}, has_ended)
         if resume:
-            _keep_earlier_attempt(path, json.loads(files.get("run.json", "{}")))
+            _keep_earlier_attempt(path, RunRecord.model_validate_json(files["run.json"]))
         else:
             if not is_run(path):
                 _clear_start(path)
@@ -51,7 +51,7 @@ def create(
     for name in sorted(files, key=lambda name: name == "run.json"):
         write_text(path / name, files[name])
     run = RunDirectory(path)
-    run.write_status("running")
+    run.write_status(RunStatus(state="running"))
     return run
 
 
@@ -70,13 +70,13 @@ def _claim(path: Path, recipe: str) -> None:
         raise RunDirectoryError(f"another run just took {path}", where="--work-dir", fix=fix) from None
 
 
-def _keep_earlier_attempt(path: Path, run: ReadOnlyJson) -> None:
+def _keep_earlier_attempt(path: Path, run: RunRecord) -> None:
     """Copy the files of an earlier attempt to attempts/N; each original stays until it is replaced.
 
     This attempt resumes as its run.json says. Metrics and checkpoints of later steps are moved, and so is a validation
     that this attempt repeats: metrics.jsonl reads as one run, and no run resumes from steps that are repeated.
     """
-    step = int(run.get("resume_step") or 0)
+    step = run.resume_step or 0
     names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
     earlier = [path / name for name in names]
     if not any(file.exists() for file in earlier):
@@ -91,7 +91,7 @@ def _keep_earlier_attempt(path: Path, run: ReadOnlyJson) -> None:
         elif file.exists():
             copy(file, folder / file.name)
     for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
-        _cut(path / name, folder / name, step, validates=not _has_validated(Path(run.get("resume") or ""), step))
+        _cut(path / name, folder / name, step, validates=not _has_validated(Path(run.resume or ""), step))
     checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.errors import Stopped, TunerError, heading
-from tuner.files import JsonObject, ReadOnlyJson
+from tuner.files import ReadOnlyJson
 from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
+from tuner.runs.records import DiagnosisRecord, RunRecord
 
 _SUMMARY = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
@@ -43,7 +44,7 @@ class Evidence:
         num_oom_kills: The number of processes that the kernel killed for lack of memory during the run.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
-        facts: run.json.
+        run: run.json; None if it cannot be read.
         counts: The progress of each rank, from its last sign of life.
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
@@ -58,7 +59,7 @@ class Evidence:
     num_oom_kills: int = 0
     last_step: int | None = None
     free_bytes: int | None = None
-    facts: ReadOnlyJson = field(default_factory=dict)
+    run: RunRecord | None = None
     counts: Mapping[int, int] = field(default_factory=dict)
     stopped: Sequence[int] = ()
     overdue: Sequence[int] = ()
@@ -66,7 +67,7 @@ class Evidence:
 
     @property
     def ranks(self) -> range:
-        return range(int(self.facts.get("world_size") or 0))
+        return range(self.run.world_size if self.run else 0)
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,12 @@ class Diagnosis:
     def text(self) -> str:
         return "\n".join([self.detail, *self.lines] if self.detail else self.lines)
 
-    def to_json(self) -> JsonObject:
-        return {
-            "cause": self.cause,
-            "what": self.problem,
-            "rank": self.rank,
-            "step": self.step,
-            "next_command": self.next_command,
-        }
+    @property
+    def record(self) -> DiagnosisRecord:
+        """What status.json holds of it."""
+        return DiagnosisRecord(
+            cause=self.cause, what=self.problem, rank=self.rank, step=self.step, next_command=self.next_command
+        )
 
 
 @dataclass(frozen=True)
@@ -317,7 +316,7 @@ def _known_step(evidence: Evidence) -> int | None:
 
 
 def _next_command(evidence: Evidence, suspect: _Suspect) -> str:
-    commands = evidence.facts.get("next") or {}
+    commands = evidence.run.next if evidence.run else {}
     recipe = shlex.quote(str(evidence.folder / "recipe.py"))
     log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "launcher-0.log")
     again = commands.get("again") or f"tuner train {recipe}"

@@ -3,8 +3,8 @@
 recipe.py       the whole recipe, for people; `tuner train RUN/recipe.py` runs it again
 recipe.json     the same values, checked and resolved: what the ranks read
 deepspeed.json  the DeepSpeed config that training used, to the byte
-run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe
-status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
+run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe: `RunRecord`
+status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure: `RunStatus`
 metrics.jsonl   one line for each logged step
 answers.jsonl   with `log.generate`: the answers to validation prompts at each validation, by step
 completions.jsonl  with an objective that generates: completions of the training prompts, with their rewards, by step
@@ -28,6 +28,7 @@ report.html     all of it for a person to look at
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -37,7 +38,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Literal
 
 from tuner.errors import DiskError, RunDirectoryError, Stopped
 from tuner.files import (
@@ -53,8 +53,8 @@ from tuner.files import (
     write_text,
 )
 from tuner.runs import lock
+from tuner.runs.records import RunRecord, RunStatus
 
-State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
 _OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
@@ -121,6 +121,32 @@ class RunDirectory:
             raise RunDirectoryError(f"{file.name} is not a JSON object", where=self.path)
         return value
 
+    def read_run(self) -> RunRecord:
+        """Read run.json.
+
+        Raises:
+            RunDirectoryError: it is missing or damaged, or of a later version.
+        """
+        return RunRecord.of(self.read_json(self.run), self.run)
+
+    def read_status(self) -> RunStatus:
+        """Read status.json. Errors as for `read_run`."""
+        return RunStatus.of(self.read_json(self.status), self.status)
+
+    @property
+    def run_or_none(self) -> RunRecord | None:
+        """run.json, or None if it cannot be read."""
+        with contextlib.suppress(RunDirectoryError):
+            return self.read_run()
+        return None
+
+    @property
+    def status_or_none(self) -> RunStatus | None:
+        """status.json, or None if it cannot be read."""
+        with contextlib.suppress(RunDirectoryError):
+            return self.read_status()
+        return None
+
     def recipe_block(self, name: str) -> JsonObject:
         """Return a block of recipe.json, such as "log"; an empty one if the file or the block cannot be read."""
         recipe = read_json_object(self.resolved_recipe).get("recipe")
@@ -130,27 +156,23 @@ class RunDirectory:
     @property
     def day(self) -> date | None:
         """The date of the run's first start, which its chat template takes for today; None if run.json has none."""
-        facts = read_json_object(self.run)
-        state = facts.get("state")
-        day = state.get("date") if isinstance(state, dict) else None
-        text = str(day or facts.get("started") or "")[:10]  # a run of an earlier version has `started` alone
-        try:
-            return date.fromisoformat(text)
-        except ValueError:
-            return None
+        record = self.run_or_none
+        with contextlib.suppress(ValueError):  # a run of an earlier version has `started` alone
+            return date.fromisoformat((record.state.date or record.started)[:10]) if record else None
+        return None
 
     def ending(self, exit_code: int) -> JsonObject:
         """Return how the run ended: the last line of `train --json`, and the input of the command in log.notify."""
-        status = read_json_object(self.status)
-        if status.get("state") == "running":  # the disk was too full to write how it ended
-            state = "stopped" if exit_code == Stopped.exit_code else "failed" if exit_code else "done"
-            status = {**status, "state": state}
-        facts = {key: status[key] for key in _ENDED if key in status}
-        return {"run": str(self.path), **facts, "exit_code": exit_code}
+        record = self.status_or_none
+        status = record.to_json() if record else {}
+        if record and record.state == "running":  # the disk was too full to write how it ended
+            status["state"] = "stopped" if exit_code == Stopped.exit_code else "failed" if exit_code else "done"
+        ended = {key: status[key] for key in _ENDED if key in status}
+        return {"run": str(self.path), **ended, "exit_code": exit_code}
 
-    def write_status(self, state: State, **facts: object) -> None:
-        """Write status.json; facts such as exit_code, step, message."""
-        write_json(self.status, {"state": state, "pid": os.getpid(), **facts})
+    def write_status(self, status: RunStatus) -> None:
+        """Write status.json, with this process's id."""
+        write_json(self.status, status.model_copy(update={"pid": os.getpid()}).to_json())
 
     def report_failure(self, rank: int, exit_code: int, message: str, **facts: object) -> None:
         """Report to the supervisor how a rank ended; torchrun turns every failure into 1.
@@ -249,7 +271,7 @@ def wait_for(path: Path, launch_id: str) -> RunDirectory:
     """
     run, deadline = RunDirectory(path), time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        if run.run.is_file() and run.read_json(run.run).get("launch_id") == launch_id:
+        if (record := run.run_or_none) and record.launch_id == launch_id:
             return run
         time.sleep(0.1)
     raise RunDirectoryError(

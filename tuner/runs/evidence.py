@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from tuner.files import read_json_object
 from tuner.runs import beats, metrics
 from tuner.runs.diagnose import Evidence
 from tuner.runs.directory import RunDirectory
@@ -34,7 +33,7 @@ def gather(
         num_oom_kills=num_oom_kills,
         last_step=_last_step(run),
         free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
-        facts=read_json_object(run.run),  # empty on a full disk, or if it was removed: the logs remain
+        run=run.run_or_none,  # None on a full disk, or if it was removed: the logs remain
         counts={rank: beat.count for rank, beat in beats.read(run).items()},
         stopped=stopped,
         overdue=overdue,

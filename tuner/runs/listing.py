@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from tuner.errors import RunDirectoryError, did_you_mean
-from tuner.files import JsonObject, ReadOnlyJson
+from tuner.files import JsonObject
 from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
 
 State = Literal["running", "done", "failed", "stopped", "died", "damaged"]
 """As in status.json. died: the file says running, but the process is gone. damaged: the file cannot be read."""
@@ -61,25 +62,25 @@ def below(folder: Path) -> list[Listed]:
 def look(path: Path, name: str) -> Listed:
     """Return the state of one run directory; a damaged one gets the state "damaged" and raises no error."""
     run = RunDirectory(path)
-    last, status = metrics.latest(run), {}
+    last, status = metrics.latest(run), None
     try:
-        status = run.read_json(run.status)
-        run.read_json(run.run)
+        status = run.read_status()
+        run.read_run()
         state, why = _state(run, status)
     except RunDirectoryError as error:
         state, why = "damaged", error.what
-    taken = status.get("step")  # a run that is done says it; of another the last step that was logged is known
+    taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
     return Listed(
         path=str(path),
         name=name,
         state=state,
         why=why,
-        step=taken if isinstance(taken, int) else last.get("step"),
+        step=last.get("step") if taken is None else taken,
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run),
         seen=_seen(run),
-        verdict=_verdict(status),
+        verdict=status.verdict.brief if status and status.verdict and state == "done" else None,
     )
 
 
@@ -130,16 +131,12 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _find(path, depth + 1)
 
 
-def _state(run: RunDirectory, status: ReadOnlyJson) -> tuple[State, str]:
-    state = status.get("state")
-    if state == "running":
+def _state(run: RunDirectory, status: RunStatus) -> tuple[State, str]:
+    if status.state == "running":
         return _running(run)
-    if state not in ("done", "failed", "stopped"):
-        return "damaged", f"status.json holds the state {state!r}"
-    diagnosis = status.get("diagnosis")
-    if isinstance(diagnosis, dict):
-        return state, f"{diagnosis.get('cause')}: {diagnosis.get('what')}"
-    return state, "" if state == "done" else next(iter(str(status.get("message") or "").splitlines()), "")
+    if status.diagnosis:
+        return status.state, f"{status.diagnosis.cause}: {status.diagnosis.what}"
+    return status.state, "" if status.state == "done" else next(iter((status.message or "").splitlines()), "")
 
 
 def _running(run: RunDirectory) -> tuple[State, str]:
@@ -165,12 +162,6 @@ def _seen(run: RunDirectory) -> float:
         with contextlib.suppress(OSError):
             times.append(file.stat().st_mtime)
     return max(times, default=0.0)
-
-
-def _verdict(status: ReadOnlyJson) -> str | None:
-    verdict = status.get("verdict")
-    brief = verdict.get("brief") if isinstance(verdict, dict) else None
-    return brief if isinstance(brief, str) else None
 
 
 def _number(value: object) -> float | None:

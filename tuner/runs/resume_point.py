@@ -6,26 +6,14 @@ It compares the checkpoint's facts with those of the run. The launcher chooses t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import RunDirectoryError
-from tuner.files import ReadOnlyJson
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-
-
-class LoadAs(StrEnum):
-    """How a checkpoint is loaded; run.json holds the value."""
-
-    SAVED = "saved"
-    UNIVERSAL = "universal"
-    """Its state is redistributed to another number of ranks."""
-    WEIGHTS = "weights"
-    """Its weights alone; the optimizer starts fresh."""
-
+from tuner.runs.records import CheckpointState, LoadAs, RunRecord
 
 _IN_UNIVERSAL_CHECKPOINTS = frozenset(("Adam", "AdamW", "RAdam"))
 """Optimizers with the states that DeepSpeed 0.19.8's ds_to_universal supports: exp_avg, exp_avg_sq and step."""
@@ -42,13 +30,13 @@ class ResumePoint(NamedTuple):
     load_as: LoadAs
 
     @classmethod
-    def of(cls, run_facts: ReadOnlyJson) -> ResumePoint | None:
+    def of(cls, run: RunRecord) -> ResumePoint | None:
         """Return the point in run.json, or None for a new run; the launcher has checked the checkpoint."""
-        if run_facts["resume"] is None:
+        if run.resume is None or run.resume_as is None:
             return None
-        path = Path(run_facts["resume"])
+        path = Path(run.resume)
         facts = checkpoints.facts(path)
-        return cls(Checkpoint(path, int(facts.get("step", 0)), facts), LoadAs(run_facts["resume_as"]))
+        return cls(Checkpoint(path, facts.step or 0, facts), run.resume_as)
 
     @property
     def path(self) -> Path:
@@ -64,12 +52,11 @@ class ResumePoint(NamedTuple):
         return self.path if self.load_as is LoadAs.SAVED else run.universal / f"{self.path.name}-{self.load_as}"
 
 
-def resume_from(checkpoint: Checkpoint, run: ReadOnlyJson, *, weights: bool) -> tuple[ResumePoint, tuple[str, ...]]:
+def resume_from(checkpoint: Checkpoint, run: CheckpointState, *, weights: bool) -> tuple[ResumePoint, tuple[str, ...]]:
     """Return how a run resumes from a checkpoint, and notes for the user.
 
     Args:
-        run: The facts that the run's own checkpoints will hold: world_size, stage, deepspeed, dtype, optimizer, nvme
-            (its states are on a disk) and nvme_weights_alone.
+        run: The state that the run's own checkpoints will have.
         weights: Load only the weights if the optimizer's states cannot be loaded (--resume-weights).
 
     Raises:
@@ -79,11 +66,11 @@ def resume_from(checkpoint: Checkpoint, run: ReadOnlyJson, *, weights: bool) -> 
     return ResumePoint(checkpoint, load_as), notes
 
 
-def _load_as(checkpoint: Checkpoint, run: ReadOnlyJson, *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
-    saved, name = checkpoint.facts, checkpoint.path.name
-    if "stage" not in saved:
+def _load_as(checkpoint: Checkpoint, run: CheckpointState, *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
+    saved, name = checkpoint.facts.state, checkpoint.path.name
+    if saved is None:
         return LoadAs.SAVED, ()
-    if run.get("nvme_weights_alone"):
+    if run.nvme_weights_alone:
         # Measured, DeepSpeed 0.19.8, max_in_cpu smaller than the model: a bare AttributeError.
         problem = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
         fix = "Add --ds zero_optimization.offload_param.device=cpu, or put offload_optimizer on NVMe too."
@@ -91,26 +78,27 @@ def _load_as(checkpoint: Checkpoint, run: ReadOnlyJson, *, weights: bool) -> tup
     hindrances = list(_hindrances(saved, run))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
-        if weights and not saved["nvme"]:  # what is swapped stands in files that only such an engine reads
+        if weights and not saved.nvme:  # what is swapped stands in files that only such an engine reads
             rest = "the optimizer's states start from zero; steps, data order and learning rate continue"
             return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so only its weights are loaded: {rest}.",)
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
         fix = f"{fixes}."
-        if not saved["nvme"]:
+        if not saved.nvme:
             fix = f"{fixes}, or add --resume-weights to load only the weights and restart the optimizer."
         problem = f"{name} {reasons}: its optimizer states cannot be loaded"
         raise IncompatibleStates(problem, where="--resume", fix=fix[0].upper() + fix[1:])
-    if saved["world_size"] == run["world_size"]:
+    if saved.world_size == run.world_size:
         return LoadAs.SAVED, ()
-    ranks = f"{name} was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
-    if not run["stage"]:
+    ranks = f"{name} was saved by {saved.world_size} ranks, this run has {run.world_size}"
+    if not run.stage:
         return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout uses other random numbers.",)
     return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
 
 
-def is_same_state(saved: ReadOnlyJson, run: ReadOnlyJson) -> bool:
+def is_same_state(saved: CheckpointState, run: CheckpointState) -> bool:
     """Return whether DeepSpeed loads a checkpoint into a run as it was saved."""
-    return all(saved[key] == run[key] for key in ("world_size", "stage", "dtype", "optimizer", "nvme"))
+    keys = {"world_size", "stage", "dtype", "optimizer", "nvme"}
+    return saved.model_dump(include=keys) == run.model_dump(include=keys)
 
 
 def share_states(stage: int, other: int) -> bool:
@@ -121,25 +109,25 @@ def share_states(stage: int, other: int) -> bool:
     return stage == other or {stage, other} == {1, 2}
 
 
-def _hindrances(saved: ReadOnlyJson, run: ReadOnlyJson) -> Iterator[tuple[str, str]]:
+def _hindrances(saved: CheckpointState, run: CheckpointState) -> Iterator[tuple[str, str]]:
     """Yield each reason why the optimizer's states cannot be loaded, with its remedy."""
-    take_level = f"use --deepspeed {saved['deepspeed']}"
-    if not share_states(saved["stage"], run["stage"]):
-        yield f"was saved at ZeRO stage {saved['stage']}, this run is at stage {run['stage']}", take_level
-    if saved["dtype"] != run["dtype"]:
-        was = f"was trained in {saved['dtype']}, this run has {run['dtype']}"
-        yield was, f"use --set optim_wrapper.dtype={saved['dtype']}"
-    if saved["optimizer"] != run["optimizer"]:
-        was = f"was trained with {saved['optimizer']}, this run has {run['optimizer']}"
-        yield was, f"use --set optim_wrapper.optimizer.type={saved['optimizer']}"
-    if saved["nvme"] != run["nvme"]:
+    take_level = f"use --deepspeed {saved.deepspeed}"
+    if not share_states(saved.stage, run.stage):
+        yield f"was saved at ZeRO stage {saved.stage}, this run is at stage {run.stage}", take_level
+    if saved.dtype != run.dtype:
+        was = f"was trained in {saved.dtype}, this run has {run.dtype}"
+        yield was, f"use --set optim_wrapper.dtype={saved.dtype}"
+    if saved.optimizer != run.optimizer:
+        was = f"was trained with {saved.optimizer}, this run has {run.optimizer}"
+        yield was, f"use --set optim_wrapper.optimizer.type={saved.optimizer}"
+    if saved.nvme != run.nvme:
         places = ("on NVMe", "in memory")
-        where, here = places if saved["nvme"] else places[::-1]
+        where, here = places if saved.nvme else places[::-1]
         yield f"has its states {where}, this run {here}", take_level
-    if saved["world_size"] != run["world_size"] and run["stage"]:
-        ranks = f"was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
-        if run["optimizer"] not in _IN_UNIVERSAL_CHECKPOINTS:
+    if saved.world_size != run.world_size and run.stage:
+        ranks = f"was saved by {saved.world_size} ranks, this run has {run.world_size}"
+        if run.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
             ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed)"
-        elif not run["nvme"]:
+        elif not run.nvme:
             return
-        yield ranks, f"use {saved['world_size']} ranks"
+        yield ranks, f"use {saved.world_size} ranks"

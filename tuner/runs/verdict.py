@@ -10,10 +10,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from tuner.files import JsonObject, ReadOnlyJson
+from pydantic import ConfigDict, computed_field
+from pydantic.dataclasses import dataclass
+
+from tuner.files import ReadOnlyJson
 
 _CHANGED = 0.01
 """A loss has moved if it differs by more than this part of what it was."""
@@ -72,8 +76,9 @@ class Trained(NamedTuple):
     first_step: int = 0
 
 
-class Verdict(NamedTuple):
-    """The loss or the reward of a run before and after training, and what to do next.
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+class Verdict:
+    """The loss or the reward of a run before and after training, and what to do next. status.json holds it.
 
     Args:
         outcome: What became of the loss.
@@ -99,6 +104,7 @@ class Verdict(NamedTuple):
         line = f"{self.measure} {self.quantity} {short_number(self.before)} -> {short_number(self.after)} in {steps}"
         return f"{line}; {self.advice}" if self.advice else line
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def brief(self) -> str:
         """What fits a table: the loss or the reward before and after, and the outcome."""
@@ -106,9 +112,11 @@ class Verdict(NamedTuple):
             f"{self.measure} {self.quantity} {short_number(self.before)} -> {short_number(self.after)}, {self.outcome}"
         )
 
-    def to_json(self) -> JsonObject:
-        """Return what status.json holds: its values, `brief` and `line`."""
-        return {**self._asdict(), "brief": self.brief, "line": str(self)}
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def line(self) -> str:
+        """It in one line."""
+        return str(self)
 
 
 def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
@@ -126,7 +134,7 @@ def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
     """
     verdict = _judge(list(lines), trained)
     if verdict and trained.first_step and trained.first_step >= trained.planned_steps:
-        return verdict._replace(advice="")
+        return replace(verdict, advice="")
     return verdict
 
 

@@ -28,11 +28,11 @@ def main() -> None:
 
 
 def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
-    facts = run.read_json(run.run)
-    if facts.get("swaps_to") and not rank.supervised:  # otherwise the supervisor claims them
-        for line in guard.swapped.claim(facts["swaps_to"], facts["launch_id"]):
+    record = run.read_run()
+    if record.swaps_to and not rank.supervised:  # otherwise the supervisor claims them
+        for line in guard.swapped.claim(record.swaps_to, record.launch_id):
             print(line, file=sys.stderr)
-    if not facts.get("needs_bitsandbytes", True):
+    if not record.needs_bitsandbytes:
         # PEFT imports bitsandbytes if it is installed, and that imports torch's compiler: 0.6 s of a rank's start.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
     gc.disable()  # imported objects stay: searching them for garbage took a fifth of the import time

@@ -24,11 +24,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import DiskError
-from tuner.files import JsonObject, is_disk_error
+from tuner.files import is_disk_error
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts
 from tuner.worker import compat_checkpoints
 from tuner.worker.generation import stop_where_answers_end
 from tuner.worker.process import warn
@@ -50,7 +51,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self,
         trainer: BuiltTrainer,
         run: RunDirectory,
-        facts: Callable[[int], JsonObject],
+        facts: Callable[[int], ManifestFacts],
         keep: int,
         *,
         keeps_best: bool = False,
@@ -112,7 +113,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         if missing[0]:
             write()
 
-    def _seal(self, step: int, facts: JsonObject, best: int | None, name: str, began_s: float) -> None:
+    def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
         with disk_errors(self.home, name):
             self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe)
             checkpoints.prune(self.home, self.keep, step, best)

@@ -26,9 +26,10 @@ from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs import attempts, beats, lock
 from tuner.runs.diagnose import diagnose
-from tuner.runs.directory import RunDirectory, State
+from tuner.runs.directory import RunDirectory
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
+from tuner.runs.records import RunStatus
 from tuner.runs.swapped import Swapped
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.process import send_to
@@ -217,17 +218,19 @@ class Guard:
     def _announce_end(self, report: JsonObject) -> int:
         """Print and store why the run ends, and return its exit code; used without a supervisor."""
         exit_code, message = int(report["exit_code"]), str(report["message"])
-        text, facts = f"rank {self.rank.rank}: {message}", {}
-        state: State = "stopped"
+        text = f"rank {self.rank.rank}: {message}"
+        status = RunStatus(state="stopped", exit_code=exit_code, message=message)
         if exit_code != Stopped.exit_code:
             frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run).items()})
             evidence = gather(self.run, stopped=frozen)
             diagnosis = diagnose(evidence if evidence.reports else replace(evidence, reports=[report]))
-            text, state, exit_code, message = diagnosis.text, "failed", diagnosis.exit_code, diagnosis.message
-            facts = {"diagnosis": diagnosis.to_json()}
+            text, exit_code = diagnosis.text, diagnosis.exit_code
+            status = RunStatus(
+                state="failed", exit_code=exit_code, message=diagnosis.message, diagnosis=diagnosis.record
+            )
         with contextlib.suppress(OSError, DiskError):
             os.write(self._stderr, f"{text}\n".encode())
-            self.run.write_status(state, exit_code=exit_code, message=message, **facts)
+            self.run.write_status(status)
         self.ended(exit_code)
         return exit_code
 

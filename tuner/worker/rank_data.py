@@ -27,6 +27,7 @@ from tuner.files import JsonObject, make_folder
 from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_warning
 from tuner.recipes.schema import PREFETCHED, RecipeConfig
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import StreamData, TrainedData
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker.process import warn
 from tuner.worker.stations import RankProcess, RunFiles
@@ -40,7 +41,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
     def __init__(self, files: RunFiles, rank: Rank) -> None:
         """Find the folder of the node's blocks; every rank takes part."""
         self.config, self.run, self.point, self.rank = files.config, files.run, files.point, rank
-        self.global_batch = int(files.facts["batch"]["global_batch"])
+        self.global_batch = files.record.batch.global_batch
         self.home = self.run.stream / str(_leader(rank))
         self._maker: Maker | None = None
         self._files: JsonObject = {}
@@ -86,11 +87,11 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         self._maker = Maker(pipeline, encoder, self.home, start, most=max_rows, ahead=ahead, num_rows=num_rows)
         return sha256
 
-    def facts(self, step: int) -> JsonObject:
-        """Return the facts about the stream for the checkpoint of a step; on rank 0."""
+    def data_at(self, step: int) -> TrainedData:
+        """Return what the checkpoint of a step says of the stream; on rank 0."""
         assert self._maker
         start, sha256 = self._maker.at(step * self.global_batch)
-        return {"stream": {"files": self._files, "start": start._asdict(), "sha256": sha256}}
+        return TrainedData(stream=StreamData(files=self._files, start=start._asdict(), sha256=sha256))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._maker:
@@ -134,13 +135,13 @@ def _start(point: ResumePoint, files: JsonObject) -> tuple[Start, str | None]:
     Raises:
         DataError: the checkpoint was trained on other files.
     """
-    saved = point.checkpoint.facts.get("data", {}).get("stream")
-    if saved is None:
+    data = point.checkpoint.facts.data
+    if data is None or data.stream is None:
         raise _changed(point, "a stream", "data that was prepared whole")
-    if saved["files"] != files:
-        now, before = (f"{data['files']:,} files of {data['bytes']:,} bytes" for data in (files, saved["files"]))
+    if (saved := data.stream.files) != files:
+        now, before = (f"{read['files']:,} files of {read['bytes']:,} bytes" for read in (files, saved))
         raise _changed(point, "other rows or another order" if now == before else now, before)
-    return Start(**saved["start"]), saved["sha256"]
+    return Start(**data.stream.start), data.stream.sha256
 
 
 def _changed(point: ResumePoint, now: str, before: str) -> DataError:
@@ -180,7 +181,7 @@ def prepare_rows(files: RunFiles, process: RankProcess, encoder: Encoder) -> Ran
     if rank.local_rank != 0:
         dist.barrier()
     trusted = trusts_fastokens(encoder)
-    train_rows = partial(prepared, num_rows=files.facts["batch"]["rows"])
+    train_rows = partial(prepared, num_rows=files.record.batch.rows)
     train_data = stream.open(encoder, tick) if stream else train_rows(config.train_dataloader.dataset)
     val_data = prepared(val.dataset) if val else None
     if trusted and not trusts_fastokens(encoder) and not stream:
@@ -212,9 +213,9 @@ def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
 
 def warn_unless_planned(warnings: Iterable[str], run: RunDirectory) -> None:
     """Print the warnings that the plan has not printed: it reads few rows, and none of the hub."""
-    planned = [str(one) for one in run.read_json(run.run).get("warnings", ())]
+    planned = run.read_run().warnings
     for text in warnings:
-        if not any(one.startswith(text) for one in planned):
+        if not any(warning.startswith(text) for warning in planned):
             warn(run, text)
 
 
@@ -226,8 +227,8 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
     """
     if rows is None or config.train_cfg.max_steps:
         return
-    sizes = run.read_json(run.run)["batch"]
-    batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
+    planned = run.read_run().batch
+    batch = Batch(planned.micro_batch, planned.accumulation, planned.ranks)
     counts, samples_a_row = rows.counts, config.objective.samples_a_row if config.objective.facts.generates else 1
     num_samples = counts.packed_rows * samples_a_row
     description = (
@@ -243,8 +244,7 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
         few = few_steps_warning(batch, epochs, samples, description, unpacked=unpacked)
         return [few, long_warm_up_warning(warm_up, batch.steps(samples, epochs)) if samples else None]
 
-    planned = sizes.get("samples")
-    foreseen = [None, None] if planned is None else warnings(planned)
+    foreseen = [None, None] if planned.samples is None else warnings(planned.samples)
     for warning, told in zip(warnings(num_samples), foreseen, strict=True):
         if warning and not told:
             warn(run, f"{warning}.")

@@ -39,7 +39,8 @@ from tuner.progress import POLL_S
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-from tuner.runs.resume_point import LoadAs, ResumePoint, is_same_state
+from tuner.runs.records import LoadAs, RunRecord, TrainedData
+from tuner.runs.resume_point import ResumePoint, is_same_state
 from tuner.worker import compat, compat_checkpoints
 from tuner.worker.checkpointing import best_step, disk_errors
 from tuner.worker.trainer_types import BuiltTrainer, EngineOptimizer
@@ -105,7 +106,7 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
 def _is_made_of(folder: Path, checkpoint: Checkpoint) -> bool:
     """Return whether a folder is complete and was converted from this checkpoint, not from another of the same step."""
     converted_one = checkpoints.read(folder)
-    return converted_one.problem is None and converted_one.facts.get("of") == _identity(checkpoint)
+    return converted_one.problem is None and converted_one.facts.of == _identity(checkpoint)
 
 
 def _identity(checkpoint: Checkpoint) -> str:
@@ -122,12 +123,12 @@ def _convert(point: ResumePoint, target: Path) -> None:
     for name in _OF_TRAINER:
         if (point.path / name).is_file():
             copy(point.path / name, target / name)
-    checkpoints.seal(target, {**point.checkpoint.facts, "of": _identity(point.checkpoint)})
+    checkpoints.seal(target, point.checkpoint.facts.model_copy(update={"of": _identity(point.checkpoint)}))
 
 
-def data_of(prepared: Prepared) -> JsonObject:
+def data_of(prepared: Prepared) -> TrainedData:
     """Return what identifies prepared data: the order of the samples follows from the rows and their number."""
-    return {"rows": len(prepared.dataset), "tokens": prepared.counts.tokens, "sha256": prepared.sha256}
+    return TrainedData(rows=len(prepared.dataset), tokens=prepared.counts.tokens, sha256=prepared.sha256)
 
 
 def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
@@ -136,9 +137,9 @@ def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
     Raises:
         DataError: the data has changed.
     """
-    saved, current = point.checkpoint.facts.get("data", {}) if point else {}, data_of(prepared)
-    if point and any(saved[key] != current[key] for key in saved):
-        now, before = (f"{data['rows']:,} rows of {data['tokens']:,} tokens" for data in (current, saved))
+    saved, current = point.checkpoint.facts.data if point else None, data_of(prepared)
+    if point and saved and saved != current:
+        now, before = (f"{data.rows:,} rows of {data.tokens:,} tokens" for data in (current, saved))
         now = "other rows or another order" if now == before else now
         message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
         fix = "Restore the data, or start a new run without --resume."
@@ -259,7 +260,8 @@ class LoadCheckpoint:
             engine.optimizer.clip_grad = engine.gradient_clipping()
 
     def _load_random_states(self, load: Callable[[str], None]) -> None:
-        if self.point.checkpoint.facts["world_size"] == dist.get_world_size():
+        saved = self.point.checkpoint.facts.state
+        if saved is None or saved.world_size == dist.get_world_size():
             load(str(self.point.path))
             return
         # transformers would give all ranks without a file of random states the same numbers, from the seed.
@@ -318,7 +320,7 @@ def _put(
         assert parameter.dtype == torch.float32, f"{type(engine.optimizer)} has unknown masters"
 
 
-def load_best(trainer: BuiltTrainer, run: RunDirectory, facts: JsonObject, *, is_adapter: bool) -> int | None:
+def load_best(trainer: BuiltTrainer, run: RunDirectory, record: RunRecord, *, is_adapter: bool) -> int | None:
     """Load the weights of the best checkpoint into the trained model; every rank takes part.
 
     Returns:
@@ -334,7 +336,8 @@ def load_best(trainer: BuiltTrainer, run: RunDirectory, facts: JsonObject, *, is
     if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
         return None
     # An attempt that began with a converted checkpoint loads every other one as converted too.
-    as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and is_same_state(best.facts, facts["state"])
+    is_same = best.facts.state is not None and is_same_state(best.facts.state, record.state)
+    as_saved = record.resume_as in (None, LoadAs.SAVED) and is_same
     with data_alone(folder):
         if as_saved:
             deepspeed_load_checkpoint(engine, str(folder), load_module_strict=not is_adapter)

@@ -13,6 +13,7 @@ from tuner.files import JsonObject
 from tuner.machine.topology import Rank
 from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunRecord
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker.guard import Guard
 
@@ -27,14 +28,14 @@ class RunFiles:
     Attributes:
         run: The run directory.
         config: recipe.json.
-        facts: run.json.
+        record: run.json.
         zero: deepspeed.json.
         point: The checkpoint that the run resumes from.
     """
 
     run: RunDirectory
     config: RecipeConfig
-    facts: JsonObject
+    record: RunRecord
     zero: JsonObject
     point: ResumePoint | None
 
@@ -42,8 +43,8 @@ class RunFiles:
     def read(cls, run: RunDirectory) -> RunFiles:
         """Read the files of a run directory."""
         config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
-        facts = run.read_json(run.run)
-        return cls(run, config, facts, run.read_json(run.deepspeed), ResumePoint.of(facts))
+        record = run.read_run()
+        return cls(run, config, record, run.read_json(run.deepspeed), ResumePoint.of(record))
 
     @property
     def zero_stage(self) -> int:

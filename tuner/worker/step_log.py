@@ -34,6 +34,7 @@ from tuner.files import JsonObject
 from tuner.machine.kernel import peak_resident_bytes
 from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunRecord
 from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.process import warn
@@ -90,9 +91,9 @@ class LogsSteps(TrainerCallback):  # type: ignore[misc]
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]
     """Writes metrics.jsonl and the progress bar on rank 0; a validation loss that is not finite ends the run."""
 
-    def __init__(self, run: RunDirectory, facts: JsonObject, show: ProgressBar | None) -> None:
+    def __init__(self, run: RunDirectory, record: RunRecord, show: ProgressBar | None) -> None:
         self.run, self.show = run, show
-        self.world_size, self.arithmetic = int(facts["world_size"]), facts.get("arithmetic")
+        self.world_size, self.arithmetic = record.world_size, record.arithmetic
         self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
         self.earlier_peak = 0
 
@@ -160,8 +161,8 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.tokens, self.since = tokens, now
         measured: Logs = {"tokens_per_second": round(speed, 1), "memory_bytes": max(peak_bytes(), self.earlier_peak)}
         if self.arithmetic:
-            used = speed / self.world_size * self.arithmetic["flops_per_token"]
-            measured["mfu"] = round(used / self.arithmetic["peak_flops_per_gpu"], 4)
+            used = speed / self.world_size * self.arithmetic.flops_per_token
+            measured["mfu"] = round(used / self.arithmetic.peak_flops_per_gpu, 4)
         return measured
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:

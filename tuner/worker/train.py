@@ -29,13 +29,13 @@ from transformers import TrainerCallback, TrainingArguments
 from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
 from tuner.errors import Stopped, UsageError
-from tuner.files import JsonObject
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import compat, experts, resume, trainer_setup
@@ -136,23 +136,23 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     config = files.config
     guard.watch(config.train_cfg.hang_timeout)
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
-    _refuse_other_world(rank, files.facts)
+    _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run, files.point, rank)
     process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments(files, process.device)
     rows = prepare_rows(files, process, encoder_of(config, path, run.day))
-    if files.facts["bind_cores"]:  # not earlier: one rank prepares the data with all cores
-        bind_cores(rank.local_rank, files.facts["world_size"] // files.facts["num_nodes"])
+    if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
+        bind_cores(rank.local_rank, files.record.world_size // files.record.num_nodes)
     if isinstance(rows.train, Prepared):
         resume.check_data(files.point, rows.train)
     return PreparedRank(files, process, rows, arguments, path, checkpoint, users_callbacks)
 
 
-def _refuse_other_world(rank: Rank, facts: JsonObject) -> None:
+def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
     # Each node multiplies its own --nproc-per-node by --nnodes, and no node sees the command of another.
-    if rank.world_size != (planned := int(facts["world_size"])):
-        problem = f"{rank.world_size} ranks were started, and node 0 has planned {planned}"
+    if rank.world_size != record.world_size:
+        problem = f"{rank.world_size} ranks were started, and node 0 has planned {record.world_size}"
         fix = "Give every node the same number: --nproc-per-node N, and as many GPUs."
         raise UsageError(problem, where="--nproc-per-node", fix=fix)
 
@@ -240,11 +240,11 @@ def _saver(
     """Return what saves checkpoints, and let the guard wait for it."""
     checkpoint = files.config.checkpoint
 
-    def facts_of_checkpoint(step: int) -> JsonObject:
+    def facts_of_checkpoint(step: int) -> ManifestFacts:
         if rows.stream:
-            return {**files.facts["state"], "data": rows.stream.facts(step)}
+            return ManifestFacts(state=files.record.state, data=rows.stream.data_at(step))
         assert isinstance(rows.train, Prepared)
-        return {**files.facts["state"], "data": resume.data_of(rows.train)}
+        return ManifestFacts(state=files.record.state, data=resume.data_of(rows.train))
 
     def on_valid(folder: Path, seconds: float) -> None:
         guard.heart.saved(seconds)
@@ -260,7 +260,7 @@ def _saver(
 def _callbacks(files: RunFiles, process: RankProcess) -> tuple[TrainerCallback, ...]:
     """Return the callbacks that need no trainer."""
     run, config, guard, leads = files.run, files.config, process.guard, process.rank.rank == 0
-    metrics_callback = MetricsCallback(run, files.facts, ProgressBar(guard.terminal) if leads else None)
+    metrics_callback = MetricsCallback(run, files.record, ProgressBar(guard.terminal) if leads else None)
     of_rank_0 = trackers(config.log.trackers, run) if leads else []
     logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
     watch = [WatchRewards(run)] if config.objective.facts.generates else []
@@ -276,7 +276,7 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
         callbacks.append(CheckHead(trainer, whole_logits, files.run))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.
     if cfg.torch_compile != "deepcompile":
-        callbacks += [ValidateFirst(trainer, files.facts["batch"]["global_batch"]), ValidateDue(trainer)]
+        callbacks += [ValidateFirst(trainer, files.record.batch.global_batch), ValidateDue(trainer)]
     return callbacks
 
 
@@ -324,12 +324,12 @@ def _save_last_step(built: BuiltRank) -> None:
 
 def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
-    run, config, facts = built.files.run, built.files.config, built.files.facts
+    run, config, record = built.files.run, built.files.config, built.files.record
     trainer, rank, guard = built.trainer, built.process.rank, built.process.guard
     guard.heart.beat("saving the result")
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
-    best = resume.load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
-    if facts["saves_result"]:
+    best = resume.load_best(trainer, run, record, is_adapter=is_adapter) if keeps_best else None
+    if record.saves_result:
         with disk_errors(run.checkpoints, "the result"):
             save_final_model(trainer, built.encoder, checkpoints.unfinished(run.checkpoints) / run.final.name)
             if rank.rank == 0:
@@ -353,16 +353,11 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     """
     run, config, trainer = built.files.run, built.files.config, built.trainer
     step, max_steps = trainer.state.global_step, trainer.state.max_steps
-    first_step = int(built.files.facts["resume_step"] or 0)
+    first_step = built.files.record.resume_step or 0
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    facts: JsonObject = {"step": step, "max_steps": max_steps, "result_step": best or step}
-    facts["loss"] = losses[-1] if losses else None
-    if config.train_cfg.torch_compile:
-        facts["num_compiled_graphs"] = compat.num_compiled_graphs()
     num_trained = _num_parameters(weight for weight in trainer.model.parameters() if weight.requires_grad)
-    facts["num_trained_weights"] = num_trained
     trained = Trained(
-        result_step=facts["result_step"],
+        result_step=best or step,
         planned_steps=max_steps,
         epochs=None if config.train_cfg.max_steps else config.train_cfg.max_epochs,
         learning_rate=config.optim_wrapper.optimizer.lr,
@@ -371,12 +366,24 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     )
     # The file has a validation after the last checkpoint; the log has what a run in another directory logged before.
     verdict = judge([*trainer.state.log_history, *metrics.every_line(run)], trained)
-    facts["verdict"] = verdict.to_json() if verdict else None
-    run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
+    status = RunStatus(
+        state="done",
+        exit_code=0,
+        seconds=round(seconds, 1),
+        step=step,
+        max_steps=max_steps,
+        result_step=best or step,
+        loss=losses[-1] if losses else None,
+        num_trained_weights=num_trained,
+        verdict=verdict,
+    )
+    if config.train_cfg.torch_compile:
+        status = status.model_copy(update={"num_compiled_graphs": compat.num_compiled_graphs()})
+    run.write_status(status)
     print(_taken(first_step, step, max_steps, seconds), flush=True)
     if verdict:
         print(f"Verdict: {verdict}", flush=True)
-    if facts.get("num_compiled_graphs") == 0:
+    if status.num_compiled_graphs == 0:
         warn(run, "torch.compile compiled nothing in this model: the steps ran uncompiled.")
     if step < max_steps:
         reason = "the validation loss no longer improved"
@@ -389,8 +396,8 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     num_parameters = _num_parameters(trainer.model.parameters())
     guard = built.process.guard
     show_samples(config, built.encoder, run, guard, run_s=seconds, num_parameters=num_parameters)
-    facts["peak_bytes"] = max(peak_bytes(), metrics.peak_bytes(run))  # saving and samples may need the most
-    run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
+    most_bytes = max(peak_bytes(), metrics.peak_bytes(run))  # saving and samples may need the most
+    run.write_status(status.model_copy(update={"peak_bytes": most_bytes}))
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.facts.scores else "chat"

@@ -117,7 +117,7 @@ def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: 
         models: The model to train, and the frozen copy that it is compared with where the objective needs one.
         rows: Training rows, of a stream those that are there, and those of the validation.
     """
-    config, zero, launch = files.config, files.zero, files.facts["launch_id"]
+    config, zero, launch = files.config, files.zero, files.record.launch_id
     stream = rows.train if isinstance(rows.train, Stream) else None
     first = rows.train.first if isinstance(rows.train, Stream) else rows.train
     train_rows, eval_rows = training_of(config.objective.type).ordered(config, first.dataset), None

@@ -131,7 +131,7 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
     """Report how fast the disks for swapping are, which are in memory or on a network, and what cannot be resumed."""
-    if run.state["nvme_weights_alone"]:
+    if run.state.nvme_weights_alone:
         yield "this run cannot be resumed: its weights are on NVMe and its optimizer is in memory."
     for path in sorted({swap.path for swap in swaps(run.final.config)}):
         place = existing(path)

@@ -67,9 +67,11 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
         message = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
-        saved = point.checkpoint.facts
-        savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
-        fix = f"Free space, give tuner train another --work-dir, or use the {savers} that saved it."
+        saved = point.checkpoint.facts.state
+        fix = "Free space, or give tuner train another --work-dir."
+        if saved:
+            savers = f"{saved.world_size} ranks and --deepspeed {saved.deepspeed}"
+            fix = f"Free space, give tuner train another --work-dir, or use the {savers} that saved it."
         yield DiskError(f"{message}, until the next one is saved", where=place, fix=fix)
 
 

@@ -1,0 +1,21 @@
+"""The smallest run.json and states of checkpoints, for tests that say only what they need of one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tuner.runs.records import BatchCounts, CheckpointState, RunRecord
+
+STATE = CheckpointState(world_size=1, deepspeed="none", stage=0, nvme=False, dtype="fp32", optimizer="AdamW")
+RECORD = RunRecord(
+    launch_id="first",
+    world_size=1,
+    batch=BatchCounts(micro_batch=1, accumulation=1, ranks=1, global_batch=1),
+    state=STATE,
+)
+
+
+def run_json(**changes: Any) -> str:
+    """Return a run.json with other values."""
+    return json.dumps({**RECORD.to_json(), **changes})

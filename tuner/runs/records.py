@@ -1,0 +1,333 @@
+"""What a run's files hold, as types: run.json, status.json and the manifest of a checkpoint or an export.
+
+Each file has a `version`; one without it is of version 1. A file of a later version is refused, because its keys may
+mean something else. A key that this version does not know is kept when the file is written again.
+
+This module reads and writes no file: `runs.directory` and `runs.checkpoints` do. It has no `from __future__ import
+annotations`: pydantic would have to compile each of its annotations anew when a command starts.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+
+from tuner.errors import RunDirectoryError, brief_repr
+from tuner.files import JsonObject
+from tuner.runs.verdict import Verdict
+
+VERSION = 1
+"""Raise it when a key changes its meaning, and read the earlier version in `Versioned.of`."""
+State = Literal["running", "done", "failed", "stopped"]
+
+
+class Keys(BaseModel):
+    """An object in a file: values of another type, NaN and infinity are errors, unknown keys are kept; immutable."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    def to_json(self) -> JsonObject:
+        """Return the keys that were given, and those that the file had."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Versioned(Keys):
+    """A whole file."""
+
+    version: Annotated[int, Field(ge=1)] = VERSION
+
+    @classmethod
+    def of(cls, content: Mapping[str, object], file: Path) -> Self:
+        """Return what a file holds.
+
+        Raises:
+            RunDirectoryError: a later version of tuner has written it, or a key is missing or has a wrong value.
+        """
+        version = content.get("version", VERSION)
+        if isinstance(version, int) and version > VERSION:
+            problem = f"{file.name} has version {version}, and this version of tuner reads {VERSION}"
+            fix = "Use the version of tuner that wrote it, or a later one."
+            raise RunDirectoryError(problem, where=file.parent, fix=fix)
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            problem = f"{file.name} is damaged: {_first_problem(error)}"
+            raise RunDirectoryError(problem, where=file.parent, fix="Restore it: only tuner writes it.") from error
+
+    def to_json(self) -> JsonObject:
+        return {"version": self.version, **super().to_json()}
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    key = ".".join(map(str, first["loc"])) or "the file"
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} = {brief_repr(first['input'])}: {first['msg']}"
+
+
+class BatchSettings(Keys):
+    """The batch as a recipe sets it; "auto" leaves a value to the machines."""
+
+    micro_batch: int | str
+    accumulation: int | str
+    asked_global_batch: int | None = None
+
+
+class CheckpointState(Keys):
+    """What decides which runs can load a checkpoint; the run that saves it knows it before its start.
+
+    Args:
+        asked_batch: As the recipe sets it, before it was made to fit a checkpoint.
+        batch: As it runs.
+        deepspeed: The preset, or the name of the user's config.
+        stage: ZeRO's.
+        nvme: The optimizer's states are on a disk.
+        nvme_weights_alone: The weights are on a disk, and the optimizer's states are not.
+        date: The day of the run's first start, which chat templates render.
+    """
+
+    world_size: int
+    global_batch: int | None = None
+    asked_batch: BatchSettings | None = None
+    batch: BatchSettings | None = None
+    deepspeed: str
+    stage: int
+    nvme: bool
+    nvme_weights_alone: bool = False
+    dtype: str
+    optimizer: str
+    date: str | None = None
+
+
+# run.json
+
+
+class LoadAs(StrEnum):
+    """How a checkpoint is loaded."""
+
+    SAVED = "saved"
+    UNIVERSAL = "universal"
+    """Its state is redistributed to another number of ranks."""
+    WEIGHTS = "weights"
+    """Its weights alone; the optimizer starts fresh."""
+
+
+class Attempt(Keys):
+    """An earlier attempt of the same start: how it ended, and with which split it ran."""
+
+    cause: str | None = None
+    what: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    deepspeed: str
+    micro_batch: int
+    accumulation: int
+
+
+class BatchCounts(Keys):
+    """The batch of all ranks, and the counts of rows, samples and optimizer steps; None: not known before the start."""
+
+    micro_batch: int
+    accumulation: int
+    ranks: int
+    global_batch: int
+    rows: int | None = None
+    rows_are: str = ""
+    samples: int | None = None
+    steps_per_epoch: int | None = None
+    steps_per_epoch_is: str = ""
+    steps: int | None = None
+    steps_are: str = ""
+    epochs: float | None = None
+    max_steps: int | None = None
+    steps_done: int = 0
+    steps_left: int | None = None
+
+
+class Precision(Keys):
+    dtype: str
+    reason: str = ""
+
+
+class Arithmetic(Keys):
+    """The FLOPs of training on one token and the peak FLOP/s of the slowest GPU: a GPU's utilisation is their ratio."""
+
+    flops_per_token: float
+    peak_flops_per_gpu: float
+
+
+class FitBytes(Keys):
+    """The estimate of the memory that a GPU needs, by part."""
+
+    gpu_bytes: dict[str, int]
+
+
+class GpuFacts(Keys):
+    name: str
+
+
+class HardwareFacts(Keys):
+    """The machine, as `machine.hardware` sees it."""
+
+    gpus: list[GpuFacts] = []
+    num_cpus: int | None = None
+
+
+class RunRecord(Versioned):
+    """run.json: what was decided before the start. What a rank cannot do without must be there.
+
+    Args:
+        launch_id: Differs from that of earlier launches in the same directory.
+        next: The next command to type after a failure, by cause; "again" resumes the run without a change.
+        resume: The path of the checkpoint that it resumes from.
+        state: For the manifests of its checkpoints.
+        swaps_to: The folders on disks that its DeepSpeed config swaps to.
+    """
+
+    name: str = ""
+    launch_id: str
+    started: str = ""
+    command: list[str] = []
+    argv: list[str] = []
+    next: dict[str, str] = {}
+    attempts: list[Attempt] = []
+    seed: int | None = None
+    deepspeed: str = ""
+    precision: Precision | None = None
+    resume: str | None = None
+    resume_as: Annotated[LoadAs | None, Field(strict=False)] = None
+    resume_step: int | None = None
+    world_size: int
+    num_nodes: int = 1
+    batch: BatchCounts
+    state: CheckpointState
+    bind_cores: bool = False
+    saves_result: bool = True
+    needs_bitsandbytes: bool = True
+    swaps_to: list[str] = []
+    arithmetic: Arithmetic | None = None
+    fit: FitBytes | None = None
+    warnings: list[str] = []
+    hardware: HardwareFacts = HardwareFacts()
+    versions: dict[str, str | None] = {}
+    platform: str = ""
+    interpreter: str = ""
+
+
+# status.json
+
+
+class DiagnosisRecord(Keys):
+    """The first cause of a failure, and what to type next."""
+
+    cause: str
+    what: str
+    rank: int | None = None
+    step: int | None = None
+    next_command: str | None = None
+
+
+class Pushed(Keys):
+    """The upload of the result: its address, or the problem."""
+
+    repository: str
+    address: str | None = None
+    problem: str | None = None
+
+
+class RunStatus(Versioned):
+    """status.json: whether a run is at work, and how it ended.
+
+    Args:
+        signal: The signal that it was told to stop by.
+        step: The optimizer step at the end.
+        result_step: The step whose weights the result has.
+        peak_bytes: The most memory that rank 0 held.
+    """
+
+    state: State
+    pid: int | None = None
+    exit_code: int | None = None
+    message: str | None = None
+    signal: int | None = None
+    diagnosis: DiagnosisRecord | None = None
+    seconds: float | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    result_step: int | None = None
+    loss: float | None = None
+    num_compiled_graphs: int | None = None
+    num_trained_weights: int | None = None
+    verdict: Verdict | None = None
+    peak_bytes: int | None = None
+    pushed: Pushed | None = None
+
+
+# manifest.json
+
+
+class StreamData(Keys):
+    """Where the block of the next row of a stream begins, and the files that it reads."""
+
+    files: JsonObject
+    start: dict[str, int]
+    sha256: str | None = None
+
+
+class TrainedData(Keys):
+    """What identifies the data that a checkpoint was trained on: prepared rows, or a stream."""
+
+    rows: int | None = None
+    tokens: int | None = None
+    sha256: str | None = None
+    stream: StreamData | None = None
+
+
+class ManifestFacts(Keys):
+    """What a manifest says beside its files; the keys of `state` stand beside the others there.
+
+    Args:
+        step: The optimizer step of a checkpoint; an export has none.
+        state: Of a checkpoint.
+        of: Of a converted checkpoint: the hash of the manifest of the one that it was made of.
+        objective: Of an export: what it was trained with.
+    """
+
+    step: int | None = None
+    state: CheckpointState | None = None
+    data: TrainedData | None = None
+    of: str | None = None
+    objective: str | None = None
+    num_tensors: int | None = None
+    tensors: dict[str, JsonObject] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_state(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "stage" not in values:
+            return values
+        state = {key: value for key, value in values.items() if key in CheckpointState.model_fields}
+        return {**{key: value for key, value in values.items() if key not in state}, "state": state}
+
+    @model_serializer(mode="wrap")
+    def _spread_state(self, serialize: Callable[[Self], JsonObject]) -> JsonObject:
+        values = serialize(self)
+        return {**(values.pop("state", None) or {}), **values}
+
+
+class ManifestFile(Keys):
+    """A file of a checkpoint; a manifest of November 2026 or before has a SHA-256."""
+
+    bytes: int
+    xxh3_128: str | None = None
+    sha256: str | None = None
+
+
+class Manifest(Versioned):
+    """manifest.json: the files by path, and what is true of them together."""
+
+    facts: ManifestFacts = ManifestFacts()
+    files: dict[str, ManifestFile]
