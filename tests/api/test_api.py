@@ -27,6 +27,9 @@ from tuner.errors import RecipeError, RunDirectoryError, UsageError
 from tuner.launch import render
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
+from tuner.runs.directory import RunDirectory
+from tuner.runs.records import RunStatus
+from tuner.runs.verdict import Outcome, Verdict
 
 TINY = "tiny_lora_sample_e1"
 DONE = (
@@ -287,8 +290,10 @@ def test_a_run_tells_its_verdict(tmp_path: Path, ranks: Any) -> None:
     run = tuner.train(TINY, work_dir=tmp_path / "run")
     assert run.verdict is None
 
-    (run.path / "status.json").write_text('{"state": "done", "verdict": {"outcome": "learned", "before": 4.5}}')
-    assert run.verdict == {"outcome": "learned", "before": 4.5}
+    verdict = Verdict(Outcome.LEARNED, "validation", 4.5, 3.5, 7, "train with --epochs 2")
+    RunDirectory(run.path).write_status(RunStatus(state="done", verdict=verdict))
+    assert run.verdict and (run.verdict["outcome"], run.verdict["before"]) == ("learned", 4.5)
+    assert (run.verdict["advice"], run.verdict["brief"]) == ("train with epochs=2", verdict.brief)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Trained(NamedTuple):
     first_step: int = 0
 
 
-@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False, defer_build=True))
 class Verdict:
     """The loss or the reward of a run before and after training, and what to do next. status.json holds it.
 
