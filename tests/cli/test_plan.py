@@ -37,6 +37,7 @@ def test_the_json_holds_every_preset_and_the_recommended_one(tuner: Tuner) -> No
         }
     )
     assert value["recommended"] == "deepspeed_zero1"
+    assert next(iter(value.items())) == ("version", 1)
     assert [found["fits"] for found in value["presets"].values()] == [False, True, True, True, True, True]
 
 

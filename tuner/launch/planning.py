@@ -27,6 +27,8 @@ from tuner.zero.config import AUTO
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
 """How many lines of each a plan prints in Python."""
+VERSION = 1
+"""The version of a plan's JSON. Raise it when a key changes its meaning."""
 
 
 class Plan(NamedTuple):
@@ -95,7 +97,7 @@ class Plan(NamedTuple):
     def to_json(self) -> JsonObject:
         """Return the plan as plain values; sizes are whole bytes."""
         empty: JsonObject = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
-        value = {**(summary.to_json(self.report) if self.report else empty), "chosen": None}
+        value = {"version": VERSION, **(summary.to_json(self.report) if self.report else empty), "chosen": None}
         if one := self.chosen:
             value |= {"chosen": {"name": one.level, "split": one.split._asdict(), **one.fit.to_json()}}
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
