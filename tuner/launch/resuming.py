@@ -94,7 +94,7 @@ def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:
         return folder.parent.parent, checkpoints.require_valid(folder, hashes=hashes), []
     newest, passed_over = checkpoints.newest_valid(folder / "checkpoints", hashes=hashes)
     if newest is None:
-        fix = " ".join((*passed_over, "Start a new run without --resume."))
+        fix = " ".join((*(f"{line}." for line in passed_over), "Start a new run without --resume."))
         raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=fix)
     return folder, newest, passed_over
 
@@ -108,7 +108,7 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
     if newest:
         return _resumed(known, newest, passed_over)
     if passed_over:
-        fix = f"{' '.join(passed_over)} Start a new run with another --work-dir."
+        fix = " ".join((*(f"{line}." for line in passed_over), "Start a new run with another --work-dir."))
         raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
     _refuse_lost(RunDirectory(known))
     beside = _beside(known) if known.parent == home.absolute() else ""
