@@ -31,18 +31,16 @@ def start_has_failed(run: RunDirectory, exit_code: int) -> None:
     end.notify(run, exit_code)
 
 
-def recipe_of_other_tool(name: str, environ: Mapping[str, str]) -> Converted | None:
-    """Return the recipe of another tool's config, or None if the file is not one.
+def recipe_of_other_tool(name: str, environ: Mapping[str, str]) -> Converted:
+    """Return the recipe of another tool's config.
 
     Args:
-        name: The text in a recipe's place.
+        name: The path of the config, as the user wrote it.
         environ: Says where tuner's cache is.
 
     Raises:
         TunerError: the config is wrong, or its recipe would train something else.
     """
-    if not name.endswith((".yaml", ".yml", ".json", ".py", ".sh")):
-        return None
     from tuner.importers import direct
 
     return direct.recipe_of(name, environ)

@@ -22,7 +22,9 @@ TENSORS = "adapter_model.safetensors"
 _HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))[A-Za-z0-9]([\w.-]*\w)?(/[A-Za-z0-9]([\w.-]*\w)?)?", re.ASCII)
 _MAX_HUB_ID = 96
 """Characters. Source of both: huggingface_hub, validate_repo_id."""
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2", ".safetensors")
+DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
+"""The suffixes of data files; a .json file may also be a recipe or a DeepSpeed config."""
+_FILES = (*DATA, ".json", ".safetensors")
 
 
 def local(path: str) -> Path | None:

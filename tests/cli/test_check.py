@@ -262,7 +262,7 @@ def test_a_folder_that_is_no_run_is_told_so(tuner: Tuner, tmp_path: Path) -> Non
     result = tuner("check", tmp_path)
 
     assert result.code == 2
-    assert "is not a run directory" in result.err
+    assert "is not a run directory" in result.out
 
 
 @pytest.mark.parametrize("command", ["check", "show"])

@@ -27,7 +27,7 @@ from tuner.launch.checks import model_files
 from tuner.machine import hostfile
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
-from tuner.recipes import catalog, loading, model_facts, path_checks, starting_weights
+from tuner.recipes import catalog, loading, model_facts, names, path_checks, starting_weights
 from tuner.recipes.recipe import Overrides
 from tuner.report import gathered, page
 from tuner.results import saved
@@ -265,7 +265,7 @@ def _variables_of_hosts(folder: Path, path: Path) -> None:
 
 def _tool_config(_: Path, path: Path) -> None:
     _each(
-        lambda: tools.is_config(path),
+        lambda: names.identify(str(path)),
         *(lambda name=name: tools.read([str(path)], name) for name in (None, *tools.NAMES)),
     )
 

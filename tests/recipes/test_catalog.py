@@ -183,7 +183,6 @@ def test_a_right_name_suggests_itself(parts: Parts) -> None:
         (" ", "no recipe ' '", "tuner list"),
         ("\n", "no recipe '\\n'", "tuner list"),
         ("a\0b", "no recipe 'a\\x00b'", "tuner list"),
-        ("..", "no recipe '..'", "tuner list"),
         ("\udcff", "no recipe '\\udcff'", "tuner list"),
         ("base", "no recipe 'base'", "tuner list"),
         ("tiny_full_sample_e10000", "no recipe", "tiny_full_sample_e"),
@@ -210,8 +209,8 @@ def test_a_name_of_no_recipe_is_one_message(name: str, what: str, fix: str) -> N
         ("../tiny_full_sample_e3", "there is no file"),
         ("tiny_full_sample.py", "there is no file"),
         ("/etc/passwd", "not valid Python"),
-        ("a\0/b", "null byte"),
-        ("n" * 300 + ".py", "File name too long"),
+        ("a\0/b", "there is no file"),
+        ("n" * 300 + ".py", "there is no file"),
     ],
 )
 def test_a_path_is_a_file_and_never_a_name(

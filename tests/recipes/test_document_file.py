@@ -9,7 +9,8 @@ import pytest
 
 from tuner.errors import RecipeError, UsageError
 from tuner.importers import tools
-from tuner.recipes import document_file, loading
+from tuner.recipes import loading, names
+from tuner.recipes.names import NameKind
 from tuner.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -148,8 +149,7 @@ def test_a_code_flag_runs_no_yaml() -> None:
 def test_a_recipe_is_told_from_other_tools_files_by_its_keys(text: str, is_ours: bool) -> None:
     Path("my.yaml").write_text(text)
 
-    assert document_file.is_recipe(Path("my.yaml")) is is_ours
-    assert not (is_ours and tools.is_config(Path("my.yaml")))
+    assert (names.identify("my.yaml").kind is NameKind.RECIPE_FILE) is is_ours
 
 
 def test_a_recipe_is_not_imported_as_another_tools_config() -> None:

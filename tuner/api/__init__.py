@@ -38,7 +38,8 @@ from tuner.machine import hardware
 from tuner.machine.hardware import detect
 from tuner.machine.topology import LaunchFlags
 from tuner.progress import show_on
-from tuner.recipes import loading, python_calls
+from tuner.recipes import loading, names, python_calls
+from tuner.recipes.names import Name, NameKind
 from tuner.recipes.recipe import Asked, Overrides, Recipe
 from tuner.results.saved import check_dest, find
 from tuner.worker.quiet import quiet
@@ -594,13 +595,15 @@ def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) ->
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
-        source = recipe.arguments or Asked(recipe.name, Overrides())
+        source = recipe.arguments or Asked(names.identify(recipe.name), Overrides())
         return Asked(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)
-    name = os.fspath(recipe)
-    converted = recipe_of_other_tool(name, os.environ)  # effect: where tuner's cache is
-    return Asked(str(converted.path) if converted else name, changes, allow_code)
+    name = names.identify(os.fspath(recipe))
+    if name.kind is NameKind.OTHER_TOOL:
+        converted = recipe_of_other_tool(name.text, os.environ)  # effect: where tuner's cache is
+        name = Name(str(converted.path), NameKind.RECIPE_FILE, converted.path)
+    return Asked(name, changes, allow_code)
 
 
 def _asked_with(

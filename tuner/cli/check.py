@@ -18,6 +18,7 @@ from tuner.cli.options import (
 )
 from tuner.errors import visible
 from tuner.files import dump_json
+from tuner.recipes.names import Name, NameKind
 
 _WRONG = 2
 
@@ -35,7 +36,7 @@ _WRONG = 2
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @override_options
 def command(
-    name: str | None,
+    name: Name | None,
     deepspeed: str | None,
     gpus: int | None,
     gpu: str | None,
@@ -52,11 +53,10 @@ def command(
     from tuner.launch import checking
     from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.resolved_run import Request
-    from tuner.launch.targets import kind_of
 
-    kind = kind_of(name)
-    unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
-    refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
+    is_run = name is not None and name.kind is NameKind.RUN
+    unused = {} if is_run else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
+    refuse_changes(name, {**changes, **unused, "deepspeed": deepspeed})
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
     report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))
     if as_json:

@@ -12,6 +12,7 @@ from tuner.cli.options import OptionValue, override_options, overrides, recipe_a
 from tuner.cli.say import say
 from tuner.files import write_new_text
 from tuner.recipes import loading
+from tuner.recipes.names import Name
 from tuner.zero import choice
 
 
@@ -19,7 +20,7 @@ from tuner.zero import choice
 @recipe_argument("name")
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
-def command(name: str | None, dest: Path | None, allow_code: bool, **changes: OptionValue) -> None:
+def command(name: Name | None, dest: Path | None, allow_code: bool, **changes: OptionValue) -> None:
     """Write a recipe as one file of its own, with every value and a comment on each.
 
     NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]

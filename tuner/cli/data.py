@@ -18,6 +18,7 @@ from tuner.cli.options import OptionValue, override_options, overrides, recipe_a
 from tuner.errors import DataError, visible
 from tuner.files import dump_json
 from tuner.recipes import loading
+from tuner.recipes.names import Name
 from tuner.recipes.schema import Dataset
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _MAX_BAD = 20
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @override_options
 def command(
-    name: str | None,
+    name: Name | None,
     every: bool,
     samples: int,
     bad: bool,

@@ -17,7 +17,7 @@ from tuner import paths
 from tuner.cli.options import Changes
 from tuner.cli.say import say
 from tuner.cli.text import announce
-from tuner.recipes import catalog, mistaken, starting_weights
+from tuner.recipes import catalog, mistaken, names
 from tuner.runs import listing
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_data(file: Path) -> bool:
-    is_rows = file.suffix == ".json" and mistaken.holds_rows(file)
-    return paths.is_file(file) and (is_rows or file.suffix in (".jsonl", ".parquet", ".csv"))
+    is_suggested = file.suffix in (".json", ".jsonl", ".parquet", ".csv") and paths.is_file(file)
+    return is_suggested and names.identify(str(file)).kind is names.NameKind.DATA
 
 
 def _in_folders() -> Iterator[Choice]:
@@ -109,7 +109,7 @@ def _in_hub_cache() -> Iterator[Choice]:
 
 def _of_runs() -> Iterator[Choice]:
     done = (run for run in reversed(listing.below(Path("work_dirs"))) if run.state == "done")
-    for run in islice((run for run in done if starting_weights.holds_model(Path(run.path))), _MAX_RUNS):
+    for run in islice((run for run in done if names.holds_model(Path(run.path))), _MAX_RUNS):
         yield Choice(f"work_dirs/{run.name}", "the result of a run")
 
 
@@ -150,7 +150,7 @@ def _model_of(text: str) -> tuple[str, str | None]:
         return meant or text, None if meant else f"No model {text!r} is known. A hub id has an owner: {_SMALL}."
     if not paths.exists(local):
         return text, f"{text!r} does not exist."
-    return text, None if starting_weights.holds_model(local) else f"{text!r} holds no model (no config.json)."
+    return text, None if names.holds_model(local) else f"{text!r} holds no model (no config.json)."
 
 
 def _data_of(text: str) -> tuple[str, str | None]:

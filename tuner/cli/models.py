@@ -13,9 +13,10 @@ from tuner import paths
 from tuner.cli import complete
 from tuner.cli.options import all_of, debug_option, remote_code_option
 from tuner.cli.say import say
+from tuner.errors import RunDirectoryError
 from tuner.recipes import mistaken
-from tuner.recipes.starting_weights import holds_model
-from tuner.runs.directory import is_run, newest_run
+from tuner.recipes.names import MODELS, Name, NameKind, identify
+from tuner.runs.directory import newest_run
 from tuner.runs.listing import below, no_run
 
 model_options = all_of(
@@ -52,31 +53,36 @@ max_new_tokens_option = click.option(
 )
 
 
-def newest_of(name: str) -> str:
-    """Return the newest run in a recipe's folder (work_dirs/RECIPE), and print that; return any other name as it is."""
-    folder = paths.expanded(name)
-    if not paths.is_folder(folder) or is_run(folder) or holds_model(folder) or not (run := newest_run(folder)):
-        return name
-    say(f"{name} holds runs: taking the newest, {run}.", err=True)
+def newest_of(text: str | Name) -> str:
+    """Return the newest run in a recipe's folder (work_dirs/RECIPE), and print that; return any other text as it is."""
+    name = identify(text)
+    of_recipe = name.kind in (NameKind.FOLDER, NameKind.RECIPE)
+    if not of_recipe or name.path is None or not (run := newest_run(name.path)):
+        return name.text
+    say(f"{name.text} holds runs: taking the newest, {run}.", err=True)
     return str(run)
 
 
-def source_of(name: str) -> str:
-    """Return the run or model that SOURCE names: `newest_of`, or the name as it is.
+def source_of(text: str) -> str:
+    """Return the run or model that SOURCE names: `newest_of`, or the text as it is.
 
     Raises:
-        RunDirectoryError: the path does not exist, and the name is not OWNER/NAME; the hub is not asked.
+        RunDirectoryError: the path does not exist, the text is not OWNER/NAME, or it names something else; the hub is
+            not asked.
     """
-    local, fix = paths.local(name), "Give a run, a model's folder, or a hub id: OWNER/NAME."
-    if local:
-        if not paths.exists(local):
-            raise no_run(name, "SOURCE", fix)
-        return newest_of(name)
-    from huggingface_hub import try_to_load_from_cache  # 0.01 s, and only names that are not a path need it
+    name, fix = identify(text), "Give a run, a model's folder, or a hub id: OWNER/NAME."
+    if (newest := newest_of(name)) != text or (name.path and name.kind in (*MODELS, NameKind.FOLDER, NameKind.UNCLEAR)):
+        return newest
+    if name.kind is NameKind.MODEL:
+        folder = Path(text).parent
+        if not (paths.is_folder(folder) and below(folder)):
+            return text
+    elif name.kind is NameKind.UNKNOWN:
+        from huggingface_hub import try_to_load_from_cache  # 0.01 s, and only a word needs it
 
-    folder = Path(name).parent
-    is_cached = "/" not in name and isinstance(try_to_load_from_cache(name, "config.json"), str)
-    if is_cached or ("/" in name and not (paths.is_folder(folder) and below(folder))):
-        return name
-    meant = mistaken.hub_id(name)
-    raise no_run(name, "SOURCE", f"Did you mean {meant}?" if meant else fix)
+        if paths.is_hub_id(text) and isinstance(try_to_load_from_cache(text, "config.json"), str):
+            return text
+    elif name.kind in (NameKind.RECIPE, NameKind.RECIPE_FILE, NameKind.OTHER_TOOL, NameKind.DEEPSPEED):
+        raise RunDirectoryError(f"{text!r} is {name.kind.value}, not a run or a model", where="SOURCE", fix=fix)
+    meant = mistaken.hub_id(text)
+    raise no_run(text, "SOURCE", f"Did you mean {meant}?" if meant else fix)

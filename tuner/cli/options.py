@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,11 +16,9 @@ from tuner.cli import complete
 from tuner.cli.say import say
 from tuner.errors import UsageError
 from tuner.hooks import recipe_of_other_tool
-from tuner.recipes import catalog, mistaken, starting_weights, trust
+from tuner.recipes import catalog, trust
+from tuner.recipes.names import CONFIGS, MODELS, Name, NameKind, identify
 from tuner.recipes.recipe import Overrides
-
-if TYPE_CHECKING:
-    from tuner.launch.targets import Kind
 
 OptionValue = Any
 """The value of an option, as click converts it."""
@@ -80,9 +78,9 @@ def _after_options(ctx: click.Context, _: click.Parameter, more: tuple[str, ...]
     """Return the values after --cfg-options; without a recipe, click takes the second KEY=VALUE for the recipe."""
     for name in ("recipe", "name"):
         word = ctx.params.get(name)
-        if isinstance(word, str) and "=" in word and ctx.params.get("cfg_options") and not word.endswith(".py"):
+        if word and "=" in word.text and ctx.params.get("cfg_options") and not word.path:
             ctx.params[name] = None
-            return (word, *more)
+            return (word.text, *more)
     return more
 
 
@@ -221,14 +219,15 @@ def plain_name(flag: str) -> str:
 def _place_of(stray: str) -> str:
     """Return where an argument belongs that stands beside the recipe: data, or a model, has an option."""
     context = click.get_current_context()
-    named = context.params.get("recipe") or context.params.get("name") or ""
-    is_swapped = named.endswith(mistaken.DATA)
-    model, data = (stray, named) if is_swapped else (named, stray)
-    if not data.endswith(mistaken.DATA):
+    first: Name | None = context.params.get("recipe") or context.params.get("name")
+    model, data = first, identify(stray)
+    if first and first.kind is NameKind.DATA and data.kind is not NameKind.DATA:
+        model, data = data, first
+    if data.kind is not NameKind.DATA:
         return "Pass values with --set KEY=VALUE."
-    is_model = is_swapped or starting_weights.is_model(model) or not model
-    recipe = f"--model {shlex.quote(model or 'MODEL')}" if is_model else shlex.quote(model)
-    return f"Write: {context.command_path} {recipe} --data {shlex.quote(data)}"
+    is_recipe = model is not None and model is first and model.kind not in MODELS
+    named = shlex.quote(model.text if model else "MODEL")
+    return f"Write: {context.command_path} {named if is_recipe else f'--model {named}'} --data {shlex.quote(data.text)}"
 
 
 def overrides(
@@ -254,26 +253,29 @@ def overrides(
     return Overrides(pairs=tuple(pairs), **changes)
 
 
-def _imported(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Return the recipe of another tool's config, and print a line about it; return any other name as it is.
+def identified(ctx: click.Context, param: click.Parameter, text: str | None) -> Name | None:
+    """Return what the text names; for another tool's config the recipe made of it, after a line about it.
 
     Raises:
         TunerError: the config is wrong, or its recipe would train something else.
     """
-    converted = recipe_of_other_tool(name, os.environ) if name else None
-    if converted is None:
+    if text is None:
+        return None
+    name = identify(text)
+    if name.kind is not NameKind.OTHER_TOOL:
         return name
+    converted = recipe_of_other_tool(text, os.environ)
     say(converted.summary, err=True)
-    return str(converted.path)
+    return Name(str(converted.path), NameKind.RECIPE_FILE, converted.path)
 
 
 def recipe_argument(name: str) -> Decorator:
     """Return the argument RECIPE, under its name in Python; it may also be the config file of another tool."""
-    return click.argument(name, required=False, shell_complete=complete.recipes, callback=_imported)
+    return click.argument(name, required=False, shell_complete=complete.recipes, callback=identified)
 
 
-def refuse_changes(name: str | None, kind: Kind, changes: Changes) -> None:
-    """Refuse options of a recipe if the name is not a recipe.
+def refuse_changes(name: Name | None, changes: Changes) -> None:
+    """Refuse options of a recipe if the name is a DeepSpeed config or a run.
 
     Args:
         changes: The options' values by their names in Python.
@@ -281,11 +283,11 @@ def refuse_changes(name: str | None, kind: Kind, changes: Changes) -> None:
     Raises:
         UsageError: one of them is not at its default.
     """
-    if kind == "recipe":
+    if name is None or name.kind not in (*CONFIGS, NameKind.RUN):
         return
-    description = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
-    fix = f"Use it with a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
+    is_run = name.kind is NameKind.RUN
+    fix = f"Name {name.text}/recipe.py instead." if is_run else f"Use it with a recipe: RECIPE --deepspeed {name.text}."
     for key, value in changes.items():
         if value not in (None, (), 1, False):
             flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
-            raise UsageError(f"{flag} needs a recipe, and {name!r} is {description}", where=flag, fix=fix)
+            raise UsageError(f"{flag} needs a recipe, and {name.text!r} is {name.kind.value}", where=flag, fix=fix)

@@ -28,6 +28,7 @@ from tuner.fit.sizes import gib
 from tuner.fit.summary import Longest, Report, Step
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
+from tuner.recipes.names import Name
 from tuner.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ _LONGEST = (
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @override_options
 def command(
-    recipe: str | None,
+    recipe: Name | None,
     deepspeed: str | None,
     gpus: int | None,
     gpu: str | None,

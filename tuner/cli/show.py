@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +15,7 @@ from tuner.cli.options import (
     Changes,
     OptionValue,
     deepspeed_option,
+    identified,
     machine_options,
     override_options,
     overrides,
@@ -27,14 +27,17 @@ from tuner.cli.text import differing, origins_json, with_origins
 from tuner.errors import UsageError
 from tuner.files import JsonObject, dump_json
 from tuner.recipes import loading
-from tuner.recipes.merging import Section, differences
+from tuner.recipes.merging import Kind, Origin, Place, Section, differences, leaves
+from tuner.recipes.names import CONFIGS, Name, NameKind
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
+from tuner.zero.config import Document
 
 if TYPE_CHECKING:
     from tuner.launch.machine_facts import AskedMachines
-    from tuner.launch.targets import Kind
+
+_RUN_FACTS = {"versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform"}
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,19 @@ class Shown:
     "--diff",
     "other",
     metavar="OTHER",
+    callback=identified,
     shell_complete=complete.recipes,
     help="Show only the values that differ from OTHER: a recipe, or a DeepSpeed preset or JSON.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the values and their origins as JSON.")
 @override_options
 def command(
-    name: str | None,
+    name: Name | None,
     deepspeed: str | None,
     gpus: int | None,
     gpu: str | None,
     nodes: int,
-    other: str | None,
+    other: Name | None,
     as_json: bool,
     allow_code: bool,
     **changes: OptionValue,
@@ -87,49 +91,41 @@ def command(
     With --diff, --set applies to NAME only and --deepspeed to both. OTHER may also be a DeepSpeed preset or JSON.
     """
     from tuner.launch.machine_facts import HERE, AskedMachines
-    from tuner.launch.targets import kind_of
 
     asked = AskedMachines(gpus, gpu, nodes)
     final = deepspeed is not None or bool(changes["ds"]) or asked != HERE
     settings = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
-    refuse_changes(name, kind_of(name), settings)
+    refuse_changes(name, settings)
     machines = asked if final else None
     left = _look(name, deepspeed, machines, allow_code, changes)
     if other is None:
         _print(left, as_json=as_json)
-    elif machines and _is(name, "recipe") and _is(other, "config"):
-        right = _look(name, other, machines, allow_code, changes)
-        _print_diff(left, right, f"--deepspeed {left.facts['level']['name']}", f"--deepspeed {other}", as_json=as_json)
+    elif "level" in left.facts and other.kind in CONFIGS:
+        right = _look(name, other.text, machines, allow_code, changes)
+        left_name = f"--deepspeed {left.facts['level']['name']}"
+        _print_diff(left, right, left_name, f"--deepspeed {other.text}", as_json=as_json)
     else:
-        right = _look(other, deepspeed if _is(other, "recipe") else None, machines, allow_code, {})
+        right = _look(other, deepspeed, machines, allow_code, {})
         _print_diff(left, right, left.name, right.name, as_json=as_json)
 
 
-def _is(name: str | None, kind: Kind) -> bool:
-    from tuner.launch.targets import kind_of
-
-    return kind_of(name) == kind
-
-
 def _look(
-    name: str | None,
+    name: Name | None,
     deepspeed: str | None,
     machines: AskedMachines | None,
     allow_code: bool,
     changes: Changes,
 ) -> Shown:
-    if _is(name, "config"):
-        from tuner.launch.targets import config_section
-
-        document = choice.open_config(str(name), "NAME")
-        return Shown(document.name, {"deepspeed": config_section(document)})
-    if _is(name, "run"):
-        return _run(Path(str(name)))
+    if name and name.kind in CONFIGS:
+        document = choice.open_config(name, "NAME")
+        return Shown(document.name, {"deepspeed": _config_section(document)})
+    if name and name.path and name.kind is NameKind.RUN:
+        return _run(RunDirectory(name.path))
     return _recipe(name, deepspeed, machines, allow_code, changes)
 
 
 def _recipe(
-    name: str | None,
+    name: Name | None,
     deepspeed: str | None,
     machines: AskedMachines | None,
     allow_code: bool,
@@ -164,17 +160,26 @@ def _recipe(
     return Shown(loaded.name, sections, head, resolved.warnings, facts)
 
 
-def _run(path: Path) -> Shown:
-    from tuner.launch.targets import config_section, run_section
-
-    run = RunDirectory(path)
+def _run(run: RunDirectory) -> Shown:
     loaded = loading.load(str(run.recipe))
     sections = {
         "recipe": Section(loaded.values, loaded.origins),
-        "deepspeed": config_section(jsonfile.read(run.deepspeed)),
-        "run": run_section(path),
+        "deepspeed": _config_section(jsonfile.read(run.deepspeed)),
+        "run": _run_section(run),
     }
-    return Shown(str(path), sections, warnings=loaded.warnings)
+    return Shown(str(run.path), sections, warnings=loaded.warnings)
+
+
+def _config_section(document: Document) -> Section:
+    """Return a DeepSpeed config as it is written, each value with its line and column."""
+    origins = {key: Origin(document.place(tuple(key.split(".")))) for key, _ in leaves(document.value)}
+    return Section(document.value, origins)
+
+
+def _run_section(run: RunDirectory) -> Section:
+    """Return the versions, the hardware and the geometry of a run."""
+    values = run.read_run().model_dump(mode="json", include=_RUN_FACTS, exclude_unset=True)
+    return Section(values, {key: Origin(Place(Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})
 
 
 _FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}

@@ -13,6 +13,7 @@ from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, deepspeed_option, override_options, overrides, recipe_argument
 from tuner.cli.say import say
 from tuner.files import dump_json
+from tuner.recipes.names import Name
 
 if TYPE_CHECKING:
     from tuner.lab.smoke import Stage
@@ -26,7 +27,9 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 @deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @override_options
-def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: OptionValue) -> None:
+def command(
+    recipe: Name | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: OptionValue
+) -> None:
     """Test a recipe in about a minute: with a small random model of its architecture, in two CPU processes.
 
     Trains two steps on the first rows, saves a checkpoint, resumes from it and loads the result. Exit code 0, or that

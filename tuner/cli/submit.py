@@ -33,6 +33,7 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import Topology
 from tuner.recipes import catalog, trust
+from tuner.recipes.names import Name
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
@@ -97,7 +98,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.option("--dry-run", is_flag=True, help="Print the job script without submitting it.")
 @override_options
 def command(
-    recipe: str | None,
+    recipe: Name | None,
     deepspeed: str | None,
     nodes: int,
     gpus_per_node: int,
@@ -128,12 +129,13 @@ def command(
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
         fix = "Remove it: each GPU gets one rank."
         raise UsageError(f"{tasks_per_node} tasks for {gpus_per_node} GPUs", where="--tasks-per-node", fix=fix)
+    typed = recipe.text if recipe else None  # it may hold the index of an array's job
     tasks = gpus_per_node or tasks_per_node or 1
     passed = {key: rest.pop(key) for key in _PASSED}
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
     job = sbatch.Job(
-        name or _name_of(recipe or rest["model"] or rest["adapter"] or ""),
+        name or _name_of(typed or rest["model"] or rest["adapter"] or ""),
         nodes,
         gpus_per_node,
         tasks,
@@ -150,7 +152,7 @@ def command(
     folder = (work_dir or WORK_DIRS / job.name / f"{now:%Y%m%d_%H%M%S}").absolute()
     first = {key: _at_first(value, job) for key, value in rest.items()}
     request = Request(
-        _at_first(recipe, job),
+        _at_first(typed, job),
         overrides(**first),
         _at_first(deepspeed, job),
         work_dir=folder / job.first_index if job.first_index else folder,
@@ -162,7 +164,7 @@ def command(
     run = resolve_run(request, dict(os.environ), hardware, now, topology)
     unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
     warnings = (*preflight.check_elsewhere(run, quick=dry_run), *unknown)
-    train = [*([recipe] if recipe else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
+    train = [*([typed] if typed else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
     code = trust.check_bound(run.recipe.config)
     if code:  # the job runs the code of now, whatever is in the folder then
         train.append(f"--set=model.revision={code.hash}")

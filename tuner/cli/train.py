@@ -19,6 +19,7 @@ from tuner.errors import UsageError
 from tuner.files import dump_json
 from tuner.machine import hardware, slurm
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
+from tuner.recipes.names import Name
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
@@ -119,7 +120,7 @@ if TYPE_CHECKING:
 )
 @override_options
 def command(
-    recipe: str | None,
+    recipe: Name | None,
     deepspeed: str | None,
     work_dir: Path | None,
     resume: str | None,

@@ -15,6 +15,7 @@ from tuner.cli.say import say
 from tuner.files import JsonObject, dump_json, write_new_text
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
+from tuner.recipes.names import Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 @override_options
 def command(
-    recipe: str | None,
+    recipe: Name | None,
     deepspeed: str | None,
     steps: int,
     minutes: float,

@@ -29,19 +29,17 @@ class Converted(NamedTuple):
     summary: str
 
 
-def recipe_of(name: str, environ: Mapping[str, str]) -> Converted | None:
-    """Return the recipe of another tool's config, written to tuner's cache; None for a recipe or a DeepSpeed config.
+def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
+    """Return the recipe of another tool's config, written to tuner's cache.
 
     Args:
-        name: The text in a recipe's place.
+        name: The path of the config, as the user wrote it.
         environ: Says where the cache is.
 
     Raises:
         RecipeError: a value of the config is wrong, or its recipe would learn something else.
         DiskError: the recipe cannot be kept.
     """
-    if not tools.is_config(Path(name)):
-        return None
     imported = tools.read([name])
     if reasons := [*([imported.obstacle] if imported.obstacle else []), *map(_difference, imported.differences)]:
         more = f"; and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tuner import paths
-from tuner.errors import RecipeError, UsageError, did_you_mean, words_of
+from tuner.errors import UsageError, did_you_mean, words_of
 from tuner.importers import python_file, shell_commands
 from tuner.importers.document import Document
 from tuner.importers.imported_recipe import Imported, finished
@@ -54,24 +54,6 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
     translation = Translation(known.begin(document), known)
     translation.run()
     return finished(translation)
-
-
-def is_config(path: Path) -> bool:
-    """Return whether a path is a config or a script of another tool. The file is read, and never run."""
-    if not paths.is_file(path):
-        return False
-    if path.suffix in _SHELL:
-        return True
-    if path.suffix == ".py":
-        return document_file.imports_xtuner(path)
-    try:
-        if path.suffix not in (*_YAML, *_JSON):
-            return False
-        document = Document.of_yaml(path)
-        return bool(_detected(document)) and not document_file.holds_recipe(document.values)
-    except RecipeError:
-        # Only the keys matter here: `read` reports what is wrong inside.
-        return document_file.says_what_to_train(path) and not document_file.is_recipe(path)
 
 
 def _document(words: Sequence[str]) -> Document:

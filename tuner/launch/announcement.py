@@ -16,7 +16,7 @@ from tuner.launch.checks import host
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes import starting_weights
+from tuner.recipes.names import MODELS
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Rows, Share
 
@@ -53,7 +53,7 @@ def _model(recipe: Recipe) -> str:
     config, architecture = recipe.config, recipe.config.architecture
     method = f"{_method(config)}, {config.objective.facts.title}"
     request = recipe.arguments
-    has_no_recipe = request and (request.name is None or starting_weights.is_model(request.name))
+    has_no_recipe = request and (request.name is None or request.name.kind in MODELS)
     if request and has_no_recipe and request.overrides.method is None:
         method += "; --method chooses another"
     joined = f" and {config.model.vision.path}" if config.model.vision else ""

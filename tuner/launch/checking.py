@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from tuner import paths
 from tuner.errors import TunerError, visible
 from tuner.files import JsonObject
-from tuner.launch import admit, fitting, machine_facts, preflight, targets
+from tuner.launch import admit, fitting, machine_facts, preflight
 from tuner.launch.admit import Grant
 from tuner.launch.checks import deepspeed_config
 from tuner.launch.machine_facts import HERE, AskedMachines
@@ -20,6 +19,7 @@ from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
 from tuner.recipes import loading
+from tuner.recipes.names import CONFIGS, Name, NameKind, identify
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -120,24 +120,25 @@ def check(request: Request, machines: AskedMachines, environ: Mapping[str, str])
     Raises:
         UsageError: it names a folder that is no run.
     """
-    name, kind = request.recipe, targets.kind_of(request.recipe)
-    report = Report(str(name or request.overrides.model or request.overrides.adapter))
-    if kind == "config":
-        _alone(report, str(name), environ)
-    elif kind == "run":
-        _recipe(report, request._replace(recipe=str(Path(str(name)) / "recipe.py")), machines, environ)
-        _run(report, Path(str(name)))
+    name = None if request.recipe is None else identify(request.recipe)
+    report = Report(str(name.text if name else request.overrides.model or request.overrides.adapter))
+    if name and name.kind in CONFIGS:
+        _alone(report, name, environ)
+    elif name and name.path and name.kind is NameKind.RUN:
+        run = RunDirectory(name.path)
+        _recipe(report, request._replace(recipe=str(run.recipe)), machines, environ)
+        _run(report, run)
     else:
-        _recipe(report, request, machines, environ)
+        _recipe(report, request._replace(recipe=name), machines, environ)
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
 
-def _alone(report: Report, name: str, environ: Mapping[str, str]) -> None:
+def _alone(report: Report, name: Name, environ: Mapping[str, str]) -> None:
     """Check one DeepSpeed config without a recipe. What this machine lacks is a warning: another may have it."""
     if not _config(report, lambda: choice.open_config(name, "NAME")):
         return
-    here = Report(name)
+    here = Report(name.text)
     for error in _lacks(choice.open_config(name, "NAME"), environ):
         here.error(error)
     places = {one.where for one in report.findings}  # an error that holds on every machine is reported already
@@ -204,16 +205,16 @@ def _planned(request: Request, loaded: Recipe, machines: AskedMachines, environ:
     return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, loaded)
 
 
-def _run(report: Report, path: Path) -> None:
+def _run(report: Report, run: RunDirectory) -> None:
     def used() -> Document:
-        document = jsonfile.read(RunDirectory(path).deepspeed)
+        document = jsonfile.read(run.deepspeed)
         block = document.value.get("checkpoint")
         if isinstance(block, dict):
             block.pop("load_universal", None)  # only for the attempt that resumed on another number of ranks
         return document
 
     _config(report, used)
-    report.attempt(lambda: targets.run_section(path))
+    report.attempt(lambda: run.read_json(run.run))
 
 
 def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import DataError, MachineError, together
@@ -68,8 +67,9 @@ def opened(
 
 def _day_of_run(recipe: Recipe) -> date | None:
     """Return the date that belongs to the run whose recipe this is; None if it is no run's."""
-    file = Path((recipe.arguments and recipe.arguments.name) or "")
-    return RunDirectory(file.parent).day if file.name == "recipe.py" and is_run(file.parent) else None
+    name = recipe.arguments and recipe.arguments.name
+    file = name and name.path
+    return RunDirectory(file.parent).day if file and file.name == "recipe.py" and is_run(file.parent) else None
 
 
 def _num_gpus(environ: Mapping[str, str]) -> int:

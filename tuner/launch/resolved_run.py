@@ -16,6 +16,7 @@ from tuner.launch.pins import Pins
 from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, LaunchFlags, Topology
+from tuner.recipes.names import Name
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.records import Attempt, BatchSettings, CheckpointState
@@ -26,7 +27,7 @@ from tuner.zero.config import Document, FinalConfig
 class Request(NamedTuple):
     """What the user asked for."""
 
-    recipe: str | None
+    recipe: str | Name | None
     overrides: Overrides = Overrides()
     deepspeed: str | None = None
     flags: LaunchFlags = LaunchFlags()

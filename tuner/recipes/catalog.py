@@ -42,7 +42,9 @@ NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
 NAME_RULE = "lower-case letters and digits, with single underscores between them"
 
 _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
-_OF_PRESETS = "deepspeed_"
+NONE = "none"
+"""In a preset's place, as in `zero.config`, which stands above: it names no file."""
+OF_PRESETS = "deepspeed_"
 """What the full name of a preset begins with."""
 _LAYOUT = f"Give a folder with folders of parts: {', '.join(FOLDERS)}."
 _given: list[Path] = []
@@ -291,6 +293,7 @@ class Reading(NamedTuple):
     `words` are XTuner's, outermost first: the first one is merged last.
     """
 
+    name: str
     base: str | Parts
     epochs: int | None
     words: tuple[Word, ...]
@@ -312,18 +315,13 @@ def presets() -> tuple[str, ...]:
 
 
 def preset_name(text: str) -> str | None:
-    """Return the preset that `text` names in full ('deepspeed_zero2') or short ('zero2'), or None."""
-    return next((name for name in (text, f"{_OF_PRESETS}{text}") if name in presets()), None)
-
-
-def resembles_preset(text: str) -> bool:
-    """Return whether a text names a preset, or is written as one's full name is."""
-    return text.startswith(_OF_PRESETS) or preset_name(text) is not None
+    """Return the preset that `text` names in full ('deepspeed_zero2') or short ('zero2'), or None; 'none' too."""
+    return NONE if text == NONE else next((name for name in (text, f"{OF_PRESETS}{text}") if name in presets()), None)
 
 
 def short_name(preset: str) -> str:
     """Return a preset's name as people write it: 'zero2' for 'deepspeed_zero2'."""
-    return preset.removeprefix(_OF_PRESETS)
+    return preset.removeprefix(OF_PRESETS)
 
 
 def is_of_xtuner(name: str) -> bool:
@@ -431,7 +429,7 @@ def with_epochs(name: str) -> tuple[str, int | None]:
     return (match["stem"], int(match["epochs"])) if match else (name, None)
 
 
-def read(name: str, hidden: str | None = None) -> Reading:
+def find(name: str, hidden: str | None = None) -> Reading | None:
     """Return the meaning of a name: as it is written, or else with as few of XTuner's words replaced as possible.
 
     Args:
@@ -439,31 +437,22 @@ def read(name: str, hidden: str | None = None) -> Reading:
         hidden: A recipe that builds on this name, so the name does not mean that recipe.
 
     Raises:
-        RecipeError: no recipe has this name; the message holds the nearest one.
+        RecipeError: it can be read in two ways, which the names of a user's own parts can cause.
     """
     for text, words in _translations(name):
         stem, epochs = with_epochs(text)
         for recipe, over in ((text, None), (stem, epochs)):
             if recipe in names("recipes") and recipe != hidden:
-                return Reading(recipe, over, words)
+                return Reading(name, recipe, over, words)
         if parts := _composed(stem, epochs):
-            return Reading(parts, epochs, words)
-    raise _unknown(name)
+            return Reading(name, parts, epochs, words)
+    return None
 
 
 def _translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
     """Yield a name as it is written, then with one more of XTuner's words replaced each time, and these words."""
     yield name, ()
     yield from islice(xtuner_names.translations(name), 1, None)
-
-
-def has(name: str) -> bool:
-    """Return whether a name is a recipe's."""
-    try:
-        read(name)
-    except RecipeError:
-        return False
-    return True
 
 
 def parse(name: str) -> Parts:
@@ -474,7 +463,7 @@ def parse(name: str) -> Parts:
     """
     parts = _composed(*with_epochs(name))
     if parts is None:
-        raise _unknown(name)
+        raise unknown(name)
     return parts
 
 
@@ -552,7 +541,8 @@ def _absent_objective(name: str) -> tuple[str, str] | None:
     return None
 
 
-def _unknown(name: str) -> RecipeError:
+def unknown(name: str) -> RecipeError:
+    """Return the error for a name that is no recipe's, with the nearest one."""
     if preset_name(name):
         return RecipeError(
             f"{name!r} is a DeepSpeed preset, not a recipe",

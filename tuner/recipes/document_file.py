@@ -9,18 +9,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable, open_regular
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, leaves
-from tuner.recipes.recipe_file import DOCUMENTS, MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
+from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _MAX_BYTES = 64_000
-_ACCELERATE = "accelerate"
+ACCELERATE = "accelerate"
+"""The tool whose files are launch configs: they say how to train, and not what."""
 _MARKS = {
-    _ACCELERATE: "compute_environment distributed_type deepspeed_config",
+    ACCELERATE: "compute_environment distributed_type deepspeed_config",
     "llamafactory": (
         "model_name_or_path finetuning_type cutoff_len stage do_train dataset_dir lora_target template "
         "quantization_bit dist_config model_class train_dataset peft_config quant_config kernel_config"
@@ -40,8 +40,8 @@ _MARKS = {
 MARKS = {tool: frozenset(words.split()) for tool, words in _MARKS.items()}
 """Tool, in the words of `tuner import --from` -> top-level keys that only its files have."""
 _SHARED = "training-arguments"
-_OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
-"""Keys that several tools have: a file with only these holds transformers' TrainingArguments."""
+_OF_ALL = ("per_device_train_batch_size", "num_train_epochs")
+"""Keys that several tools have, and DeepSpeed has not: a file with only these holds transformers' TrainingArguments."""
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
@@ -59,39 +59,34 @@ def tools_with(keys: Iterable[str]) -> list[str]:
     return [_SHARED] if known.intersection(_OF_ALL) else []
 
 
-def tool_of(path: Path) -> str | None:
-    """Return the tool that a YAML file belongs to, by its keys, or None."""
-    return next(iter(tools_with(re.findall(r"^([A-Za-z_]\w*) *:", beginning(path), re.MULTILINE))), None)
+def owners(path: Path, beginning: str) -> tuple[bool, list[str]]:
+    """Return whether a YAML or JSON file is a recipe, and the tools that it may belong to.
+
+    Args:
+        beginning: That of the file, whose keys count if the file cannot be read: reading it says what is wrong.
+    """
+    try:
+        values = yaml_text.read(path).values
+        return holds_recipe(values), tools_with(values)
+    except RecipeError:
+        ours = {*_KEY.findall(beginning)}.intersection((_BASE, *RecipeConfig.model_fields))
+        keys = _TOP_KEY.findall(beginning) if path.suffix in YAML else ()
+        return bool(ours - telltale_keys() - {_SHARED_KEY}), tools_with(keys)
 
 
-def says_what_to_train(path: Path) -> bool:
-    """Return whether a YAML file is a training config of another tool, and not a launch config of accelerate."""
-    return path.suffix in YAML and tool_of(path) not in (None, _ACCELERATE)
+def holds_rows(beginning: str) -> bool:
+    """Return whether a JSON file begins like data: a list, or one object on each line."""
+    return beginning.lstrip().startswith("[") or bool(_ROWS.match(beginning.lstrip()))
 
 
-def refusal_of_tool(name: str) -> RecipeError | None:
-    """Return an error if a file is another tool's YAML; None if no tool has its keys."""
-    owner = tool_of(Path(name))
-    if owner == _ACCELERATE:
-        fix = f"Use: tuner train RECIPE --deepspeed {name}"
-        return RecipeError(f"{name!r} is a launch config of accelerate, not a recipe", fix=fix)
-    if owner is None:
-        return None
-    return RecipeError(f"{name!r} is a config of {owner}, not a recipe", fix=f"Turn it into one: tuner import {name}")
+def holds_deepspeed(beginning: str) -> bool:
+    """Return whether a JSON file begins with keys of a DeepSpeed config."""
+    return bool(_DEEPSPEED.search(beginning))
 
 
-def xtuner_error(path: Path, where: object) -> RecipeError | None:
-    """Return an error if the file is an XTuner config, which a recipe cannot build on; otherwise None."""
-    if not imports_xtuner(path):
-        return None
-    message = "this is an XTuner config, which contains XTuner's own classes"
-    fix = f"Turn it into a recipe: tuner import {path} -o {path.stem}_recipe.py."
-    return RecipeError(message, where=where, fix=fix)
-
-
-def imports_xtuner(path: Path) -> bool:
-    """Return whether a Python file is an XTuner config."""
-    return bool(_IMPORTS_XTUNER.search(beginning(path)))
+def imports_xtuner(beginning: str) -> bool:
+    """Return whether a Python file begins as an XTuner config."""
+    return bool(_IMPORTS_XTUNER.search(beginning))
 
 
 def beginning(path: Path) -> str:
@@ -104,21 +99,14 @@ def beginning(path: Path) -> str:
 
 
 _BASE = "_base_"
-_SHARED = "deepspeed"
+_SHARED_KEY = "deepspeed"
 """A key of recipes and of several tools, with the same meaning."""
 _KEY = re.compile(r"""^\s*"?([A-Za-z_]\w*)"?\s*:""", re.MULTILINE)
+_TOP_KEY = re.compile(r"^([A-Za-z_]\w*) *:", re.MULTILINE)
+_ROWS = re.compile(r"\{[^\n]*\}[ \t\r]*\n\s*\{")
+"""The beginning of JSON Lines."""
+_DEEPSPEED = re.compile(r'"(zero_optimization|fp16|bf16|train_\w*batch_size\w*|gradient_\w+|optimizer|scheduler)"\s*:')
 _FIX = "Give a recipe's name, or a file of recipe keys."
-
-
-def is_recipe(path: Path) -> bool:
-    """Return whether a YAML or JSON file is a recipe, perhaps with a mistake in it, and not another tool's config."""
-    if path.suffix not in DOCUMENTS or not paths.is_file(path):
-        return False
-    try:
-        return holds_recipe(yaml_text.read(path).values)
-    except RecipeError:
-        keys = {*_KEY.findall(beginning(path))}
-        return bool(keys.intersection((_BASE, *RecipeConfig.model_fields)) - telltale_keys() - {_SHARED})
 
 
 def holds_recipe(values: Mapping[str, object]) -> bool:

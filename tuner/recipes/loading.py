@@ -17,10 +17,11 @@ from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import JsonObject, is_writable
-from tuner.recipes import catalog, data_sets, document_file, mistaken, model_facts, starting_weights, trust
+from tuner.recipes import catalog, data_sets, document_file, mistaken, model_facts, names, starting_weights, trust
+from tuner.recipes.catalog import Reading
 from tuner.recipes.code_file import run_file
-from tuner.recipes.document_file import xtuner_error
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
+from tuner.recipes.names import Name, NameKind
 from tuner.recipes.overrides import layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_xtuner
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
@@ -34,24 +35,25 @@ _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
 
 
-def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bool = False) -> Recipe:
+def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_code: bool = False) -> Recipe:
     """Load a recipe by a composed name, by a catalog recipe's name, or from a file; or make one for a model.
 
     Args:
-        name: A recipe's name or file, or a model's folder or hub id. None: the overrides name the model.
+        name: A recipe's name or file, or a model's folder or hub id; or what `names` has found it to be. None: the
+            overrides name the model.
         overrides: The changes of the command line.
         allow_code: Run a file that holds code, and grant what the recipe asks for (`trust.withhold`).
 
     Raises:
         RecipeError: an unknown name, a file that holds code, or a value that does not fit the schema.
     """
-    request = Asked(name, overrides or Overrides(), allow_code)
-    name, overrides = _asked(name, request.overrides)
+    request = Asked(None if name is None else names.identify(name), overrides or Overrides(), allow_code)
+    recipe, overrides = _recipe_and_overrides(request)
     merged = Merged()
-    for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides):
+    for layer in _layers(recipe, allow_code) if recipe else _own_layers(overrides):
         merged.lay(layer)
     if overrides != Overrides():
-        for layer in layers(overrides, merged, name):
+        for layer in layers(overrides, merged, has_recipe=recipe is not None):
             merged.lay(layer)
             model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
     model_facts.derive_architecture(merged)
@@ -60,13 +62,13 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     config = validate(merged)
     shadowing = catalog.shadowing(TEMPLATES, config.model.chat_template or "")
     merged.warnings += [shadowing] if shadowing else []
-    shown = _name_of(overrides) if name is None else name
+    shown = recipe.text if recipe else _name_of(overrides)
     if not is_writable(shown):
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
-    shown = _file_name(Path(shown)) if name is not None and _is_path(name) else shown
+    shown = _file_name(recipe.path) if recipe and recipe.path and not recipe.reading else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), request)
 
 
@@ -108,27 +110,26 @@ def settle_warmup(merged: Merged) -> None:
         merged.lay(Layer.at(merged.place_of(_WARMUP_STEPS), nested(_WARMUP_RATIO, 0.0)))
 
 
-def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
+def _recipe_and_overrides(request: Asked) -> tuple[Name | None, Overrides]:
     """Return the recipe's name and the overrides; a model in place of a recipe becomes an override.
 
     Raises:
         RecipeError: two models, neither a recipe nor a model, or a method besides the recipe's.
     """
-    if name is not None and starting_weights.is_model(name):
+    name, overrides, _ = request
+    if name is not None and name.kind in names.MODELS:
         if overrides.model is not None:
-            message = f"both {name!r} and --model {overrides.model} set the model"
+            message = f"both {name.text!r} and --model {overrides.model} set the model"
             raise RecipeError(message, where="--model", fix="Use one of them.")
-        name, overrides = None, replace(overrides, model=name)
-    if name is not None and not name.endswith(".py") and not catalog.has(name):
-        refusal = mistaken.refusal(name, overrides.data_sets)
-        if refusal:
-            raise refusal
+        overrides, name = replace(overrides, model=name.text), None
+    if name is not None and name.kind not in (NameKind.RECIPE, NameKind.RECIPE_FILE, NameKind.UNCLEAR):
+        raise mistaken.refusal(name, overrides.data_sets)
     if name is None and overrides.model is None and overrides.adapter is None:
         fix = "Name a recipe (tuner list shows them), or give --model PATH and --data FILE."
         raise RecipeError("neither a recipe nor a model is given", fix=fix)
     if name is not None and overrides.method is not None:
         fix = "Remove --method and use another recipe, or remove the recipe: --model PATH --method NAME."
-        raise RecipeError(f"the recipe {name!r} already has a method", where="--method", fix=fix)
+        raise RecipeError(f"the recipe {name.text!r} already has a method", where="--method", fix=fix)
     return name, overrides
 
 
@@ -207,17 +208,14 @@ def _anchor(block: JsonObject, key: str) -> None:
         block[key] = str(paths.expanded(path).absolute())
 
 
-def _is_path(name: str) -> bool:
-    return name.endswith(SUFFIXES) or "/" in name
-
-
-def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
+def _layers(name: Name, allow_code: bool) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
-    if _is_path(name):
-        yield from _file_layers(_RecipeSource(Path(name), name), allow_code, count())
+    if name.reading:
+        yield from _named_layers(name.reading, allow_code, count())
     else:
-        yield from _named_layers(name, allow_code, count())
+        assert name.path is not None, "the other kinds are refused before"
+        yield from _file_layers(_RecipeSource(name.path, name.text), allow_code, count())
 
 
 class _RecipeSource(NamedTuple):
@@ -230,10 +228,10 @@ class _RecipeSource(NamedTuple):
 
 
 def _named_layers(
-    name: str, allow_code: bool, read: Iterator[int], depth: int = 0, above: _RecipeSource | None = None
+    reading: Reading, allow_code: bool, read: Iterator[int], depth: int = 0, above: _RecipeSource | None = None
 ) -> Iterator[Layer]:
     """Yield the layers of a name; `above` is the recipe that builds on it."""
-    reading = catalog.read(name, above.name if above else None)
+    name = reading.name
     if isinstance(reading.base, str):
         file = catalog.part_file("recipes", reading.base)
         source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
@@ -290,11 +288,13 @@ def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], d
     for base in _bases(file):
         if next(read) == _MAX_FILES:
             raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Use fewer.")
-        if _is_path(base):
+        if base.endswith(SUFFIXES) or "/" in base:
             inner = source.path.parent / base
             yield from _file_layers(_RecipeSource(inner, str(inner)), allow_code, read, depth + 1)
+        elif reading := catalog.find(base, source.name):
+            yield from _named_layers(reading, allow_code, read, depth + 1, source)
         else:
-            yield from _named_layers(base, allow_code, read, depth + 1, source)
+            raise catalog.unknown(base)
     warning = catalog.shadowing("recipes", source.name) if source.name else None
     yield layer_of(file)._replace(warning=warning)
 
@@ -315,10 +315,9 @@ def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     try:
         return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:
-        if not paths.is_file(source.path):
-            raise
-        refusal = xtuner_error(source.path, error.where)
-        if not allow_code:
+        base = names.identify(str(source.path))
+        refusal = mistaken.refusal(base) if base.kind is NameKind.OTHER_TOOL else None
+        if not allow_code or not paths.is_file(source.path):
             raise refusal or error from None
     try:
         return run_file(source.path, source.shown)

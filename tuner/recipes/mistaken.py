@@ -1,91 +1,80 @@
 """What a user most likely means by a name that is no recipe's, or by a value that the schema refuses.
 
-For a right name it reads nothing; for a wrong one, names of files and the catalog.
+`names` has looked at the name; for a wrong one this reads the catalog, and the names beside a missing file.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tuner import paths
-from tuner.errors import RecipeError, TunerError, brief_repr, did_you_mean, together
-from tuner.recipes import catalog, document_file
+from tuner.errors import ModelError, RecipeError, TunerError, brief_repr, did_you_mean, together
+from tuner.recipes import catalog
 from tuner.recipes.aliases import instead_of_objective, key_hint
 from tuner.recipes.merging import Keys, Kind, Merged, lookup
-from tuner.recipes.recipe_file import DOCUMENTS, YAML
+from tuner.recipes.names import Name, NameKind
 from tuner.recipes.schema import schema_keys
 from tuner.recipes.schema.objectives import objectives_with
+from tuner.runs.resume_advice import resume_advice
 
-DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
-"""The suffixes of data files; a .json file may also be a recipe or a DeepSpeed config."""
 _MAX_MISTAKES = 20
 _EXAMPLE_DATA = "alpaca"
 _PATH = re.compile(r"""path["']?\s*[=:]\s*["']([^"']+)["']""")
-_ROWS = re.compile(r"\{[^\n]*\}[ \t\r]*\n\s*\{")
-"""The beginning of JSON Lines."""
-_DEEPSPEED = re.compile(r'"(zero_optimization|fp16|bf16|train_\w*batch_size\w*|gradient_\w+|optimizer|scheduler)"\s*:')
 _NOUNS = {"methods": "a method", "objectives": "an objective", "datasets": "a data set"}
 
 
-def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
-    """Return an error for a name that means data, a model or a missing file; None if it may be a recipe.
+def refusal(name: Name, data: Sequence[str] = ()) -> TunerError:
+    """Return the error for a name in a recipe's place that is none: what it is, and how to use that.
 
     Args:
-        name: As the user wrote it.
+        name: Of a kind that cannot be trained.
         data: The values of --data, which the suggested command repeats.
     """
-    if name.endswith(DATA):
-        return _of_data(name)
-    if name.endswith(DOCUMENTS):
-        path = paths.expanded(name)
-        return _document(name, path) if paths.exists(path) else missing(name)
-    if "/" in name or name.endswith(".py"):
-        return None
-    try:
-        catalog.read(name)
-    except RecipeError:
-        return _part(name, data)
-    return None
+    text = name.text
+    if name.kind is NameKind.MISSING:
+        return _missing(name)
+    if name.path is None:  # a word: neither a recipe's nor a model's
+        return _part(text, data) or catalog.unknown(text)
+    if name.kind is NameKind.DATA:
+        is_here = "is a data file, not a recipe" if paths.exists(name.path) else "is a data file's name"
+        return RecipeError(f"{text!r} {is_here}", fix=f"Give the model: tuner train --model MODEL --data {quote(text)}")
+    if name.kind is NameKind.FOLDER:
+        return no_model(text, name.path)
+    is_config = name.kind is NameKind.DEEPSPEED
+    what = f"a {'launch ' * is_config}config of {name.tool}" if name.tool else name.kind.value
+    fix = f"Use: tuner train RECIPE --deepspeed {text}" if is_config else f"Turn it into one: tuner import {text}"
+    return RecipeError(f"{text!r} is {what}, not a recipe", fix=fix)
 
 
-def _of_data(name: str) -> RecipeError:
-    is_here = "is a data file, not a recipe" if paths.exists(paths.expanded(name)) else "is a data file's name"
-    fix = f"Give the model: tuner train --model MODEL --data {shlex.quote(name)}"
-    return RecipeError(f"{name!r} {is_here}", fix=fix)
+def no_model(path: str, folder: Path) -> ModelError:
+    """Return the error for a folder without a model: it may be a run without a result, or hold data."""
+    paths.refuse_forbidden(folder, ModelError, "model.path")
+    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: (len(one.name), one.name))
+    if paths.is_file(folder / "recipe.py"):
+        named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
+        fix = f"Resume it first: {resume_advice(folder)}{named}."
+        return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
+    if any(file.suffix in paths.DATA for file in folder.iterdir()):
+        fix = f"Give the model first: tuner train --model MODEL --data {path}"
+        return ModelError(f"{path!r} holds data and no model", where="model.path", fix=fix)
+    message = f"{path!r} has no config.json, and is not a run directory"
+    return ModelError(message, where="model.path", fix="Give a folder written by save_pretrained, or a run.")
 
 
-def _document(name: str, path: Path) -> RecipeError | None:
-    """Return an error if a YAML or JSON file is not a recipe; None if reading it as one reports its mistakes."""
-    if document_file.is_recipe(path):
-        return None
-    if name.endswith(YAML):
-        return document_file.refusal_of_tool(name)
-    if holds_rows(path):
-        return _of_data(name)
-    text = document_file.beginning(path)
-    fix = f"Use: tuner train RECIPE --deepspeed {name}"
-    return RecipeError(f"{name!r} is a DeepSpeed config, not a recipe", fix=fix) if _DEEPSPEED.search(text) else None
-
-
-def holds_rows(path: Path) -> bool:
-    """Return whether a JSON file begins like data: a list, or one object on each line."""
-    text = document_file.beginning(path).lstrip()
-    return text.startswith("[") or bool(_ROWS.match(text))
-
-
-def missing(name: str) -> RecipeError:
-    """Return an error for a missing file, with the nearest name in its folder."""
-    folder = paths.expanded(name).parent
-    names = [entry.name for entry in folder.iterdir()] if paths.is_folder(folder) else []
-    near = did_you_mean(Path(name).name, names)
-    return RecipeError(f"there is no file {name!r}", fix=near or "Check the path, or see the names: tuner list.")
+def _missing(name: Name) -> RecipeError:
+    """Return the error for a missing file, with the nearest name in its folder."""
+    assert name.path is not None, "a file's name"
+    folder = name.path.parent
+    is_open = paths.is_folder(folder) and not paths.forbidden(folder)
+    near = did_you_mean(name.path.name, [entry.name for entry in folder.iterdir()] if is_open else [])
+    return RecipeError(f"there is no file {name.text!r}", fix=near or "Check the path, or see the names: tuner list.")
 
 
 def hub_id(name: str) -> str | None:
@@ -96,7 +85,7 @@ def hub_id(name: str) -> str | None:
 
 def _part(name: str, data: Sequence[str]) -> RecipeError | None:
     if model := _model(name):
-        rows = " ".join(f"--data {shlex.quote(one)}" for one in data) or "--data FILE"
+        rows = " ".join(f"--data {quote(one)}" for one in data) or "--data FILE"
         recipe = f"{model}_{catalog.DEFAULT_METHOD}_{_EXAMPLE_DATA}_e3"
         fix = f"Write: tuner train --model {_path_of(model)} {rows}, or a full recipe name such as {recipe}."
         return RecipeError(f"{name!r} is a model, not a recipe", fix=fix)

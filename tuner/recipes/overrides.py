@@ -201,25 +201,25 @@ PYTHON = "override"
 """The word before a key in messages about a call in Python, in place of a flag."""
 
 
-def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:
+def layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the layers of all overrides; the caller lays each over `merged` before it asks for the next.
 
     Raises:
         RecipeError: one of them has no meaning.
     """
     if overrides.model is not None or overrides.adapter is not None:
-        yield from _start_layers(overrides, merged, name)
+        yield from _start_layers(overrides, merged, has_recipe=has_recipe)
     for flag, value, layer in _flags(overrides):
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
             yield layer(Place(Kind.FLAG, " ".join(f"{flag} {text}" for text in values)), value, merged)
     for key, text in overrides.values.items():
-        yield from _value_layers(key, text, merged, name)
+        yield from _value_layers(key, text, merged, has_recipe=has_recipe)
     for flag, text in overrides.pairs:
-        yield from _pair_layers(flag, text, merged, name)
+        yield from _pair_layers(flag, text, merged, has_recipe=has_recipe)
 
 
-def _value_layers(key: str, value: object, merged: Merged, name: str | None) -> Iterator[Layer]:
+def _value_layers(key: str, value: object, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the layers of one key and value of a call in Python; `lora_rank` means --lora-rank."""
     flag = f"--{key.replace('_', '-')}"
     if flag in KEY_FLAGS:
@@ -233,13 +233,14 @@ def _value_layers(key: str, value: object, merged: Merged, name: str | None) -> 
         yield from _key_layers(keys, value, place, merged)
         return
     if not isinstance(value, dict) and aliases.find(key, str(value)):
-        yield from _pair_layers(PYTHON, f"{key}={value}", merged, name)  # the table of other tools' words is for texts
+        # The table of other tools' words is for texts.
+        yield from _pair_layers(PYTHON, f"{key}={value}", merged, has_recipe=has_recipe)
         return
     where = f"{PYTHON} {key}={brief_repr(value)}"
     yield from _key_layers(find_key(key, where, merged.values), value, Place(Kind.FLAG, where), merged)
 
 
-def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
+def _pair_layers(flag: str, text: str, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the layers of one KEY=VALUE, perhaps with another tool's key, or of an option for one key."""
     if flag == remote_code.FLAG:
         yield Layer.at(Place(Kind.FLAG, flag), nested(tuple(remote_code.KEY.split(".")), True))
@@ -254,7 +255,7 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
     place, alias = Place(Kind.FLAG, f"{flag} {text}"), aliases.find(key.strip(), value)
     if alias and alias.flag:
         meant = Overrides(model=value) if alias.flag == "--model" else Overrides(data=value)
-        for layer in layers(meant, merged, name):
+        for layer in layers(meant, merged, has_recipe=has_recipe):
             # Facts of a catalog's part keep their place; the user's own value has the place of its flag.
             is_typed = layer.place(()).kind is Kind.FLAG
             yield Layer.at(place, layer.values) if is_typed else layer
@@ -301,7 +302,7 @@ def _at(values: Callable[[Any], JsonObject]) -> _FlagLayer:
     return lambda place, value, _: Layer.at(place, values(value))
 
 
-def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:
+def _start_layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the model of --model or --adapter, with its catalog part's facts, and the adapter on it."""
     flag, text = ("--adapter", overrides.adapter) if overrides.model is None else ("--model", overrides.model)
     assert text is not None
@@ -309,7 +310,7 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
     if overrides.model is not None and overrides.adapter is not None and start.adapter:
         raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Give its base with --model.")
     place = Place(Kind.FLAG, f"{flag} {text}")
-    if flag == "--model" or not _is_same_model(merged, start.path, name):
+    if flag == "--model" or not has_recipe or not _is_same_model(merged, start.path):
         of_part: JsonObject = {}
         if part := catalog.part_named(start.path):
             source = read_part("models", part)
@@ -327,11 +328,10 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
         yield _adapter_layer(adapter, place if overrides.adapter is None else None, merged)
 
 
-def _is_same_model(merged: Merged, base: str, name: str | None) -> bool:
+def _is_same_model(merged: Merged, base: str) -> bool:
     """Return whether a recipe keeps its model for an adapter: both name hub ids, which `starting_weights` compares."""
     path = merged.get(("model", "path"))
-    both_on_hub = isinstance(path, str) and not (paths.local(path) or paths.local(base))
-    return name is not None and both_on_hub
+    return isinstance(path, str) and not (paths.local(path) or paths.local(base))
 
 
 def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:

@@ -9,10 +9,9 @@ from pathlib import Path
 from tuner import paths, remote_code
 from tuner.errors import DataError, ModelError
 from tuner.model_folder import MAX_LAYERS
-from tuner.recipes import catalog, mistaken, starting_weights, trust
+from tuner.recipes import catalog, mistaken, names, trust
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
-from tuner.runs.resume_advice import resume_advice
 from tuner.vocabulary import TEACHER
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
@@ -41,13 +40,13 @@ def check_model(config: RecipeConfig) -> None:
         raise _only_remote_code(path)
     _refuse_data(path, config.train_dataloader.dataset.path)
     folder = paths.local(path)
-    if folder is None and "/" not in path and (meant := _hub_id(path)):
+    if folder is None and "/" not in path and (meant := mistaken.hub_id(path)):
         message = f"{path!r} has no owner, as an id on the hub has"
         raise ModelError(message, where="model.path", fix=f"Did you mean {meant}?")
     if folder is not None:
         check_folder(path, folder, "model.path")
         if not paths.exists(folder / "config.json"):
-            raise _no_model(path, folder)
+            raise mistaken.no_model(path, folder)
     if config.model.vision:
         _check_vision(config.model.vision)
     check_adapter(config)
@@ -71,9 +70,9 @@ def _refuse_data(path: str, data: str | None) -> None:
         ModelError: it is one.
     """
     file = paths.expanded(path)
-    is_data = path.endswith(mistaken.DATA) or (path.endswith(".json") and paths.is_file(file))
+    is_data = path.endswith(paths.DATA) or (path.endswith(".json") and paths.is_file(file))
     if is_data and not paths.is_folder(file):
-        give = f"--model {shlex.quote(data)}" if data and not data.endswith(mistaken.DATA) else "--model MODEL"
+        give = f"--model {shlex.quote(data)}" if data and not data.endswith(paths.DATA) else "--model MODEL"
         fix = f"Give it with --data: {give} --data {shlex.quote(path)}"
         raise ModelError(f"{path!r} is a data file, not a model", where="model.path", fix=fix)
 
@@ -94,10 +93,6 @@ def _check_vision(vision: Vision) -> None:
             raise ModelError(f"the tower {path!r} has no config.json", where=where, fix=fix)
 
 
-def _hub_id(path: str) -> str | None:
-    return mistaken.hub_id(path)
-
-
 def check_adapter(config: RecipeConfig) -> None:
     """Check that the adapter in `adapter.path`, if there is one, exists.
 
@@ -108,20 +103,6 @@ def check_adapter(config: RecipeConfig) -> None:
     if path and not all(paths.exists(paths.expanded(path) / file) for file in (paths.ADAPTER, paths.TENSORS)):
         message = f"the adapter {path!r} has no {paths.ADAPTER} with {paths.TENSORS}"
         raise ModelError(message, where=paths.ADAPTED, fix="Give a run, or the folder of an adapter that PEFT saved.")
-
-
-def _no_model(path: str, folder: Path) -> ModelError:
-    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
-    if paths.is_file(folder / "recipe.py"):
-        named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
-        fix = f"Resume it first: {resume_advice(folder)}{named}."
-        return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
-    if any(file.suffix in mistaken.DATA for file in folder.iterdir()):
-        fix = f"Give the model first: tuner train --model MODEL --data {path}"
-        return ModelError(f"{path!r} holds data and no model", where="model.path", fix=fix)
-    return ModelError(
-        f"{path!r} has no config.json", where="model.path", fix="Give a folder written by save_pretrained."
-    )
 
 
 def check_teacher(config: RecipeConfig) -> None:
@@ -216,7 +197,7 @@ def _check_path(path: str | None, where: str) -> None:
         raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Give a file or folder.")
     if place.is_file() and place.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Add at least one row.")
-    if place.is_dir() and starting_weights.holds_model(place):
+    if place.is_dir() and names.holds_model(place):
         fix = "Give it with --model, and a file or folder of rows with --data."
         raise DataError(f"the data {path!r} is a model's folder", where=where, fix=fix)
     if place.is_dir() and not any(place.iterdir()):

@@ -17,6 +17,7 @@ from tuner.notebook import lines_of, table
 from tuner.recipes import catalog, standalone
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Kind, Layer, Origin, Place
+from tuner.recipes.names import Name
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
@@ -73,7 +74,7 @@ class Overrides:
 class Asked(NamedTuple):
     """The arguments that a recipe was loaded with; without a `name`, the overrides name a model."""
 
-    name: str | None
+    name: Name | None
     overrides: Overrides
     allow_code: bool = False
 

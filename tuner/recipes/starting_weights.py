@@ -15,15 +15,13 @@ from tuner.errors import RecipeError
 from tuner.files import JsonObject, read_json_object, read_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
+from tuner.recipes.names import RESULT, WHOLE
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.objectives import scores
 
-_WHOLE = "config.json"
-_RESULT = "final"
-"""The folder of a run directory that holds its result."""
-_KINDS = (_WHOLE, paths.ADAPTER)
-_OF_A_RUN = re.compile(rf"{_RESULT}|checkpoints|checkpoint-\d+")
+_KINDS = (WHOLE, paths.ADAPTER)
+_OF_A_RUN = re.compile(rf"{RESULT}|checkpoints|checkpoint-\d+")
 _MODEL = ("model", "path")
 _WEIGHTS = ("r", "lora_alpha", "target_modules", "use_dora", "use_rslora", "modules_to_save")
 """Settings that the trained weights of an adapter fix; its dropout may change."""
@@ -38,21 +36,6 @@ class Start(NamedTuple):
     path: str
     revision: str | None = None
     adapter: str | None = None
-
-
-def is_model(name: str) -> bool:
-    """Return whether a name in place of a recipe is a model: a folder, or an id on the hub with its owner."""
-    path = paths.expanded(name)
-    if name.endswith((".py", ".yaml", ".yml")) or paths.is_file(path):
-        return False
-    if "/" in name:
-        return paths.is_folder(path) or paths.local(name) is None
-    return holds_model(path)
-
-
-def holds_model(folder: Path) -> bool:
-    """Return whether a folder, or its result as a run, holds a model or an adapter."""
-    return any(paths.is_file(place / file) for place in (folder, folder / _RESULT) for file in _KINDS)
 
 
 def find(text: str, flag: str) -> Start:
@@ -79,7 +62,7 @@ def result_of(text: str) -> str | None:
     if folder is None or text.startswith(assets.ASSET):
         return None
     holds = any(paths.is_file(folder / file) for file in _KINDS)
-    inner = folder / _RESULT
+    inner = folder / RESULT
     return str(inner) if not holds and any(paths.is_file(inner / file) for file in _KINDS) else text
 
 
@@ -170,7 +153,7 @@ def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return paths.is_file(folder / paths.ADAPTER) and not paths.is_file(folder / _WHOLE)
+    return paths.is_file(folder / paths.ADAPTER) and not paths.is_file(folder / WHOLE)
 
 
 _KEY = "model.chat_template"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from tuner.paths import is_file
 from tuner.recipes import catalog, yaml_text
 from tuner.recipes.catalog import PRESETS
 from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
+from tuner.recipes.names import Name, NameKind, identify
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import YAML, read_value
 from tuner.zero import presets, yaml_configs
@@ -29,6 +29,13 @@ from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
 from tuner.zero.recipe_values import chosen, is_auto, sources_of
 from tuner.zero.yaml_configs import DTYPE, AccelerateConfig
+
+_NO_CONFIG = {
+    NameKind.RUN: "Use {}/deepspeed.json.",
+    NameKind.RECIPE: "Use: tuner train {} --deepspeed PRESET.",
+    NameKind.RECIPE_FILE: "Use: tuner train {} --deepspeed PRESET.",
+} | dict.fromkeys((NameKind.MODEL, NameKind.FOLDER, NameKind.DATA), "Use a preset, or a JSON or YAML file.")
+"""What is no DeepSpeed config, unless it is a JSON: reading that says what is wrong with its keys; and the fix."""
 
 
 def open_chosen(recipe: Recipe, flag: str | None) -> Document:
@@ -67,18 +74,18 @@ def without_catalog(recipe: Recipe) -> Recipe:
     value = recipe.config.deepspeed
     named = value.get(BASE) if isinstance(value, dict) else value
     preset = catalog.preset_name(named) if isinstance(named, str) else None
-    if preset is None or catalog.part_file(PRESETS, preset).is_ours:
+    if preset in (None, NONE) or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
     pinned = open_config(value, "deepspeed", sources_of(recipe)).pinned
     return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": pinned}))
 
 
-def open_config(choice: str | Config, where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
+def open_config(choice: str | Name | Config, where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
     """Return the config that `--deepspeed` or the recipe chose.
 
     Args:
-        choice: A preset's name, 'none', a path to a JSON or YAML, a whole config as a dict, or a dict of changes
-            to the config that its `base` names.
+        choice: A preset's name, 'none', or a path to a JSON or YAML, perhaps identified by `names`; or a whole config
+            as a dict, or a dict of changes to the config that its `base` names.
         where: The flag or key with the choice, for messages.
         sources: Where each leaf of a dict is written.
 
@@ -88,16 +95,15 @@ def open_config(choice: str | Config, where: str, sources: Mapping[Keys, Place] 
     """
     if isinstance(choice, dict):
         return _of_dict(copy.deepcopy(choice), where, sources or {})
-    if choice == NONE:
-        return stage_0()
-    preset = catalog.preset_name(choice)
-    if preset:
-        return _of_preset(preset)
-    if choice.endswith(YAML):
-        return _yaml(Path(choice))
-    if choice.endswith(".json") or "/" in choice or os.path.exists(choice):  # noqa: PTH110 (no error for a long name)
-        return read(Path(choice))
-    raise _unknown_preset(choice, where)
+    name = identify(choice)
+    if name.preset:
+        return stage_0() if name.preset == NONE else _of_preset(name.preset)
+    if name.kind in _NO_CONFIG and not (name.path and name.path.suffix == ".json"):
+        problem = f"{name.text!r} is {name.kind.value}, not a DeepSpeed config"
+        raise DeepSpeedConfigError(problem, where=where, fix=_NO_CONFIG[name.kind].format(name.text))
+    if name.path is None:
+        raise _unknown_preset(name.text, where)
+    return _yaml(name.path) if name.path.suffix in YAML else read(name.path)
 
 
 def _of_preset(name: str) -> Document:
@@ -136,7 +142,7 @@ def _yaml(path: Path) -> Document:
 def _of_accelerate(read_config: AccelerateConfig, path: Path) -> Document:
     # accelerate looks for the file from where it is called; a config is often written to be called beside it.
     base = read_config.base
-    if not (catalog.preset_name(base) or base == NONE or is_file(Path(base))):
+    if not (catalog.preset_name(base) or is_file(Path(base))):
         base = str(path.parent / base)
     document = open_config(base, str(path))
     if document.preset is None:
@@ -164,9 +170,6 @@ def _refuse_contradictions(read_config: AccelerateConfig, document: Document) ->
 
 
 def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
-    if choice in catalog.names("recipes") or catalog.suggest(choice) == choice:
-        fix = f"{choice!r} is a recipe. Use: tuner train {choice} --deepspeed PRESET."
-        return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
     known = (*catalog.presets(), *map(catalog.short_name, catalog.presets()), AUTO, NONE)
     listed = ", ".join((*catalog.presets(), AUTO, NONE))
     fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON or YAML file.".strip()

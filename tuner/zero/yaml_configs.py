@@ -302,7 +302,8 @@ def _only_preset(merged: Merged, name: str) -> Keys:
     if presets:
         problem = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
         raise DeepSpeedConfigError(problem, where=name, fix="Give the file of one of them.")
-    fix = f"It is a training config: tuner train {name}." if document_file.says_what_to_train(Path(name)) else _FIX
+    is_training = document_file.tools_with(merged.values) not in ([], [document_file.ACCELERATE])
+    fix = f"It is a training config: tuner train {name}." if is_training else _FIX
     raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
 
 

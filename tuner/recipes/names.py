@@ -1,0 +1,122 @@
+"""What the text in a recipe's place names: the one look at the text and at the disk.
+
+What follows decides by the kind. Another tool's file is known by its keys; no file is run.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner import assets, paths
+from tuner.recipes import catalog, document_file
+from tuner.recipes.catalog import Reading
+from tuner.recipes.recipe_file import SUFFIXES
+from tuner.runs.directory import is_run
+
+RESULT = "final"
+"""The folder of a run directory that holds its result."""
+WHOLE = "config.json"
+_SCRIPTS = (".sh", ".bash")
+_OF_FILES = (*SUFFIXES, *_SCRIPTS)
+"""The suffixes of recipes and of other tools' configs."""
+
+
+class NameKind(Enum):
+    """What a text names; the value is what messages call it."""
+
+    RECIPE = "a recipe"
+    RECIPE_FILE = "a recipe file"
+    MODEL = "a model"
+    RUN = "a run directory"
+    FOLDER = "a folder"
+    DEEPSPEED = "a DeepSpeed config"
+    OTHER_TOOL = "another tool's config"
+    DATA = "a data file"
+    UNCLEAR = "a file without a key of a recipe"
+    MISSING = "a missing file"
+    UNKNOWN = "an unknown name"
+
+
+MODELS = (NameKind.MODEL, NameKind.RUN)
+"""What a run can start from; `path_checks` says whether all is there."""
+CONFIGS = (NameKind.DEEPSPEED, NameKind.UNCLEAR)
+"""What may be a DeepSpeed config by itself; `zero.choice` says whether it is."""
+
+
+class Name(NamedTuple):
+    """What a text names.
+
+    Args:
+        path: The file or folder, with `~` expanded; of a recipe the folder that is called so, which may hold its runs.
+            None: a word, or an id on the hub.
+        reading: The meaning of a recipe's name.
+        preset: The full name of a DeepSpeed preset, or 'none'; also of a run or a model that is called so.
+        tool: The tool that a file belongs to.
+    """
+
+    text: str
+    kind: NameKind
+    path: Path | None = None
+    reading: Reading | None = None
+    preset: str | None = None
+    tool: str | None = None
+
+
+def identify(text: str | Name) -> Name:
+    """Return what a text names: a run or a model here, else a preset, a file, a recipe, or an id on the hub.
+
+    Raises:
+        RecipeError: a name of the user's own parts that can be read in two ways, or no file of the package.
+    """
+    if isinstance(text, Name):
+        return text
+    path, is_word, preset = paths.expanded(assets.asset(text)), "/" not in text, catalog.preset_name(text)
+    if is_run(path):
+        return Name(text, NameKind.RUN, path, preset=preset)
+    if holds_model(path):
+        return Name(text, NameKind.MODEL, path, preset=preset)
+    if preset:
+        return Name(text, NameKind.DEEPSPEED, preset=preset)
+    if text.endswith(paths.DATA):
+        return Name(text, NameKind.DATA, path)
+    if paths.is_file(path) and path.suffix in _OF_FILES:
+        return _of_file(text, path)
+    is_folder = bool(text) and paths.is_folder(path)
+    if is_word and (reading := catalog.find(text)):
+        return Name(text, NameKind.RECIPE, path if is_folder else None, reading)
+    if is_folder:
+        return Name(text, NameKind.FOLDER, path)
+    if paths.exists(path) and text:
+        return Name(text, NameKind.UNCLEAR, path)
+    if not is_word and path.suffix not in _OF_FILES and paths.local(text) is None:
+        return Name(text, NameKind.MODEL)
+    if not is_word or path.suffix in _OF_FILES:
+        return Name(text, NameKind.MISSING, path)
+    return Name(text, NameKind.DEEPSPEED if text.startswith(catalog.OF_PRESETS) else NameKind.UNKNOWN)
+
+
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder, or its result as a run, holds a model or an adapter."""
+    return any(paths.is_file(place / file) for place in (folder, folder / RESULT) for file in (WHOLE, paths.ADAPTER))
+
+
+def _of_file(text: str, path: Path) -> Name:
+    """Return what a file with the suffix of a recipe or of a script is, by its keys."""
+    if path.suffix in _SCRIPTS:
+        return Name(text, NameKind.OTHER_TOOL, path)
+    beginning = document_file.beginning(path)
+    if path.suffix == ".py" and document_file.imports_xtuner(beginning):
+        return Name(text, NameKind.OTHER_TOOL, path, tool="xtuner")
+    if path.suffix == ".py":
+        return Name(text, NameKind.RECIPE_FILE, path)
+    if path.suffix == ".json" and document_file.holds_rows(beginning):
+        return Name(text, NameKind.DATA, path)
+    is_recipe, tools = document_file.owners(path, beginning)
+    if is_recipe:
+        return Name(text, NameKind.RECIPE_FILE, path)
+    if others := [tool for tool in tools if tool != document_file.ACCELERATE]:
+        return Name(text, NameKind.OTHER_TOOL, path, tool=others[0])
+    is_config = tools or (path.suffix == ".json" and document_file.holds_deepspeed(beginning))
+    return Name(text, NameKind.DEEPSPEED if is_config else NameKind.UNCLEAR, path, tool=next(iter(tools), None))
