@@ -32,15 +32,16 @@ from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
+from tuner.importers import aliases
+from tuner.importers.xtuner_names import SPELLINGS
 from tuner.machine.libraries import KERNELS, KERNELS_OF
-from tuner.recipes import aliases, catalog
+from tuner.recipes import catalog
 from tuner.recipes.model_facts import KEEPS_APART
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
-from tuner.recipes.xtuner_names import SPELLINGS
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "python -m docs.generate"
@@ -415,9 +416,9 @@ GENERATED: dict[str, Table] = {
     "datasets": Table(_datasets, "tuner/configs/datasets/"),
     "recipes": Table(_recipes, "tuner/configs/recipes/"),
     "formats": Table(_formats, "tuner/data/formats.py"),
-    "spellings": Table(_spellings, "tuner/recipes/xtuner_names.py"),
-    "words": Table(_words, "tuner/recipes/aliases.toml"),
-    "words without a key": Table(_other_words, "tuner/recipes/aliases.toml and tuner/cli/other_tools.toml"),
+    "spellings": Table(_spellings, "tuner/importers/xtuner_names.py"),
+    "words": Table(_words, "tuner/importers/aliases.toml"),
+    "words without a key": Table(_other_words, "tuner/importers/aliases.toml and tuner/cli/other_tools.toml"),
     "tool commands": Table(_tool_commands, "tuner/cli/other_tools.toml"),
 }
 """Name -> what makes the text; a new one is a line here and its mark in a page."""

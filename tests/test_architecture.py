@@ -23,7 +23,7 @@ import tuner
 from tests.e2e.warm import warm
 from tests.each import each
 from tuner.recipes import catalog
-from tuner.recipes.loading import with_xtuner
+from tuner.recipes.loading import with_numbers
 from tuner.recipes.merging import Merged, leaves
 from tuner.recipes.recipe import layer_of
 from tuner.recipes.recipe_file import read_file, read_part
@@ -64,7 +64,7 @@ FLOORS = {
     "hooks": 1.6,  # loads a side room when it is called, and imports none
     "__init__": 0,
 }
-LONGEST_CHAIN = 19  # a command, the start, its decisions, their arithmetic, the config, files, errors
+LONGEST_CHAIN = 21  # a command, the start, its decisions, their arithmetic, the config, names, the hooks, files, errors
 MOST_FILES_TO_READ = 30
 HOOKS = "hooks.py"
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
@@ -221,6 +221,23 @@ def test_each_hook_loads_one_side_room_when_it_is_called() -> None:
 
     assert rooms
     assert all(len(of_hook) == 1 and of_hook <= SIDE_ROOMS for of_hook in rooms.values()), rooms
+
+
+OTHER_TOOLS = re.compile(r"xtuner|axolotl|llama-?_?factory|torchtune|ms-?_?swift|openmind", re.IGNORECASE)
+"""Not LLaVA, which is a kind of model too, and not TRL, which trains."""
+
+
+@each(path for path in MODULES if path.relative_to(ROOT).parts[:1] == ("recipes",))
+def test_what_reads_a_recipe_knows_no_word_of_another_tool(path: Path) -> None:
+    """`document_file` tells a recipe from another tool's file by its keys."""
+    if path.name == "document_file.py":
+        return
+    nodes = list(ast.walk(tree_of(path)))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    names += [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.alias)]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+    assert [word for word in (*names, *texts) if OTHER_TOOLS.search(word)] == []
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
@@ -432,7 +449,7 @@ def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
     delta = read_part("recipes", name).values
     parts = [layer_of(part) for part in itertools.starmap(read_part, catalog.parse(delta["_base_"]).kinds())]
     below = Merged()
-    for layer in (layer_of(read_file(catalog.BASE)), *with_xtuner(parts)):
+    for layer in (layer_of(read_file(catalog.BASE)), *with_numbers(parts)):
         below.lay(layer)
 
     assert repeated(delta, below.values) == []

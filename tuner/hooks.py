@@ -5,13 +5,70 @@ Each hook imports the side room's module when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tuner.files import JsonObject
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from tuner.importers.direct import Converted
+
+
+class Meaning(NamedTuple):
+    """What another tool's word with its value is here: a key and its value, or a flag; else what to do `instead`."""
+
+    key: str | None
+    value: str | None
+    flag: str | None
+    instead: str | None
+
+
+class NameWord(NamedTuple):
+    """Another tool's word in a recipe's name: its text, the values that it sets, and a warning about what is lost."""
+
+    text: str
+    values: JsonObject
+    loses: str | None
+
+
+class OtherTools(Protocol):
+    """All that whoever reads a recipe asks about the words of other tools; no other room knows one."""
+
+    def meaning(self, key: str, value: str) -> Meaning | None:
+        """Return what a key and its value are here; None for a recipe's own key and for an unknown word."""
+
+    def bare(self, key: str) -> str:
+        """Return a key without the block in which another tool keeps it."""
+
+    def known_words(self) -> Collection[str]:
+        """Return the words that `meaning` knows."""
+
+    def key_hint(self, key: str, known: Iterable[str]) -> str:
+        """Return what to write instead of an unknown key of a recipe file; `known` are the keys of its block."""
+
+    def instead_of_objective(self, name: str) -> str | None:
+        """Return what to use if tuner has no objective with another tool's name; None for other names."""
+
+    def readings(self, name: str) -> Iterator[tuple[str, tuple[NameWord, ...]]]:
+        """Yield a recipe's name with one more of another tool's words replaced each time, and these words."""
+
+    def refusal_of_name(self, name: str) -> str | None:
+        """Return why the recipe that another tool has under this name is refused, or None."""
+
+    def has_recipe(self, name: str) -> bool:
+        """Return whether another tool has a recipe of exactly this name; its numbers are kept."""
+
+    def numbers(self) -> Path:
+        """Return the file of the numbers that such a recipe keeps."""
+
+
+def other_tools() -> OtherTools:
+    """Return what tells the words of other tools."""
+    from tuner.importers import words
+
+    return words
 
 
 def run_has_ended(run: RunDirectory, exit_code: int) -> Callable[[], None]:

@@ -18,7 +18,8 @@ from tests.each import each
 from tests.runs.made_records import run_json
 from tuner.cli import COMMANDS, chat, other_tools
 from tuner.errors import RecipeError
-from tuner.recipes import aliases, loading
+from tuner.importers import aliases
+from tuner.recipes import loading
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import schema_keys

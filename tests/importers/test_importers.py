@@ -16,12 +16,12 @@ import yaml  # type: ignore[import-untyped]
 from tests.each import each
 from tests.importers.keys import OF_TOOL
 from tuner.errors import TunerError
-from tuner.importers import direct, recipe_text, shell_commands, tools
+from tuner.importers import aliases, direct, recipe_text, shell_commands, tools
 from tuner.importers.document import Document, Keys, walk
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.key_tables import Changes
 from tuner.importers.translation import Outcome, Tool, Translation
-from tuner.recipes import aliases, loading
+from tuner.recipes import loading
 from tuner.recipes.merging import leaves, nested
 from tuner.recipes.schema import schema_keys
 

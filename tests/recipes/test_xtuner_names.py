@@ -8,7 +8,8 @@ import pytest
 
 from tests.launch.plans import made
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, loading, xtuner_names
+from tuner.importers import xtuner_names
+from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 
 OF_XTUNER = {

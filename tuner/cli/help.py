@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tuner.recipes import aliases
+from tuner.importers import aliases
 
 GROUPS: dict[str, str] = {
     "Model and data": "model data val val_split method adapter",
@@ -37,7 +37,7 @@ SPELLINGS = {
     "--model-name-or-path": "--model",
     "--dataset": "--data",
 }
-"""Spellings of Hugging Face's tools for options that tuner has; those of recipe keys stand in recipes/aliases.toml."""
+"""Spellings of Hugging Face's tools for options that tuner has; recipe keys: importers/aliases.toml."""
 
 
 class Command(click.Command):

@@ -14,8 +14,8 @@ import click
 
 from tuner.errors import UsageError
 from tuner.files import JsonObject, read_text
-from tuner.recipes import aliases
-from tuner.recipes.aliases import by_word
+from tuner.importers import aliases
+from tuner.importers.aliases import by_word
 from tuner.recipes.schema import schema_keys
 
 _TABLES = Path(__file__).with_suffix(".toml")

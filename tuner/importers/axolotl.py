@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from tuner import paths
 from tuner.importers import deepspeed, image_keys, key_tables, reward_keys, shared_rules, training_arguments
+from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Block, Document, Keys, Value
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
-from tuner.recipes.aliases import Alias, by_word
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 _RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto", "grpo": "grpo"}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.files import read_text
-from tuner.recipes.aliases import Alias
+from tuner.importers.aliases import Alias
 
 _FOLDER = Path(__file__).parent / "keys"
 

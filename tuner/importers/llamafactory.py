@@ -11,12 +11,11 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
-from tuner.importers import image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
+from tuner.importers import aliases, image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.shared_rules import renamed, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
-from tuner.recipes import aliases
-from tuner.recipes.aliases import by_word
 
 _OBJECTIVES = {"sft": "sft", "pt": "pretrain", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "grpo"}
 _LOSSES = {"kto_pair": "bco_pair", "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Block
 from tuner.importers.translation import Function, Outcome, Setting, Translation
-from tuner.recipes.aliases import by_word
 from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
 
 ONLINE = ("grpo", "rloo")

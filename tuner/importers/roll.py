@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import RecipeError
-from tuner.importers import deepspeed, image_keys, key_tables, roll_pipeline, shared_rules
+from tuner.importers import aliases, deepspeed, image_keys, key_tables, roll_pipeline, shared_rules
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
-from tuner.recipes import aliases, yaml_text
-from tuner.recipes.aliases import by_word
+from tuner.recipes import yaml_text
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Value
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
-from tuner.recipes.aliases import by_word
 
 GRPO = "grpo"
 DISTILL = "distill"

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
+from tuner.importers import aliases
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
-from tuner.recipes import aliases
 from tuner.recipes.recipe_file import MAX_TEXT
 from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
 

@@ -14,10 +14,10 @@ from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
 from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
-from tuner.recipes.aliases import by_word
 
 _RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward", "grpo": "grpo", "gkd": "distill"}
 _NEAR = {"ppo": "grpo"}

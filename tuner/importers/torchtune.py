@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.importers import key_tables, reward_keys, shared_rules
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
-from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 
 _UNKNOWN = re.compile(r"\$\{[^:}]*\}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.importers import deepspeed, key_tables, shared_rules
+from tuner.importers import aliases, deepspeed, key_tables, shared_rules
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
 from tuner.importers.translation import Rule, Tool
-from tuner.recipes import aliases
-from tuner.recipes.aliases import by_word
 
 _WORDS = key_tables.of("training_arguments")
 TABLE: Mapping[str, Rule] = {

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.importers import key_tables
+from tuner.importers.aliases import Alias
 from tuner.importers.document import Block, Document, Keys, Value, walk
 from tuner.importers.key_tables import Changes, Reason
-from tuner.recipes.aliases import Alias
 from tuner.recipes.schema import schema_keys
 from tuner.recipes.schema.objectives import objectives_with
 

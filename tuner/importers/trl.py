@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.importers import key_tables, reward_keys, shared_rules, training_arguments
+from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Document, Keys, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
-from tuner.recipes.aliases import Alias, by_word
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 _COMMANDS = ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo")

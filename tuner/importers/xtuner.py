@@ -11,10 +11,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from tuner.importers import key_tables, shared_rules, xtuner_llava
+from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Keys, Value, last_name
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
-from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 from tuner.recipes.recipe_file import read_part
 

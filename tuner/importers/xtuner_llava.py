@@ -1,6 +1,6 @@
 """Translates the parts of XTuner's configs of a LLaVA: an LLM, a vision tower, a projector, and rows with images.
 
-`xtuner` reads the other keys of these files. The recipe that results is that of XTuner's name (recipes/llava_names.py).
+`xtuner` reads the other keys of these files. The recipe that results is that of XTuner's name (llava_names.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +22,8 @@ from tuner import assets
 from tuner.assets import CONFIGS, PACKAGE, TEMPLATES
 from tuner.errors import RecipeError, UsageError, did_you_mean, nearest
 from tuner.files import open_regular, read_bytes, read_named_text, read_text
-from tuner.recipes import xtuner_names
-from tuner.recipes.aliases import instead_of_objective
+from tuner.hooks import NameWord, other_tools
 from tuner.recipes.merging import Kind
-from tuner.recipes.xtuner_names import Word
 
 OURS = "tuner"
 """The origin of the package's own parts."""
@@ -251,8 +248,6 @@ def _places(module: str) -> tuple[str, ...]:
 
 
 BASE = CONFIGS / "base.py"
-XTUNER_DEFAULTS = CONFIGS / "xtuner.py"
-XTUNER = CONFIGS / "xtuner_recipes.txt"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_METHOD = "lora"
 """Of a model that is trained without a recipe."""
@@ -290,13 +285,13 @@ class Parts(NamedTuple):
 class Reading(NamedTuple):
     """The meaning of a name: a recipe of the catalog, or parts; `epochs` replaces those of a recipe.
 
-    `words` are XTuner's, outermost first: the first one is merged last.
+    `words` are another tool's, outermost first: the first one is merged last.
     """
 
     name: str
     base: str | Parts
     epochs: int | None
-    words: tuple[Word, ...]
+    words: tuple[NameWord, ...]
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -322,11 +317,6 @@ def preset_name(text: str) -> str | None:
 def short_name(preset: str) -> str:
     """Return a preset's name as people write it: 'zero2' for 'deepspeed_zero2'."""
     return preset.removeprefix(OF_PRESETS)
-
-
-def is_of_xtuner(name: str) -> bool:
-    """Return whether XTuner has a recipe of exactly this name; its numbers are kept."""
-    return name in read_text(XTUNER).split()
 
 
 def part_file(kind: str, name: str) -> PartFile:
@@ -430,10 +420,10 @@ def with_epochs(name: str) -> tuple[str, int | None]:
 
 
 def find(name: str, hidden: str | None = None) -> Reading | None:
-    """Return the meaning of a name: as it is written, or else with as few of XTuner's words replaced as possible.
+    """Return the meaning of a name: as it is written, or else with as few of another tool's words replaced as possible.
 
     Args:
-        name: A composed name, a recipe of the catalog with or without `_eN`, or one of XTuner's.
+        name: A composed name, a recipe of the catalog with or without `_eN`, or one of another tool's.
         hidden: A recipe that builds on this name, so the name does not mean that recipe.
 
     Raises:
@@ -449,10 +439,10 @@ def find(name: str, hidden: str | None = None) -> Reading | None:
     return None
 
 
-def _translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
-    """Yield a name as it is written, then with one more of XTuner's words replaced each time, and these words."""
+def _translations(name: str) -> Iterator[tuple[str, tuple[NameWord, ...]]]:
+    """Yield a name as it is written, then with one more of another tool's words replaced each time, and these words."""
     yield name, ()
-    yield from islice(xtuner_names.translations(name), 1, None)
+    yield from other_tools().readings(name)
 
 
 def parse(name: str) -> Parts:
@@ -536,7 +526,7 @@ def _absent_objective(name: str) -> tuple[str, str] | None:
     """Return the objective of other tools in a name, and what to use instead of it; None without one."""
     words = re.sub(r"[-. ]", "_", name.lower()).split("_")
     for word in (*map("_".join, itertools.pairwise(words)), *words):
-        if instead := instead_of_objective(word):
+        if instead := other_tools().instead_of_objective(word):
             return word, instead
     return None
 
@@ -549,7 +539,7 @@ def unknown(name: str) -> RecipeError:
             where="the recipe's name",
             fix=f"Use: tuner train RECIPE --deepspeed {name}.",
         )
-    if reason := xtuner_names.refusal(name):
+    if reason := other_tools().refusal_of_name(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
     if absent := _absent_objective(name):
         return RecipeError(f"no recipe {name!r}: tuner has no objective {absent[0]!r}", fix=absent[1])
@@ -559,7 +549,7 @@ def unknown(name: str) -> RecipeError:
 
 
 def _suggest_spelled(name: str) -> str | None:
-    """Return the suggestion for a name without its epochs and XTuner's words at the end, with these added again."""
+    """Return the suggestion for a name without its epochs and another tool's last words, with these added."""
     stems = [with_epochs(text)[0] for text, _ in _translations(name)]
     stem = [stem for stem in stems if name.startswith(stem)][-1]
     nearest_name = suggest(stem)
@@ -586,7 +576,7 @@ def suggest(name: str) -> str | None:
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether a name is complete with XTuner's defaults."""
+    """Return whether a name is complete with another tool's defaults."""
     return any(_composed(*with_epochs(text)) for text, _ in _translations(name))
 
 

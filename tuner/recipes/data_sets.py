@@ -13,8 +13,8 @@ from typing import Any
 from tuner import paths
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.files import JsonObject
+from tuner.hooks import other_tools
 from tuner.recipes import catalog
-from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, Share
@@ -127,7 +127,7 @@ def _check_keys(entry: JsonObject, where: str) -> None:
     known = ("part", *Share.model_fields)
     if unknown := entry.keys() - set(known):
         key = min(map(str, unknown))
-        raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=key_hint(key, known))
+        raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=other_tools().key_hint(key, known))
     if not entry.get("part") and not entry.get("path"):
         message = f"an entry of the mixture has no data set: {brief_repr(entry)}"
         raise RecipeError(message, where=where, fix="Use dict(part='alpaca') or dict(path='my.jsonl').")

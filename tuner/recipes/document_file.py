@@ -42,6 +42,7 @@ MARKS = {tool: frozenset(words.split()) for tool, words in _MARKS.items()}
 _SHARED = "training-arguments"
 _OF_ALL = ("per_device_train_batch_size", "num_train_epochs")
 """Keys that several tools have, and DeepSpeed has not: a file with only these holds transformers' TrainingArguments."""
+XTUNER = "xtuner"
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 

@@ -17,13 +17,14 @@ from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import JsonObject, is_writable
+from tuner.hooks import other_tools
 from tuner.recipes import catalog, data_sets, document_file, mistaken, model_facts, names, starting_weights, trust
 from tuner.recipes.catalog import Reading
 from tuner.recipes.code_file import run_file
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.names import Name, NameKind
 from tuner.recipes.overrides import layers
-from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_xtuner
+from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_numbers
 from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -239,9 +240,9 @@ def _named_layers(
         yield from _file_layers(source, allow_code, read, 0 if file.is_ours else depth)
     else:
         parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
-        # The package's own recipe files build on XTuner's recipes.
-        is_of_xtuner = (above and above.kind is Kind.PACKAGE) or catalog.is_of_xtuner(name)
-        yield from with_xtuner(parts) if is_of_xtuner else with_adapter_rate(parts)
+        # The package's own recipe files build on another tool's recipes.
+        keeps_numbers = (above and above.kind is Kind.PACKAGE) or other_tools().has_recipe(name)
+        yield from with_numbers(parts) if keeps_numbers else with_adapter_rate(parts)
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
@@ -266,9 +267,9 @@ def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
         has_adapter |= bool(part.values.get("adapter"))
 
 
-def with_xtuner(parts: Sequence[Layer]) -> Iterator[Layer]:
-    """Yield XTuner's defaults and the layers of a name's parts; its adapter's defaults follow the part with one."""
-    ours = layer_of(read_xtuner())
+def with_numbers(parts: Sequence[Layer]) -> Iterator[Layer]:
+    """Yield another tool's defaults and the layers of a name's parts; its adapter's follow the part with one."""
+    ours = layer_of(read_numbers())
     adapter = ours.values.pop("adapter")
     yield ours
     for part in parts:

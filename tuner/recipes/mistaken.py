@@ -16,8 +16,8 @@ from pydantic_core import ErrorDetails
 
 from tuner import paths
 from tuner.errors import ModelError, RecipeError, TunerError, brief_repr, did_you_mean, together
+from tuner.hooks import other_tools
 from tuner.recipes import catalog
-from tuner.recipes.aliases import instead_of_objective, key_hint
 from tuner.recipes.merging import Keys, Kind, Merged, lookup
 from tuner.recipes.names import Name, NameKind
 from tuner.recipes.schema import schema_keys
@@ -157,14 +157,14 @@ def _explained_detail(detail: ErrorDetails, keys: Keys, merged: Merged) -> Recip
             return _wrong_objective(str(detail["loc"][-1]), merged)
         case "extra_forbidden":
             siblings = (known[-1] for known in schema_keys() if known[:-1] == keys[:-1])
-            return RecipeError(f"no key {dotted!r}", where=where, fix=key_hint(keys[-1], siblings))
+            return RecipeError(f"no key {dotted!r}", where=where, fix=other_tools().key_hint(keys[-1], siblings))
         case "missing":
             return RecipeError(f"{dotted} is missing", where=where, fix=f"Set {dotted}.")
         case "union_tag_not_found":
             return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
         case "union_tag_invalid":
             context = detail["ctx"]
-            if keys == ("objective",) and (instead := instead_of_objective(context["tag"])):
+            if keys == ("objective",) and (instead := other_tools().instead_of_objective(context["tag"])):
                 place = merged.place_of((*keys, "type"))
                 return RecipeError(f"tuner has no objective {context['tag']!r}", where=place, fix=instead)
             return _none_of((*keys, "type"), context["tag"], context["expected_tags"], merged)

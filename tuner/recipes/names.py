@@ -108,7 +108,7 @@ def _of_file(text: str, path: Path) -> Name:
         return Name(text, NameKind.OTHER_TOOL, path)
     beginning = document_file.beginning(path)
     if path.suffix == ".py" and document_file.imports_xtuner(beginning):
-        return Name(text, NameKind.OTHER_TOOL, path, tool="xtuner")
+        return Name(text, NameKind.OTHER_TOOL, path, tool=document_file.XTUNER)
     if path.suffix == ".py":
         return Name(text, NameKind.RECIPE_FILE, path)
     if path.suffix == ".json" and document_file.holds_rows(beginning):

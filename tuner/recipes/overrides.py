@@ -12,7 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from tuner import paths, remote_code
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.files import JsonObject
-from tuner.recipes import aliases, catalog, data_sets, starting_weights
+from tuner.hooks import other_tools
+from tuner.recipes import catalog, data_sets, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe import Overrides, layer_of
 from tuner.recipes.recipe_file import read_part, read_value
@@ -24,7 +25,7 @@ _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
 
 
 def parse_override(text: str, flag: str, present: Mapping[str, object]) -> tuple[Keys, object]:
-    """Return the keys and the value of one `KEY=VALUE`; `aliases` translates another tool's word.
+    """Return the keys and the value of one `KEY=VALUE`; `hooks` translates another tool's word.
 
     Args:
         text: What the user typed.
@@ -61,20 +62,19 @@ def find_key(key: str, where: str, present: Mapping[str, object]) -> Keys:
     Raises:
         RecipeError: an unknown or ambiguous key.
     """
-    return _find(key if tuple(key.split(".")) in schema_keys() else aliases.bare(key), where, present)[0]
+    return _find(key if tuple(key.split(".")) in schema_keys() else other_tools().bare(key), where, present)[0]
 
 
 def _translated(key: str, value: str, where: str) -> tuple[str, str]:
-    alias = aliases.find(key, value)
-    if alias is None or alias.flag:
-        bare = aliases.bare(key)
+    meaning = other_tools().meaning(key, value)
+    if meaning is None or meaning.flag:
+        bare = other_tools().bare(key)
         return (key if tuple(key.split(".")) in schema_keys() else bare), value
-    if alias.key is None:
-        raise RecipeError(f"tuner has no {key!r}", where=where, fix=alias.instead)
-    ours = alias.value(value)
-    if ours is None:
-        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=alias.instead)
-    return alias.key, ours
+    if meaning.key is None:
+        raise RecipeError(f"tuner has no {key!r}", where=where, fix=meaning.instead)
+    if meaning.value is None:
+        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=meaning.instead)
+    return meaning.key, meaning.value
 
 
 def _find(key: str, where: str, present: Mapping[str, object]) -> tuple[Keys, object]:
@@ -97,7 +97,7 @@ def _find(key: str, where: str, present: Mapping[str, object]) -> tuple[Keys, ob
     settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
     tails = [tail for path in settings for tail in _tails(path)]
     hint = (
-        did_you_mean(key, [*tails, *aliases.table()])
+        did_you_mean(key, [*tails, *other_tools().known_words()])
         or "Known top-level keys: " + ", ".join(RecipeConfig.model_fields) + "."
     )
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
@@ -232,7 +232,7 @@ def _value_layers(key: str, value: object, merged: Merged, *, has_recipe: bool) 
             keys = find_key(KEY_FLAGS[flag], place.name, merged.values)
         yield from _key_layers(keys, value, place, merged)
         return
-    if not isinstance(value, dict) and aliases.find(key, str(value)):
+    if not isinstance(value, dict) and other_tools().meaning(key, str(value)):
         # The table of other tools' words is for texts.
         yield from _pair_layers(PYTHON, f"{key}={value}", merged, has_recipe=has_recipe)
         return
@@ -252,9 +252,9 @@ def _pair_layers(flag: str, text: str, merged: Merged, *, has_recipe: bool) -> I
         yield from _key_layers(*read_pair(KEY_FLAGS[flag], text, where, merged.values), place, merged)
         return
     key, _, value = text.partition("=")
-    place, alias = Place(Kind.FLAG, f"{flag} {text}"), aliases.find(key.strip(), value)
-    if alias and alias.flag:
-        meant = Overrides(model=value) if alias.flag == "--model" else Overrides(data=value)
+    place, meaning = Place(Kind.FLAG, f"{flag} {text}"), other_tools().meaning(key.strip(), value)
+    if meaning and meaning.flag:
+        meant = Overrides(model=value) if meaning.flag == "--model" else Overrides(data=value)
         for layer in layers(meant, merged, has_recipe=has_recipe):
             # Facts of a catalog's part keep their place; the user's own value has the place of its flag.
             is_typed = layer.place(()).kind is Kind.FLAG

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, UsageError
 from tuner.files import JsonObject, is_writable
+from tuner.hooks import other_tools
 from tuner.notebook import lines_of, table
 from tuner.recipes import catalog, standalone
-from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Kind, Layer, Origin, Place
 from tuner.recipes.names import Name
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
@@ -190,7 +190,9 @@ def layer_of(source: RecipeFile) -> Layer:
         if key in known:
             values[key] = value
         elif key not in source.helpers and key != "_base_":
-            raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
+            raise RecipeError(
+                f"no key {key!r}", where=source.where((key,)), fix=other_tools().key_hint(key, sorted(known))
+            )
     return Layer(values, source.place)
 
 
@@ -199,6 +201,7 @@ def read_base() -> RecipeFile:
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
-def read_xtuner() -> RecipeFile:
-    """Return XTuner's defaults, which its recipe names keep; they are laid over the base."""
-    return read_file(catalog.XTUNER_DEFAULTS, "configs/xtuner.py", Kind.PACKAGE)
+def read_numbers() -> RecipeFile:
+    """Return the defaults of another tool that its recipe names keep; they are laid over the base."""
+    path = other_tools().numbers()
+    return read_file(path, f"configs/{path.name}", Kind.PACKAGE)

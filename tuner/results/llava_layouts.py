@@ -20,8 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tuner import assets
 from tuner.errors import UsageError
 from tuner.files import JsonObject, copy, read_json_object, read_text, write_json, write_text
+from tuner.importers.llava_names import TOWER
 from tuner.models import llava, projectors
-from tuner.recipes.llava_names import TOWER
 from tuner.results.tensors import Piece, Stored, Tensors, write
 
 Name = Literal["xtuner", "llava"]

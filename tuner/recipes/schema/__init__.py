@@ -317,7 +317,7 @@ DEEPSPEED_OPTIMIZERS = {"FusedAdam": "AdamW", "Lamb": "Lamb", "Lion": "Lion", "M
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
 """Optimizers that DeepSpeed 0.19.7 removed, in lower case, as DeepSpeed compares names."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-"""dtype names of torch and of XTuner's configs -> tuner's."""
+"""Other dtype names, of torch and of older configs -> tuner's."""
 
 
 def _short_dtype(name: object) -> object:

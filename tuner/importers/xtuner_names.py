@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tuner.files import JsonObject
-from tuner.recipes import llava_names
+from tuner.hooks import NameWord
+from tuner.importers import llava_names
 
 
 class Spelling(NamedTuple):
@@ -26,26 +27,6 @@ class Spelling(NamedTuple):
     """The values that the word sets, above the recipe and below the command line's overrides."""
     loses: str | None = None
     """What XTuner does for this word and tuner does not; it is a warning before training."""
-
-
-class Word(NamedTuple):
-    """One spelling, with its match in a name."""
-
-    spelling: Spelling
-    match: re.Match[str]
-
-    @property
-    def text(self) -> str:
-        return self.match[0]
-
-    @property
-    def values(self) -> JsonObject:
-        values = self.spelling.values
-        return (values(self.match) if callable(values) else values) or {}
-
-    @property
-    def loses(self) -> str | None:
-        return self.spelling.loses and self.match.expand(self.spelling.loses)
 
 
 def _train(*, batch: int | None = None, accumulate: int | None = None, max_length: int | None = None) -> JsonObject:
@@ -252,17 +233,23 @@ REFUSED = (
 """Beginnings of XTuner's names that tuner refuses, each with the reason."""
 
 
-def translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
-    """Yield a name as it is written, then with one more of XTuner's words replaced each time, and these words."""
-    words: tuple[Word, ...] = ()
-    yield name, words
+def spellings_in(name: str) -> Iterator[tuple[Spelling, re.Match[str], str]]:
+    """Yield each of XTuner's words in a name, in the order in which they are replaced, and the name after that."""
     for spelling in SPELLINGS:
         if match := re.search(spelling.pattern, name, re.ASCII):
-            words = (*words, Word(spelling, match))
             name = name[: match.start()] + match.expand(spelling.ours) + name[match.end() :]
-            yield name, words
+            yield spelling, match, name
 
 
-def refusal(name: str) -> str | None:
+def readings(name: str) -> Iterator[tuple[str, tuple[NameWord, ...]]]:
+    """Yield a name with one more of XTuner's words replaced each time, and these words."""
+    words: tuple[NameWord, ...] = ()
+    for spelling, match, ours in spellings_in(name):
+        values = spelling.values(match) if callable(spelling.values) else spelling.values
+        words = (*words, NameWord(match[0], values or {}, spelling.loses and match.expand(spelling.loses)))
+        yield ours, words
+
+
+def refusal_of_name(name: str) -> str | None:
     """Return why tuner refuses one of XTuner's names, or None."""
     return next((reason for pattern, reason in REFUSED if re.match(pattern, name)), None)
