@@ -113,7 +113,7 @@ def test_an_image_is_built_from_digests_and_hashes(dockerfile: Path) -> None:
     installs = [part for part in re.split(r"&&|\n", text) if "pip install" in part]
 
     assert all("@sha256:" in base for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE))
-    assert len(installs) == 3
+    assert len(installs) >= 3
     assert all("--require-hashes" in part or "constraints hashes.txt" in part for part in installs)
 
 

@@ -214,7 +214,7 @@ def _run(report: Report, run: RunDirectory) -> None:
         return document
 
     _config(report, used)
-    report.attempt(lambda: run.read_json(run.run))
+    report.attempt(run.read_run)
 
 
 def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:
