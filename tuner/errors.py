@@ -2,6 +2,7 @@
 
 A message has three parts: where (file:line or flag), what is wrong (with the value), what to do.
 An exception outside this tree is a bug of ours and keeps its traceback.
+An option in a message is an `Option` or a `Key`: `--epochs 3` on the command line, and `epochs=3` for Python's callers.
 
     TunerError                    1   training failed
     ├── UsageError                2   flags and environment variables that contradict or do not parse
@@ -21,7 +22,9 @@ An exception outside this tree is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import copyreg
+import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -29,13 +32,120 @@ _MAX_PART, _END_OF_PART = 4_000, 500
 """Characters of one part of a message, and how many of them are its last: a name or a value can be a megabyte."""
 _MAX_VALUE = 80
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-
+_FLAGS = {
+    "allowed_hosts": "--allowed-host",
+    "format": "--as",
+    "grace_s": "--grace",
+    "rewards": "--reward",
+    "row_format": "--format",
+}
+"""The arguments in Python whose flag is not made of their name."""
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*([/.:][A-Za-z]+)*|\.\.\.")
+"""A value that the reader replaces, such as FILE, OWNER/NAME or FILE.py:FUNCTION."""
+_MARKED = "\x0e{}\x0f{}\x0e"
+"""An option in an f-string: as typed, and in Python. `Text` takes one of them."""
+_OPTION = re.compile(_MARKED.format("([^\x0f]*)", "([^\x0e]*)"))
 
 Error = TypeVar("Error", bound="TunerError")
 
 
+class Text(str):
+    """A text as the command line shows it; `in_python` is the text with arguments in place of flags.
+
+    Args:
+        text: An f-string may hold options, as in `Text(f"add {Option('resume', 'auto')}")`. An error makes its parts
+            texts by itself; a warning or a note with an option needs `Text`.
+    """
+
+    in_python: str
+
+    def __new__(cls, text: str) -> Text:
+        if isinstance(text, Text):
+            return text
+        return _worded(Text, _OPTION.sub(r"\1", text), _OPTION.sub(r"\2", text))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Text, (str(marked(self)),)
+
+
+class Option(Text):
+    """An option with its value: True for a switch, and None to name the option alone. An f-string marks it.
+
+    Args:
+        name: The argument in Python; the flag is made of it.
+    """
+
+    def __new__(cls, name: str, value: object = None) -> Option:
+        flag = _FLAGS.get(name) or f"--{name.replace('_', '-')}"
+        typed = "" if value is None or value is True else f" {shlex.quote(_typed(value))}"
+        return _worded(Option, f"{flag}{typed}", f"{name}={'' if value is None else _literal(value)}")
+
+    def __format__(self, spec: str) -> str:
+        return marked(self)
+
+
+class Key(Option):
+    """A key of a recipe with its value: `--set train_cfg.loss=whole`, `train_cfg={"loss": "whole"}`."""
+
+    def __new__(cls, key: str, value: object) -> Key:
+        first, *rest = key.split(".")
+        literal = _literal(value)
+        for name in reversed(rest):
+            literal = f'{{"{name}": {literal}}}'
+        return _worded(Key, f"--set {shlex.quote(f'{key}={_typed(value)}')}", f"{first}={literal}")
+
+
+class DsKey(Option):
+    """A key of the DeepSpeed config with its value: `--ds overlap_comm=False`, `ds={"overlap_comm": False}`."""
+
+    def __new__(cls, key: str, value: object) -> DsKey:
+        return _worded(DsKey, f"--ds {shlex.quote(f'{key}={_typed(value)}')}", f'ds={{"{key}": {_literal(value)}}}')
+
+
+class Argument(Option):
+    """An argument of a command that has no flag: SOURCE, `source`."""
+
+    def __new__(cls, name: str) -> Argument:
+        return _worded(Argument, name.upper(), name)
+
+
+def options(*each: Option) -> Option:
+    """Return several options as one, to type one after the other; empty ones are left out."""
+    return _worded(Option, " ".join(filter(None, each)), ", ".join(option.in_python for option in each if option))
+
+
+def marked(text: str) -> str:
+    """Return a text with its options marked, for an f-string that an error or `Text` takes."""
+    return _MARKED.format(str(text), text.in_python) if isinstance(text, Text) and text != text.in_python else text
+
+
+AText = TypeVar("AText", bound=Text)
+
+
+def _worded(kind: type[AText], typed: str, in_python: str) -> AText:
+    text = str.__new__(kind, typed)
+    text.in_python = in_python
+    return text
+
+
+def _typed(value: object) -> str:
+    return value if isinstance(value, str) else _literal(value)
+
+
+def _literal(value: object) -> str:
+    """Return a value as Python writes it, and as `--set` reads it; a placeholder stays as it is."""
+    if isinstance(value, str):
+        return value if _PLACEHOLDER.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return f"dict({', '.join(f'{key}={_literal(inner)}' for key, inner in value.items())})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(value)
+
+
 def visible(text: str) -> str:
     """Return text that a terminal only shows: control characters, and those that turn its direction, as their codes."""
+    text = Text(text)
     if all(map(str.isprintable, text.split("\n"))):  # nearly always; to compile the pattern takes half a ms
         return text
     return re.sub(_CONTROLS, lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -47,7 +157,7 @@ class TunerError(Exception):
     Args:
         problem: What is wrong, with the wrong value; no full stop at the end. The attribute `what` holds it.
         where: `file:line`, a flag or a variable.
-        fix: What to do; an imperative sentence.
+        fix: What to do; an imperative sentence, such as f"Add {Option('resume', 'auto')}, or choose another folder."
 
     Attributes:
         others: The other errors, if several were found and this one reports all of them.
@@ -57,9 +167,11 @@ class TunerError(Exception):
     exit_code = 1
 
     def __init__(self, problem: str, *, where: object = None, fix: str | None = None) -> None:
-        self.what, self.where, self.fix = problem, None if where is None else str(where), fix
+        self.what = Text(problem)
+        self.where = None if where is None else Text(where if isinstance(where, str) else str(where))
+        self.fix = None if fix is None else Text(fix)
         self.others: tuple[TunerError, ...] = ()
-        super().__init__(problem, self.where, fix)
+        super().__init__(self.what, self.where, self.fix)
 
     def __str__(self) -> str:
         return "\n".join(f"{error.code}: {error.message}" for error in self.each())
@@ -84,14 +196,19 @@ class TunerError(Exception):
         return {**parts, "fix": self.fix, "others": [other.to_json() for other in self.others]}
 
     @property
-    def message(self) -> str:
+    def message(self) -> Text:
         """Where, what is wrong, and what to do: `my.py:14: lr = nan is not a number. Write 2e-4.`, safe to print."""
-        problem, where, fix = (shortened(part or "") for part in (self.what, self.where, self.fix))
-        text = f"{where}: {problem}." if where else f"{problem}."
-        if fix:
-            ends_in_command = ": " in fix.rpartition(". ")[2]  # See: tuner list
-            text += f" {fix}" if fix.endswith((".", "?")) or ends_in_command else f" {fix}."
-        return visible(text)
+        parts = (self.what, self.where or Text(""), self.fix or Text(""))
+        return _worded(Text, _sentences(*parts), _sentences(*(part.in_python for part in parts)))
+
+
+def _sentences(what: str, where: str, fix: str) -> str:
+    problem, where, fix = map(shortened, (what, where, fix))
+    text = f"{where}: {problem}." if where else f"{problem}."
+    if fix:
+        ends_in_command = ": " in fix.rpartition(". ")[2]  # See: tuner list
+        text += f" {fix}" if fix.endswith((".", "?")) or ends_in_command else f" {fix}."
+    return visible(text)
 
 
 def heading(code: str) -> str:
@@ -224,8 +341,6 @@ def words_of(text: str, where: str) -> list[str]:
     Raises:
         UsageError: a quote is not closed, or the last backslash stands before nothing.
     """
-    import shlex  # few commands read one
-
     try:
         return shlex.split(text)
     except ValueError as error:

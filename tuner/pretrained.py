@@ -22,7 +22,7 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 
 from tuner import model_folder, remote_code
-from tuner.errors import DiskError, MachineError, ModelError
+from tuner.errors import DiskError, MachineError, ModelError, Option
 from tuner.files import require_regular
 
 _OF_ITS_FILES = (
@@ -64,8 +64,8 @@ class explained:
         DiskError: there is no room to download it.
     """
 
-    def __init__(self, path: str, where: str = "model.path", flag: str = "--model") -> None:
-        self.path, self.where, self.flag = path, where, flag
+    def __init__(self, path: str, where: str = "model.path", option: str = Option("model")) -> None:
+        self.path, self.where, self.option = path, where, option
 
     def __enter__(self) -> None:
         if problem := model_folder.problem_of(Path(self.path)) if os.path.isdir(self.path) else None:  # noqa: PTH112
@@ -77,7 +77,7 @@ class explained:
             raise DiskError(f"not enough space to download {self.path!r}: {error.strerror}", fix=fix) from error
         offline = OfflineModeIsEnabled | LocalEntryNotFoundError | ConnectionError
         if isinstance(error, offline) or _is_network(error):
-            fix = f"Check the network and HF_TOKEN, or give a local folder with {self.flag}."
+            fix = f"Check the network and HF_TOKEN, or give a local folder with {self.option}."
             raise MachineError(f"cannot reach the hub for {self.path!r}", where=self.where, fix=fix) from error
         if isinstance(error, ImportError):
             fix = "Install it, or choose another model.attn_implementation or method."

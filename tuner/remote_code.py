@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner import paths
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError, Option
 from tuner.files import disk_errors, make_folder, read_json_object, sha256, write_json
 
 FLAG = "--trust-remote-code"
@@ -76,13 +76,13 @@ def advice(path: str | None, revision: str | None = None) -> str:
     """Return where the code of a model can be read, and the flag that allows it."""
     folder = paths.local(path) if path else None
     if folder is None:
-        pin = "" if is_commit(revision) else " --set model.revision=<40-digit commit>"
+        pin = "" if is_commit(revision) else f" {Key('model.revision', 'COMMIT')}"
         page = f"https://huggingface.co/{path}/tree/{revision if is_commit(revision) else 'main'}"
-        return f"Read its code at {page}, then add {FLAG}{pin}."
+        return f"Read its code at {page}, then add {Option('trust_remote_code', True)}{pin}."
     names = code_in(folder).names if paths.is_folder(folder) else ""
     if not names:
         return f"There is no code in {folder}: copy the model again with all its files."
-    return f"Read the code in {folder} ({names}), then add {FLAG}."
+    return f"Read the code in {folder} ({names}), then add {Option('trust_remote_code', True)}."
 
 
 def described(path: str, revision: str | None) -> str:
@@ -127,7 +127,7 @@ def check(path: str, revision: str | None) -> Code | None:
         return None
     if revision and not is_commit(revision) and revision != code.hash:
         message = f"{code} is not the code of model.revision = {revision!r}"
-        fix = f"Read it; if you trust it as it is now: --set model.revision={code.hash}"
+        fix = f"Read it; if you trust it as it is now: {Key('model.revision', code.hash)}"
         raise ModelError(message, where="model.revision", fix=fix)
     if revision != code.hash:
         check_record(code)
@@ -208,5 +208,7 @@ def is_published(pickle: Path) -> bool:
 def untrusted_pickles(holder: str, where: str) -> ModelError:
     """Return the error of weights that are pickles, which the user does not trust; `holder` is or has them."""
     problem = f"{holder} holds weights as pickles, which can run code when they are read"
-    fix = f"Convert them to safetensors (docs/vision.md), or if you trust them, add {FLAG}."
+    fix = (
+        f"Convert them to safetensors (docs/vision.md), or if you trust them, add {Option('trust_remote_code', True)}."
+    )
     return ModelError(problem, where=where, fix=fix)

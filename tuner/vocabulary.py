@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError
 from tuner.files import JsonObject, read_json_object, read_text
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -77,7 +77,7 @@ def _template(folder: Path, settings: JsonObject, override: str | None) -> str:
 def too_few_rows(token: str, id_: int, num_rows: int, where: str) -> ModelError:
     """Return the error for a model without an embedding row for a token."""
     problem = f"the tokenizer of {where!r} has ids up to {id_} ({token!r}), and the embedding has {num_rows} rows"
-    fix = f"Use the tokenizer that belongs to the model, or add rows for the new tokens: --set {_KEY}=true."
+    fix = f"Use the tokenizer that belongs to the model, or add rows for the new tokens: {Key(_KEY, True)}."
     return ModelError(problem, where="model.path", fix=fix)
 
 
@@ -94,7 +94,7 @@ def untrained_rows(lacking: tuple[str, ...], *, adapter: bool) -> ModelError:
 def untrained_head(objective: str, name: str) -> ModelError:
     """Return the error for an adapter on the output embeddings: the loss reads their weight past the adapter."""
     problem = f"an adapter on the output embeddings ({name}) would not be trained by {objective}"
-    fix = f"Remove {name!r} from it; to train that layer whole: --set \"adapter.modules_to_save=['{name}']\"."
+    fix = f"Remove {name!r} from it; to train that layer whole: {Key('adapter.modules_to_save', [name])}."
     return ModelError(problem, where="adapter.target_modules", fix=fix)
 
 

@@ -23,7 +23,7 @@ from tests.cli.command import Tuner, runner
 from tests.each import each
 from tests.launch.processes import wait_until
 from tests.launch.rank import process
-from tuner.errors import RecipeError, RunDirectoryError, UsageError
+from tuner.errors import Option, RecipeError, RunDirectoryError, Text, UsageError
 from tuner.launch import render
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
@@ -290,10 +290,13 @@ def test_a_run_tells_its_verdict(tmp_path: Path, ranks: Any) -> None:
     run = tuner.train(TINY, work_dir=tmp_path / "run")
     assert run.verdict is None
 
-    verdict = Verdict(Outcome.LEARNED, "validation", 4.5, 3.5, 7, "train with --epochs 2")
+    advice = Text(f"train with {Option('epochs', 2)}")
+    verdict = Verdict(Outcome.LEARNED, "validation", 4.5, 3.5, 7, advice, advice_in_python=advice.in_python)
     RunDirectory(run.path).write_status(RunStatus(state="done", verdict=verdict))
     assert run.verdict and (run.verdict["outcome"], run.verdict["before"]) == ("learned", 4.5)
     assert (run.verdict["advice"], run.verdict["brief"]) == ("train with epochs=2", verdict.brief)
+    assert run.verdict["line"] == f"{verdict}".replace("--epochs 2", "epochs=2")
+    assert "advice_in_python" not in run.verdict
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

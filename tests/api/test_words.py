@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,100 +13,124 @@ import pytest
 
 import tuner
 from tests.each import each
-from tuner.cli import COMMANDS as LISTED
-from tuner.recipes.python_calls import _FLAGS as OVERRIDES
-from tuner.recipes.python_calls import ARGUMENTS, COMMANDS, SWITCHES, in_python, place_in_python
+from tuner import api, errors
+from tuner.errors import Argument, DsKey, Key, Option, RecipeError, Text, options
+from tuner.recipes.overrides import KEY_FLAGS
+from tuner.recipes.recipe import Overrides
 
 ROOT = Path(tuner.__file__).parent
-FUNCTIONS = ("chat", "check", "evaluate", "export", "load_recipe", "plan", "preview_data", "serve", "train")
-SHELL = {
-    *("--all", "--array", "--bad", "--bind-cores-to-rank", "--catalog", "--chat-template", "--dry-run"),
-    "--datasets",
-    *("--exclude", "--from", "--hostfile", "--include", "--launcher", "--master-addr", "--master-port", "--module"),
-    *("--name", "--nnodes", "--node-rank", "--output", "--sbatch", "--ssh", "--stop-before", "--time", "--watch"),
-    *("--max-requeues", "--set", "--ds", "--cfg-options", "--json", "--debug"),
-}
-"""Flags of ours that have no argument: what they do is done by the command line alone, or by `--set`'s own rule."""
-OTHERS = {
-    *("--bind-to", "--cpu-bind", "--cpus-per-task", "--ctime", "--enable-lora", "--force-reinstall", "--ipc"),
-    *("--generation-config", "--kill-on-bad-exit", "--local-dir", "--long", "--lora-modules", "--max-lora-rank"),
-    *("--no-build-isolation", "--ntasks-per-node", "--oneliner", "--outfile", "--outtype", "--parsable", "--repo-type"),
-    *("--requeue", "--revision", "--served-model-name", "--shm-size", "--signal", "--trust-remote-code", "--upgrade"),
-    *("--version", "--weight-transfer-config", "--logprobs-mode", "--max-logprobs"),
-}
-"""Flags of other programs."""
+COMMANDS_ALONE = ("cli", "lab")
+"""The rooms that no call in Python reaches."""
+_PARTS = ("where", "fix")
+
+
+def arguments() -> set[str]:
+    """Return every argument of the functions of `tuner`, and the overrides."""
+    functions = [getattr(tuner, name) for name in api.__all__ if inspect.isfunction(getattr(tuner, name))]
+    parameters = {name for function in functions for name in inspect.signature(function).parameters}
+    of_keys = {flag[2:].replace("-", "_") for flag in KEY_FLAGS}
+    return parameters | of_keys | set(inspect.signature(Overrides).parameters)
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Yield the name and the call of every function that is called by its name, outside the rooms of commands."""
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] not in COMMANDS_ALONE:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    yield node.func.id, node
 
 
 def texts() -> Iterator[str]:
-    """Yield every text in the code below the command line, without docstrings."""
+    """Yield every text with a blank in it, and every `where` and `fix`; `{}` stands for an expression in an f-string.
+
+    The rooms of commands, and the module that writes the flags, are left out.
+    """
     for path in ROOT.rglob("*.py"):
-        if path.relative_to(ROOT).parts[0] in ("cli", "importers", "configs", "api"):
+        if path.relative_to(ROOT).parts[0] in (*COMMANDS_ALONE, "errors.py"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n\n" not in node.value:
-                yield node.value
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        places = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in _PARTS}
+        inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):  # an f-string comes before its pieces
+            if isinstance(node, ast.JoinedStr):
+                inside |= set(map(id, node.values))
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+                text = node.value
+            else:
+                continue
+            if " " in text or id(node) in places:
+                yield text
 
 
 @each(
     [
-        ("both --val and --val-split set the rows", "both val= and val_split= set the rows"),
-        ("Set it: --model BASE --adapter ./x.", 'Set it: model=BASE, adapter="./x".'),
-        ("Use --set dtype=fp16, fp32 or auto.", 'Use dtype="fp16", fp32 or auto.'),
-        ("Use --set train_cfg.loss=whole, or --deepspeed zero2.", 'Use loss="whole", or deepspeed="zero2".'),
-        ("Use --set quantization.bits=8.", "Use bits=8."),
-        ("--set train_dataloader.dataset.max_length=512", "max_length=512"),
-        ("--set train_dataloader.dataset.packing=true.", 'train_dataloader={"dataset": {"packing": True}}.'),
+        (Option("val_split", 0.05), "--val-split 0.05", "val_split=0.05"),
+        (Option("model", "./my model"), "--model './my model'", 'model="./my model"'),
+        (Option("work_dir"), "--work-dir", "work_dir="),
+        (Option("merge", True), "--merge", "merge=True"),
+        (Option("format", "gguf"), "--as gguf", 'format="gguf"'),
+        (Option("push", "OWNER/NAME"), "--push OWNER/NAME", "push=OWNER/NAME"),
+        (Key("dtype", "fp16"), "--set dtype=fp16", 'dtype="fp16"'),
+        (Key("quantization", None), "--set quantization=None", "quantization=None"),
+        (Key("a.b.packing", False), "--set a.b.packing=False", 'a={"b": {"packing": False}}'),
+        (Key("adapter", {"r": 64}), "--set 'adapter=dict(r=64)'", "adapter=dict(r=64)"),
+        (Key("modules", ["head"]), "--set 'modules=[\"head\"]'", 'modules=["head"]'),
+        (DsKey("zero.size", 1000), "--ds zero.size=1000", 'ds={"zero.size": 1000}'),
+        (Argument("source"), "SOURCE", "source"),
         (
-            '--set "adapter=dict(r=64, lora_alpha=16)" --ignore-fit',
-            "adapter=dict(r=64, lora_alpha=16), ignore_fit=True",
+            options(Option("model", "BASE"), Option("adapter", "x")),
+            "--model BASE --adapter x",
+            'model=BASE, adapter="x"',
         ),
-        ("--ds zero_optimization.sub_group_size=1000", 'ds={"zero_optimization.sub_group_size": 1000}'),
-        ("no recipe: method lora; --method sets another.", "no recipe: method lora; method= sets another."),
-        ("--set optim_wrapper.optimizer.betas=0.9,0.999.", "betas=(0.9,0.999)."),
-        ("Serve it: tuner export SOURCE DEST --as llama (--merge).",) * 2,
-        ("Next: `tuner train x.py --resume auto --set lr=1`",) * 2,
-        ("docker run --shm-size=8g, or --ipc=host",) * 2,
     ]
 )
-def test_a_flag_that_has_an_argument_becomes_it_and_a_whole_command_stays(text: str, spoken: str) -> None:
-    assert in_python(text) == spoken
+def test_an_option_is_typed_as_a_flag_and_called_as_an_argument(option: Option, typed: str, called: str) -> None:
+    text = Text(f"Use {option}, or none.")
+
+    assert (option, option.in_python) == (typed, called)
+    assert (text, text.in_python) == (f"Use {typed}, or none.", f"Use {called}, or none.")
 
 
-@each(
-    [
-        ("--model ./my model", 'model="./my model"'),
-        ("--val", "val="),
-        ("--gpu and --gpu-memory", "gpu= and gpu_memory="),
-        ("SOURCE", "source"),
-        ("my.py:14", "my.py:14"),
-    ]
-)
-def test_a_place_is_named_as_the_caller_wrote_it(where: str, spoken: str) -> None:
-    assert place_in_python(where) == spoken
+def test_the_wordings_of_an_error_survive_another_process_and_another_error() -> None:
+    first = RecipeError("no rows", where=Option("data"), fix=f"Add {Option('data', 'FILE')}.")
+    there = pickle.loads(pickle.dumps(first))  # noqa: S301
+    second = RecipeError(f"again: {errors.marked(there.what)}", fix=f"{errors.marked(there.fix)} Or stop.")
+
+    assert there.message == first.message == "--data: no rows. Add --data FILE."
+    assert there.message.in_python == "data=: no rows. Add data=FILE."
+    assert (second.fix, second.fix and second.fix.in_python) == ("Add --data FILE. Or stop.", "Add data=FILE. Or stop.")
 
 
-def test_every_argument_that_stands_for_a_flag_is_one() -> None:
-    parameters = {name for function in FUNCTIONS for name in inspect.signature(getattr(tuner, function)).parameters}
-    daily = {"lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to"}
+def test_a_name_with_the_marks_of_an_option_is_shown_as_it_is() -> None:
+    error = RecipeError("no file 'a\x0eb\x0fc\x0e'", fix=f"Give {Option('data', 'x' + chr(14))}.")
 
-    assert set(ARGUMENTS.values()) - parameters - set(OVERRIDES) - daily == {"rewards"}
-    assert {
-        name
-        for function in FUNCTIONS
-        for name, one in inspect.signature(getattr(tuner, function)).parameters.items()
-        if isinstance(one.default, bool)
-    } - {"every"} == set(SWITCHES)
+    assert "\x0e" not in error.message
+    assert "\x0e" not in error.message.in_python
 
 
-def test_every_flag_in_a_message_has_an_argument_or_is_known_to_have_none() -> None:
-    flags = {flag for text in texts() for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)}
+def test_every_option_in_a_message_is_an_argument_of_a_call_in_python() -> None:
+    named = {
+        call.args[0].value for name, call in calls() if name == "Option" and isinstance(call.args[0], ast.Constant)
+    }
 
-    assert len(flags) > 60
-    assert flags - ARGUMENTS.keys() - SHELL - OTHERS == set()
+    assert len(named) > 30
+    assert named - arguments() == set()
 
 
-def test_every_command_is_known_to_stay_one() -> None:
-    assert set(COMMANDS) == set(LISTED)
+def test_no_message_names_a_flag_of_python_s_arguments_in_plain_text() -> None:
+    flags = {str(Option(name)) for name in arguments()} | {"--set", "--ds", "--cfg-options"}
+    whole_commands = r"`[^`]*`|\b(?:tuner|hf|trl|srun|mpirun|vllm) [^:;,]*"
+
+    written = {
+        (flag, text)
+        for text in texts()
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", re.sub(whole_commands, "", text))
+        if flag in flags
+    }
+
+    assert written == set(), "write Option('epochs', 3) or Key('train_cfg.loss', 'whole'): see tuner.errors"
 
 
 def test_an_error_of_a_call_names_arguments() -> None:

@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 from tests.fit.recipes import lightest
+from tuner.errors import DsKey
 from tuner.fit.advice import changes, levels
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, choose
 from tuner.fit.levels import Fit, Level, Machines, Peak
@@ -129,7 +130,7 @@ def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_th
     *_, last = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
 
     assert last.level == "deepspeed_zero3_offload" and "cannot be resumed" in last.description
-    assert "--ds zero_optimization.offload_param.nvme_path='/mnt/my disk'" in last.flags
+    assert DsKey("zero_optimization.offload_param.nvme_path", "/mnt/my disk") in last.flags
 
 
 @pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_8b", "gemma3_12b_it", "gemma3_27b_it", "llama2_70b"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tuner.runs.records import (
     TrainedData,
     Versioned,
 )
+from tuner.runs.verdict import Verdict
 
 WITHOUT_VERSION = Path(__file__).with_name("version_1")
 """The files of a run before they had a version: `tuner train tiny_full_sample_e1`."""
@@ -156,6 +158,6 @@ def test_a_run_json_that_was_made_by_hand_for_tests_is_whole() -> None:
 def test_the_page_about_runs_lists_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
     models = (RunRecord, RunStatus, DiagnosisRecord, Manifest, ManifestFacts, CheckpointState)
-    keys = {key for model in models for key in model.model_fields}
+    keys = {key for model in models for key in model.model_fields} | {one.name for one in fields(Verdict)}
 
     assert {key for key in keys if f"`{key}`" not in page} == set()

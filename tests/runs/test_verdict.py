@@ -42,6 +42,7 @@ def test_a_loss_that_still_falls_at_the_end_calls_for_more_epochs() -> None:
     assert found.outcome is Outcome.FALLING
     assert str(found) == "validation loss 4.52 -> 3.70 in 12 steps; it was still falling: --epochs 10"
     assert found.brief == "validation loss 4.52 -> 3.70, still falling"
+    assert found.advice_in_python == "it was still falling: epochs=10"
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args, overload
 
 from tuner import paths
 from tuner.api.run import Run, RunFailed, require_done
 from tuner.data import sources
-from tuner.errors import TunerError, UsageError, brief_repr, visible
+from tuner.errors import Text, TunerError, UsageError, brief_repr, visible
 from tuner.files import JsonObject
 from tuner.fit.sizes import parse_bytes
 from tuner.hooks import recipe_of_other_tool
@@ -91,7 +91,8 @@ def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Argument
         try:
             return function(*args, **kwargs)
         except TunerError as error:
-            python_calls.translate(error)
+            for one in error.each():
+                one.what, one.where, one.fix = _spoken(one.what), _spoken(one.where), _spoken(one.fix)
             raise
 
     return call
@@ -116,7 +117,7 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
     """
     source = _asked(recipe, overrides, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
-    return replace(loaded, warnings=_spoken(loaded.warnings), notes=_spoken(loaded.notes))
+    return replace(loaded, warnings=_all_spoken(loaded.warnings), notes=_all_spoken(loaded.notes))
 
 
 @_in_python_words
@@ -160,7 +161,7 @@ def plan(
     swap = None if nvme is None else os.fspath(nvme)
     asked = AskedMachines(gpus, gpu, nodes, gpu_memory, host_memory, swap, interconnect, utilisation)
     result = planning.make(loaded, asked, os.environ, named)  # effect: as the command line
-    return result._replace(warnings=_spoken(result.warnings))
+    return result._replace(warnings=_all_spoken(result.warnings))
 
 
 @_in_python_words
@@ -197,13 +198,7 @@ def check(
     request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
     report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
-        replace(
-            one,
-            what=python_calls.in_python(one.what),
-            where=one.where and python_calls.place_in_python(one.where),
-            fix=one.fix and python_calls.in_python(one.fix),
-        )
-        for one in report.findings
+        replace(one, what=_spoken(one.what), where=_spoken(one.where), fix=_spoken(one.fix)) for one in report.findings
     ]
     return report
 
@@ -286,7 +281,7 @@ def train(
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
     resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     for line in announcement(resolved, preflight.check(resolved)):
-        print(visible(python_calls.in_python(line)), file=sys.stderr)  # effect: what the command line says there too
+        print(visible(line.in_python), file=sys.stderr)  # effect: what the command line says there too
     code = execute(resolved)
     run = Run(resolved.run_path)
     require_done(run, code)
@@ -578,8 +573,17 @@ def preview_data(
     )
 
 
-def _spoken(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(python_calls.in_python, lines))
+@overload
+def _spoken(text: str) -> Text: ...
+@overload
+def _spoken(text: str | None) -> Text | None: ...
+def _spoken(text: str | None) -> Text | None:
+    """Return a text in Python's words."""
+    return None if text is None else Text(Text(text).in_python)
+
+
+def _all_spoken(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(_spoken, texts))
 
 
 def _rows(argument: str, rows: object) -> object:

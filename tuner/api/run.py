@@ -10,7 +10,6 @@ from typing import Any
 from tuner.errors import Stopped, TunerError
 from tuner.files import JsonObject
 from tuner.machine.hardware import detect
-from tuner.recipes.python_calls import in_python
 from tuner.report import page
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
@@ -55,8 +54,8 @@ class Run:
 
         None if the run is not done, or has logged fewer than two losses. Errors as for `status`.
         """
-        verdict = self.status.get("verdict") or {}
-        return {key: in_python(value) if isinstance(value, str) else value for key, value in verdict.items()} or None
+        verdict = self._files.read_status().verdict
+        return verdict.for_python() if verdict else None
 
     @property
     def metrics(self) -> list[JsonObject]:

@@ -15,7 +15,7 @@ from tuner.cli.help import Command
 from tuner.cli.models import source_of
 from tuner.cli.options import debug_option, remote_code_option
 from tuner.cli.say import say
-from tuner.errors import DiskError, UsageError
+from tuner.errors import DiskError, Text, UsageError
 from tuner.files import scratch_folder
 from tuner.fit.sizes import parse_bytes
 
@@ -107,7 +107,7 @@ def command(
             try:
                 _export(saved, temporary / repository.name.split("/")[1], options, repository, kept=False)
             except DiskError as error:
-                error.fix = "Free space, set TMPDIR to a folder on another disk, or give DEST there."
+                error.fix = Text("Free space, set TMPDIR to a folder on another disk, or give DEST there.")
                 raise
     else:
         _export(saved, dest, options, repository, kept=True)

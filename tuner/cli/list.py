@@ -15,7 +15,7 @@ from tuner.cli import complete, parts
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
-from tuner.errors import RecipeError, TunerError, did_you_mean, visible
+from tuner.errors import RecipeError, Text, TunerError, did_you_mean, visible
 from tuner.files import JsonObject, dump_json
 from tuner.recipes import catalog, patterns
 from tuner.recipes.catalog import PRESETS
@@ -173,7 +173,7 @@ def _mistake(kind: str, name: str) -> TunerError | None:
     try:
         lint.check(choice.open_config(name, file.shown))
     except TunerError as error:
-        error.where = error.where or file.shown
+        error.where = error.where or Text(file.shown)
         return error
     return None
 

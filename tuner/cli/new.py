@@ -11,7 +11,7 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import all_of, catalog_option, debug_option
 from tuner.cli.say import say
-from tuner.errors import ModelError, UsageError
+from tuner.errors import ModelError, Text, UsageError
 from tuner.files import JsonObject, make_folder, write_new_text
 from tuner.fit.parameters import num_parameters
 from tuner.recipes import catalog, loading, new_part
@@ -101,7 +101,7 @@ def dataset(
     try:
         rows = pipeline.first_look(path, split, row_format, renamed, image_folder)
     except pipeline.UnknownFormat as error:
-        error.fix = f"{error.fix} With tuner new, use --column OURS=THEIRS or --format NAME."
+        error.fix = Text(f"{error.fix} With tuner new, use --column OURS=THEIRS or --format NAME.")
         raise
     where = _lasting(path)
     count = f", {rows.num_rows:,} row{'s' * (rows.num_rows != 1)}" if rows.is_all else ""

@@ -10,7 +10,7 @@ from functools import cache
 
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
-from tuner.errors import ModelError, RecipeError, TunerError
+from tuner.errors import ModelError, RecipeError, Text, TunerError
 from tuner.files import JsonObject
 from tuner.fit.parameters import num_parameters
 from tuner.recipes import catalog, loading
@@ -31,7 +31,7 @@ def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
     try:
         loading.check_part(kind, name)
     except TunerError as error:
-        error.where = error.where or file.shown
+        error.where = error.where or Text(file.shown)
         return error
     return None
 

@@ -23,7 +23,7 @@ from tuner.data.processes import Worker
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor
 from tuner.data.stream import folder_of
-from tuner.errors import DataError
+from tuner.errors import DataError, Key, Option, Text, marked, options
 from tuner.files import disk_errors, open_regular, scratch_folder, sha256
 from tuner.progress import POLL_S
 
@@ -197,8 +197,9 @@ class _Make:
         except DataError as error:
             if start.first and not isinstance(error, Unreadable):
                 # Who corrects the row has other files, in which the run cannot go on.
-                key = f"train_dataloader.dataset.bad_rows={self.pipeline.dataset.bad_rows + 1}"
-                error.fix = f"{error.fix or ''} To go on without it: --resume auto --set {key}".strip()
+                allowed = Key("train_dataloader.dataset.bad_rows", self.pipeline.dataset.bad_rows + 1)
+                without = f"To go on without it: {options(Option('resume', 'auto'), allowed)}"
+                error.fix = Text(f"{marked(error.fix or '')} {without}".strip())
             raise
         return block, start
 

@@ -32,7 +32,7 @@ from tuner.data.outcomes import Tally, unread_text
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
-from tuner.errors import DataError
+from tuner.errors import DataError, Option
 from tuner.files import disk_errors, make_folder, read_text, scratch_folder, sha256, write_json
 from tuner.machine.libraries import version_of
 from tuner.progress import shown
@@ -353,7 +353,8 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
         raise DataError(
             problem,
             where=place,
-            fix="Use another share, validation data of its own (--val FILE), or none (--val-split 0).",
+            fix=f"Use another share, validation data of its own ({Option('val', 'FILE')}), or "
+            f"none ({Option('val_split', 0)}).",
         )
     if not counts.kept:
         reasons = {total.reason for total in tally.totals()}

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection  # effect: as above
 from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
-from tuner.errors import MachineError, TunerError
+from tuner.errors import Key, MachineError, TunerError
 from tuner.machine.hardware import num_cpus
 from tuner.machine.kernel import die_with_parent
 
@@ -140,7 +140,7 @@ class Worker:
     def _ended(self) -> MachineError:
         self._process.join()
         problem = f"a process that prepares the data ended with code {self._process.exitcode}"
-        fix = "If the kernel killed it, it needs more memory. Or use fewer processes: --set dataset.num_proc=1."
+        fix = f"If the kernel killed it, it needs more memory. Or use fewer processes: {Key('dataset.num_proc', 1)}."
         return MachineError(problem, fix=fix)
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, lacks, spoken
-from tuner.errors import DataError
+from tuner.errors import DataError, Option
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 
 _SAMPLES: dict[RowKind, tuple[type, ...]] = {
@@ -110,4 +110,4 @@ def methods_of(objectives: Sequence[str]) -> str:
     """Return the option that trains with the first of some objectives, and the others' words."""
     # Learning from conversations is what a method alone means; `recipes.catalog` composes the words.
     first, *others = ("lora" if facts_of(name).rows == "conversations" else f"{name}_lora" for name in objectives)
-    return f"--method {first} (or {', '.join(others)})" if others else f"--method {first}"
+    return f"{Option('method', first)} (or {', '.join(others)})" if others else Option("method", first)

@@ -22,7 +22,7 @@ from tuner.data import readers
 from tuner.data.compat import fingerprint_of
 from tuner.data.formats.image_places import data_uri
 from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
-from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
+from tuner.errors import DataError, Key, MachineError, Option, brief_repr, did_you_mean
 from tuner.files import disk_errors, load_json, make_folder, read_named_text, scratch_folder, sha256, write_text
 from tuner.progress import shown
 
@@ -98,14 +98,17 @@ def check_stream(place: str, files: Sequence[Path]) -> None:
     """
     if not files:
         problem = f"{place!r} is on the hub, and a stream reads files here"
-        fix = "Download them, `hf download --repo-type dataset --local-dir FOLDER OWNER/NAME`, and give --data FOLDER."
+        fix = (
+            f"Download them, `hf download --repo-type dataset --local-dir FOLDER OWNER/NAME`, and "
+            f"give {Option('data', 'FOLDER')}."
+        )
         raise DataError(problem, where="train_dataloader.dataset.streaming", fix=fix)
     for file in files:
         if not readers.can_seek(file):
             problem = f"{file.name!r} cannot be streamed: a run that goes on would read it from its beginning"
             packed = file.suffix.lower() in PACKED
             fix = "Unpack it" if packed else "Save its rows as .jsonl or .parquet"
-            whole = "--set train_dataloader.dataset.streaming=False"
+            whole = Key("train_dataloader.dataset.streaming", False)
             raise DataError(problem, where=file, fix=f"{fix}, or prepare it whole: {whole}.")
 
 
@@ -280,7 +283,9 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             dataset = datasets.load_dataset(*names, **settings)
     except (ConnectionError, httpx.TransportError) as error:
         problem = f"{place!r} is not a local file or folder, and the Hugging Face hub cannot be reached to look for it"
-        raise MachineError(problem, fix="Connect to the network, or give a local file with --data.") from error
+        raise MachineError(
+            problem, fix=f"Connect to the network, or give a local file with {Option('data')}."
+        ) from error
     except DatasetNotFoundError as error:
         problem = (
             f"{place!r} is not a local file or folder, nor a data set on the Hugging Face hub that you have access to"

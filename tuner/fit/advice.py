@@ -5,10 +5,10 @@ Every answer is checked by the arithmetic of `estimate`; nothing is guessed.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tuner.errors import DsKey, Key, Option, Text, options
 from tuner.fit.candidates import Candidate, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines
@@ -17,8 +17,9 @@ from tuner.recipes.schema.architecture import Architecture
 from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
 
-_LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
-_QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
+_LORA = options(Key("adapter", dict(r=64, lora_alpha=16, lora_dropout=0.1)), Key("optim_wrapper.optimizer.lr", 2e-4))
+_QLORA = Key("quantization", dict(bits=4))
+_NOTHING = options()
 WITHOUT_OFFLOADING = "Without offloading, each of these changes fits:"
 """What stands above the changes of a recipe that fits by offloading alone."""
 _SHORTEST = 256
@@ -26,17 +27,22 @@ _MOST_GPUS = 4096
 
 
 class Change(NamedTuple):
-    """A change after which `level` fits: what it is in words, and the flags to type."""
+    """A change after which `level` fits: what it is in words, and the options to type, without that of the level."""
 
     description: str
-    flags: str
+    flags: Option
     level: str
     machines: Machines
 
     @property
-    def text(self) -> str:
+    def options(self) -> Option:
+        """What to type."""
+        return options(self.flags, Option("deepspeed", self.level))
+
+    @property
+    def text(self) -> Text:
         """The change in words, and what to type."""
-        return f"{self.description}: {f'{self.flags} --deepspeed {self.level}'.strip()}"
+        return Text(f"{self.description}: {self.options}")
 
 
 def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:
@@ -64,24 +70,24 @@ def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines
 
 
 def _changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool) -> list[Change]:
-    free, flags = recipe, ""
+    free, flags = recipe, _NOTHING
     for description, step in _FREE:
         changed = step(free)
         if changed is None:
             continue
-        free, flags = changed[0], f"{flags} {changed[1]}".strip()
+        free, flags = changed[0], options(flags, changed[1])
         if best := _best(free, architecture, machines, offload=offload):
             return [Change(description, flags, best.level, machines)]
     return list(_costly(free, architecture, machines, flags, offload=offload))
 
 
 def _costly(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str, *, offload: bool
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option, *, offload: bool
 ) -> Iterator[Change]:
     for description, step in _COSTLY:
         changed = step(recipe)
         if changed and (best := _best(changed[0], architecture, machines, offload=offload)):
-            yield Change(description, f"{flags} {changed[1]}".strip(), best.level, machines)
+            yield Change(description, options(flags, changed[1]), best.level, machines)
     for way in (_shorter, _more_gpus):
         if change := way(recipe, architecture, machines, flags, offload=offload):
             yield change
@@ -89,7 +95,7 @@ def _costly(
         yield on_disk
 
 
-def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
+def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option) -> Change | None:
     """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
     if not machines.nvme_path:
         return None
@@ -99,9 +105,9 @@ def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machine
     level = Level.of_config({**preset.config, ZERO: zero}, architecture.hidden_size)
     if not fit_on(recipe, architecture, preset.name, level, machines).fits:
         return None
-    values = [f"--ds {ZERO}.{block}.{key}={shlex.quote(value)}" for block in OFFLOADS for key, value in to_disk.items()]
+    values = [DsKey(f"{ZERO}.{block}.{key}", value) for block in OFFLOADS for key, value in to_disk.items()]
     description = "states and weights on the disk: several times slower, and cannot be resumed"
-    return Change(description, " ".join([flags, *values]).strip(), preset.name, machines)
+    return Change(description, options(flags, *values), preset.name, machines)
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
@@ -120,36 +126,36 @@ def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines, 
     return choice.taken.fit
 
 
-Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
+Step = Callable[[RecipeConfig], tuple[RecipeConfig, Option] | None]
 
 
-def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     if recipe.split.recompute:
         return None
-    return recipe.with_split(recipe.split._replace(recompute=True)), "--set gradient_checkpointing=True"
+    return recipe.with_split(recipe.split._replace(recompute=True)), Key("gradient_checkpointing", True)
 
 
-def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     smaller = smaller_batches(recipe)
     if not smaller:
         return None
     micro, accumulation = smaller[0]
-    flags = f"--set train_dataloader.batch_size={micro} --set accumulative_counts={accumulation}"
+    flags = options(Key("train_dataloader.batch_size", micro), Key("accumulative_counts", accumulation))
     return recipe.with_split(Split(micro, accumulation, recipe.split.recompute)), flags
 
 
-def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     if recipe.adapter:
         return None
     adapter = Adapter(r=64, lora_alpha=16, lora_dropout=0.1)
-    return recipe.with_values({"train_cfg.trainable_layers": None, "adapter": adapter}), _LORA_FLAGS
+    return recipe.with_values({"train_cfg.trainable_layers": None, "adapter": adapter}), _LORA
 
 
-def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     if recipe.quantization:
         return None
-    changed, flags = _lora(recipe) or (recipe, "")
-    return changed.with_values({"quantization": Quantization()}), f"{flags} {_QLORA_FLAGS}".strip()
+    changed, flags = _lora(recipe) or (recipe, _NOTHING)
+    return changed.with_values({"quantization": Quantization()}), options(flags, _QLORA)
 
 
 _FREE: tuple[tuple[str, Step], ...] = (
@@ -163,17 +169,17 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 
 
 def _shorter(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str, *, offload: bool
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option, *, offload: bool
 ) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
         changed = recipe.with_values({"train_dataloader.dataset.max_length": length})
         if best := _best(changed, architecture, machines, offload=offload):
-            flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
+            flags = options(flags, Key("train_dataloader.dataset.max_length", length))
             description = f"samples of at most {length} tokens"
             if pixels := _most_pixels(recipe, architecture, length):
                 description = f"{description}, and images of fewer tokens"
-                flags = f"{flags} --set train_dataloader.dataset.image_max_pixels={pixels}"
+                flags = options(flags, Key("train_dataloader.dataset.image_max_pixels", pixels))
             return Change(description, flags, best.level, machines)
         length //= 2
     return None
@@ -191,7 +197,7 @@ def _most_pixels(recipe: RecipeConfig, architecture: Architecture, length: int) 
 
 
 def _more_gpus(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str, *, offload: bool
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option, *, offload: bool
 ) -> Change | None:
     """Double the GPUs of one node to 8, then the nodes, until a level fits; each node then has the same number."""
     machines = machines._replace(uneven_ranks=0)

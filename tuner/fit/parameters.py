@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from tuner.errors import ModelError, did_you_mean
+from tuner.errors import ModelError, Option, did_you_mean
 from tuner.fit.families import (
     FAMILIES,
     Experts,
@@ -90,7 +90,7 @@ def built(architecture: Architecture) -> Built:
     """
     family = FAMILIES.get(architecture.model_type)
     if family is None:
-        fix = did_you_mean(architecture.model_type, FAMILIES) or "Choose a level: --deepspeed zero3."
+        fix = did_you_mean(architecture.model_type, FAMILIES) or f"Choose a level: {Option('deepspeed', 'zero3')}."
         raise ModelError(
             f"no formula for model_type {architecture.model_type!r}", where="architecture.model_type", fix=fix
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tuner.errors import ModelError, RecipeError, TunerError, together
+from tuner.errors import Key, ModelError, Option, RecipeError, TunerError, together
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window
@@ -46,7 +46,7 @@ def refuse_tiles(config: RecipeConfig) -> None:
     architecture = config.architecture
     if config.train_cfg.tiled_mlp and architecture and architecture.model_type not in KINDS:
         problem = f"tiled_mlp is not tested with {architecture.model_type} models"
-        raise ModelError(problem, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
+        raise ModelError(problem, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
 
 
 def sizes(architecture: Architecture, num_ranks: int) -> list[int]:
@@ -68,7 +68,9 @@ def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[Tuner
     if not config.objective.facts.packs:  # its loss compares whole samples
         supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
         problem = f"sequence parallelism supports only {supported}, and this is {config.objective.type}"
-        yield RecipeError(problem, where=SHARED_BY, fix="Set it to 1; --deepspeed zero3_offload saves memory too.")
+        yield RecipeError(
+            problem, where=SHARED_BY, fix=f"Set it to 1; {Option('deepspeed', 'zero3_offload')} saves memory too."
+        )
     if attention not in (None, "auto", *ATTENTION):
         problem = f"{attention} does not support sequence parallelism over {size} ranks"
         yield RecipeError(problem, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tuner.errors import UsageError, did_you_mean
+from tuner.errors import Option, UsageError, did_you_mean
 from tuner.fit.levels import Level
 
 MIB = 1024**2
@@ -77,7 +77,7 @@ _ALIASES = {"v100": "v100-16g", "a100": "a100-40g", "a800": "a800-80g", "h100": 
 """A short name means the product's smallest memory: a plan must not count on more than is there."""
 
 
-def find(name: str, where: str = "--gpu") -> KnownGpu:
+def find(name: str, where: str = Option("gpu")) -> KnownGpu:
     """Return the GPU that `name` means, in any spelling of case, dashes and 'GB'.
 
     Raises:
@@ -88,7 +88,9 @@ def find(name: str, where: str = "--gpu") -> KnownGpu:
     product = _ALIASES.get(key) or without_dashes.get(key.replace("-", ""))
     if product is None:
         hint = did_you_mean(key, [*GPUS, *_ALIASES]) or f"Known: {', '.join(GPUS)}."
-        raise UsageError(f"unknown GPU {name!r}", where=where, fix=f"{hint} Or give its size: --gpu-memory 80GB.")
+        raise UsageError(
+            f"unknown GPU {name!r}", where=where, fix=f"{hint} Or give its size: {Option('gpu_memory', '80GB')}."
+        )
     return GPUS[product]
 
 

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tuner import paths
-from tuner.errors import ModelError
+from tuner.errors import ModelError, Option
 from tuner.fit import advice, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, best_of_levels, step_flops, traffic
@@ -115,7 +115,9 @@ def known_architecture(config: RecipeConfig) -> Architecture:
     """
     path = config.model.path
     if path is None:
-        raise ModelError("no model is given", where="model.path", fix="Give one: --model with a path or a hub id.")
+        raise ModelError(
+            "no model is given", where="model.path", fix=f"Give one: {Option('model')} with a path or a hub id."
+        )
     if config.architecture is None:
         on_hub = f"Download it (hf download {path} config.json), give" if paths.local(path) is None else "Name"
         raise ModelError(

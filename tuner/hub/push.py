@@ -22,11 +22,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
-from tuner.errors import MachineError, TunerError, UsageError
+from tuner.errors import MachineError, Option, TunerError, UsageError
 from tuner.files import JsonObject
 from tuner.progress import shown
 
-FLAG = "--push"
+PUSH = Option("push")
 BASE_IS_LOCAL = "the adapter's base is a local folder, which others cannot load"
 _LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN, with a token that has write access."
 _AGAIN = "Run the same command again."
@@ -59,7 +59,7 @@ class Repository:
         if others:
             problem = f"{self.name} holds other weights, which would be loaded beside or instead of these: "
             fix = f"Choose another name, or delete them first: hf repos delete-files {self.name} {' '.join(others)}"
-            raise UsageError(problem + ", ".join(others), where=FLAG, fix=fix)
+            raise UsageError(problem + ", ".join(others), where=PUSH, fix=fix)
 
 
 def check(name: str, layout: str, *, private: bool) -> Repository:
@@ -72,12 +72,12 @@ def check(name: str, layout: str, *, private: bool) -> Repository:
     """
     if layout == "gguf":
         fix = f"Write it first, tuner export SOURCE DEST --as gguf, add a README.md, then: hf upload {name} DEST"
-        raise UsageError("--push does not support GGUF, which has no model card", where=FLAG, fix=fix)
+        raise UsageError(f"{Option('push')} does not support GGUF, which has no model card", where=PUSH, fix=fix)
     _check_name(name)
     if constants.is_offline_mode():
-        raise MachineError("HF_HUB_OFFLINE is set, and an upload needs the hub", where=FLAG, fix="Unset it.")
+        raise MachineError("HF_HUB_OFFLINE is set, and an upload needs the hub", where=PUSH, fix="Unset it.")
     if get_token() is None:
-        raise MachineError("there is no token for the Hugging Face hub", where=FLAG, fix=_LOG_IN)
+        raise MachineError("there is no token for the Hugging Face hub", where=PUSH, fix=_LOG_IN)
     api = HfApi()
     with _explained(name):
         user = api.whoami()
@@ -87,8 +87,8 @@ def check(name: str, layout: str, *, private: bool) -> Repository:
             info = None
     _check_user(user, name.split("/")[0])
     if info and private and not info.private:
-        fix = f"Make it private first: hf repos settings {name} --private. Or remove --private."
-        raise UsageError(f"{name} already exists and is public", where="--private", fix=fix)
+        fix = f"Make it private first: `hf repos settings {name} --private`. Or remove {Option('private', True)}."
+        raise UsageError(f"{name} already exists and is public", where=Option("private", True), fix=fix)
     files = frozenset(file.rfilename for file in info.siblings or ()) if info else None
     return Repository(name, private, files)
 
@@ -97,20 +97,20 @@ def _check_name(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise UsageError(str(error).rstrip("."), where=FLAG, fix="Use OWNER/NAME, such as my-org/my-model.") from None
+        raise UsageError(str(error).rstrip("."), where=PUSH, fix="Use OWNER/NAME, such as my-org/my-model.") from None
     if "/" not in name:
-        raise UsageError(f"{name!r} has no owner", where=FLAG, fix=f"Use OWNER/NAME, such as my-org/{name}.")
+        raise UsageError(f"{name!r} has no owner", where=PUSH, fix=f"Use OWNER/NAME, such as my-org/{name}.")
 
 
 def _check_user(user: JsonObject, owner: str) -> None:
     role = user.get("auth", {}).get("accessToken", {}).get("role")
     if role == "read":
-        raise MachineError("the token for the Hugging Face hub is read-only", where=FLAG, fix=_LOG_IN)
+        raise MachineError("the token for the Hugging Face hub is read-only", where=PUSH, fix=_LOG_IN)
     owners = [user["name"], *(group["name"] for group in user.get("orgs", ()))]
     # A fine-grained token need not tell all organizations that it may write to: the hub's answer decides there.
     if role == "write" and owner.lower() not in map(str.lower, owners):
         problem = f"{owner!r} is neither the user of this token nor one of their organizations"
-        raise UsageError(problem, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
+        raise UsageError(problem, where=PUSH, fix=f"Use one of: {', '.join(owners)}.")
 
 
 def upload(folder: Path, private_base: str | None, repository: Repository, *, kept: bool) -> str:
@@ -129,8 +129,10 @@ def upload(folder: Path, private_base: str | None, repository: Repository, *, ke
         MachineError: the hub refuses or is away; part of the files may be there, and the next attempt goes on.
     """
     if private_base:
-        fix = "Give its id on the hub, --base ORG/MODEL, or upload a whole model, --merge."
-        raise UsageError(f"{BASE_IS_LOCAL}: {private_base}", where=FLAG, fix=fix)
+        fix = (
+            f"Give its id on the hub, {Option('base', 'ORG/MODEL')}, or upload a whole model, {Option('merge', True)}."
+        )
+        raise UsageError(f"{BASE_IS_LOCAL}: {private_base}", where=PUSH, fix=fix)
     name, api = repository.name, HfApi()
     again = f"The export is kept: hf upload {name} {folder}" if kept else _AGAIN
     repository.refuse_others({file.name for file in folder.iterdir()})
@@ -155,7 +157,7 @@ def _explained(name: str, again: str = _AGAIN) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise _refusal(name, error, again) from error
     except (LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
-        raise MachineError(str(error).splitlines()[0].rstrip("."), where=FLAG, fix=_LOG_IN) from error
+        raise MachineError(str(error).splitlines()[0].rstrip("."), where=PUSH, fix=_LOG_IN) from error
     except httpx.TimeoutException as error:
         raise _lost(f"the Hugging Face hub did not answer in time for {name}", again) from error
     except httpx.HTTPError as error:
@@ -168,20 +170,20 @@ def _explained(name: str, again: str = _AGAIN) -> Iterator[None]:
 
 
 def _lost(problem: str, again: str) -> MachineError:
-    return MachineError(problem, where=FLAG, fix=f"Check the network and its proxy. {again}")
+    return MachineError(problem, where=PUSH, fix=f"Check the network and its proxy. {again}")
 
 
 def _refusal(name: str, error: HfHubHTTPError, again: str) -> TunerError:
     status = error.response.status_code
     reason = f": {error.server_message}" if error.server_message else ""
     if status == 401:
-        return MachineError(f"the Hugging Face hub rejects this token (401){reason}", where=FLAG, fix=_LOG_IN)
+        return MachineError(f"the Hugging Face hub rejects this token (401){reason}", where=PUSH, fix=_LOG_IN)
     if status in (403, 404):
-        return MachineError(f"this token has no write access to {name} ({status}){reason}", where=FLAG, fix=_LOG_IN)
+        return MachineError(f"this token has no write access to {name} ({status}){reason}", where=PUSH, fix=_LOG_IN)
     if status in (409, 412):
         problem = f"someone else changed {name} during the upload ({status}){reason}"
-        return MachineError(problem, where=FLAG, fix=f"Check its files. {again}")
+        return MachineError(problem, where=PUSH, fix=f"Check its files. {again}")
     if status == 429 or status >= 500:
         problem = f"the Hugging Face hub answers {status} for {name}{reason}"
-        return MachineError(problem, where=FLAG, fix=f"Wait, or see status.huggingface.co. {again}")
-    return MachineError(f"the Hugging Face hub rejects the upload to {name} ({status}){reason}", where=FLAG, fix=again)
+        return MachineError(problem, where=PUSH, fix=f"Wait, or see status.huggingface.co. {again}")
+    return MachineError(f"the Hugging Face hub rejects the upload to {name} ({status}){reason}", where=PUSH, fix=again)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner import paths
-from tuner.errors import RecipeError, brief_repr
+from tuner.errors import RecipeError, brief_repr, marked
 from tuner.files import make_folder, sha256, write_text
 from tuner.importers import recipe_text, tools
 from tuner.importers.imported_recipe import Imported
@@ -41,7 +41,10 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
         DiskError: the recipe cannot be kept.
     """
     imported = tools.read([name])
-    if reasons := [*([imported.obstacle] if imported.obstacle else []), *map(_difference, imported.differences)]:
+    if reasons := [
+        *([marked(imported.obstacle)] if imported.obstacle else []),
+        *map(_difference, imported.differences),
+    ]:
         more = f"; and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""
         message = f"{name!r} of {imported.tool} cannot be trained directly: {'; '.join(reasons[:_MAX_SHOWN])}{more}"
         raise RecipeError(message, fix=f"See every key, and get the recipe to train: tuner import {name}")
@@ -57,7 +60,7 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
 def _difference(entry: Entry) -> str:
     """Return what a key changes, with its place."""
     setting = entry.setting
-    return f"{setting.key} = {brief_repr(setting.value)} ({setting.where}): {(entry.why or '').rstrip('.')}"
+    return f"{setting.key} = {brief_repr(setting.value)} ({setting.where}): {marked(entry.why or '').rstrip('.')}"
 
 
 def _summary(name: str, imported: Imported) -> str:

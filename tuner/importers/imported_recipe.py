@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from tuner import paths
+from tuner.errors import Option, Text
 from tuner.importers import image_keys, words
 from tuner.importers.document import Block, Keys, Value
 from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
@@ -101,7 +102,8 @@ def finished(t: Translation) -> Imported:
     notes = tuple(merged.warnings)
     name = parts.name if parts else None
     settings = {keys: chosen.setting for keys, chosen in t.chosen.items()}
-    return Imported(t.tool.name, t.document.name, name, values, settings, entries, notes, t.obstacle)
+    obstacle = Text(t.obstacle) if t.obstacle else None
+    return Imported(t.tool.name, t.document.name, name, values, settings, entries, notes, obstacle)
 
 
 def _layer(keys: Keys, chosen: Chosen) -> Layer:
@@ -161,7 +163,7 @@ def _settle_kto(t: Translation) -> None:
 def _settle_model(t: Translation) -> tuple[str | None, Block | None]:
     """Return the catalog part for the model, and its architecture if the source names a copy of that model."""
     if t.model is None:
-        t.note(Setting("the model", None, t.document.name), Outcome.LEFT_OUT, why="not set: --model PATH")
+        t.note(Setting("the model", None, t.document.name), Outcome.LEFT_OUT, why=f"not set: {Option('model', 'PATH')}")
         return None, None
     path = str(t.model.value)
     part, local = catalog.part_named(path), paths.local(path)

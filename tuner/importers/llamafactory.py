@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner import paths
-from tuner.errors import RecipeError, did_you_mean
+from tuner.errors import Key, Option, RecipeError, did_you_mean
 from tuner.importers import aliases, image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
@@ -120,7 +120,9 @@ def template(t: Translation, setting: Setting) -> None:
         t.system = _SYSTEM[word]
         t.note(setting, Outcome.TRANSLATED, f"train_dataloader.dataset.system = {t.system!r}", "of the template")
     elif word in _OTHER_SYSTEM.split() and t.value("default_system") is None:
-        why = "LLaMA-Factory's template has a system prompt of its own: --set train_dataloader.dataset.system=TEXT"
+        why = (
+            f"LLaMA-Factory's template has a system prompt of its own: {Key('train_dataloader.dataset.system', 'TEXT')}"
+        )
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
@@ -221,7 +223,7 @@ def _one(t: Translation, setting: Setting, name: str, registry: Document | None)
     if registry is None:
         if Path(name).suffix or "/" in name:
             return {"path": name}
-        why = f"{_INFO} is missing, so {name!r} is unknown: give it with --data FILE"
+        why = f"{_INFO} is missing, so {name!r} is unknown: give it with {Option('data', 'FILE')}"
         t.note(setting, Outcome.CHANGED, f"data {name}", why)
         return {"path": f"{t.value('dataset_dir', 'data')}/{name}.json"}
     info = registry.values.get(name)
@@ -269,7 +271,7 @@ def _path(name: str, info: Block, registry: Document) -> str:
     whole = registry.folder / str(info.get("folder") or "") / str(file)
     if not whole.resolve().is_relative_to(registry.folder.resolve()):
         problem = f"the file {str(file)!r} of {name!r} is outside of {registry.folder}"
-        raise registry.wrong(problem, (name, "file_name"), "Move it there, or give it with --data.")
+        raise registry.wrong(problem, (name, "file_name"), f"Move it there, or give it with {Option('data')}.")
     return str(whole)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+from tuner.errors import Option
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block
 from tuner.importers.translation import Function, Outcome, Setting, Translation
@@ -33,7 +34,9 @@ def settle_rewards(t: Translation, words: Sequence[str]) -> None:
     """Say what stands in the way if an objective has no reward that tuner knows; `prepare` of a tool calls it."""
     if t.objective in ONLINE and not any(_block(word) for word in words):
         named = f"like {', '.join(words)}" if words else "named in the config"
-        t.obstacle = t.obstacle or f"tuner has no reward {named}: add --reward FILE:FUNCTION (docs/grpo.md)"
+        t.obstacle = (
+            t.obstacle or f"tuner has no reward {named}: add {Option('rewards', 'FILE:FUNCTION')} (docs/grpo.md)"
+        )
 
 
 def _beside(setting: Setting, key: str) -> str:
@@ -73,7 +76,10 @@ def rewards(t: Translation, setting: Setting) -> None:
         block = _block(word)
         if block is None:
             t.note(
-                setting, Outcome.CHANGED, why=f"tuner has no reward {word!r}: --reward FILE:FUNCTION", is_learned=True
+                setting,
+                Outcome.CHANGED,
+                why=f"tuner has no reward {word!r}: {Option('rewards', 'FILE:FUNCTION')}",
+                is_learned=True,
             )
             continue
         if number < len(weights):

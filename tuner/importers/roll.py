@@ -10,7 +10,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.errors import RecipeError
+from tuner.errors import Option, RecipeError
 from tuner.importers import aliases, deepspeed, image_keys, key_tables, roll_pipeline, shared_rules
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Document, Value
@@ -78,7 +78,7 @@ def strategy_config(t: Translation, setting: Setting) -> None:
     """Set the DeepSpeed config; the config of another strategy has no counterpart."""
     name = str(lookup(t.document.values, (setting.keys[0], "strategy_args", "strategy_name")))
     if "deepspeed" not in name:
-        t.leave(setting, f"of {name}; tuner trains with DeepSpeed: --deepspeed")
+        t.leave(setting, f"of {name}; tuner trains with DeepSpeed: {Option('deepspeed')}")
     elif isinstance(setting.value, dict):
         t.set(setting, "deepspeed", setting.value)
     else:
@@ -88,7 +88,7 @@ def strategy_config(t: Translation, setting: Setting) -> None:
 def device_mapping(t: Translation, setting: Setting) -> None:
     """Report the number of the role's GPUs, which the launcher sets in tuner."""
     count = len(_gpus(t, setting, str(setting.value)))
-    t.leave(setting, f"{count} GPUs: the launcher sets it, --nproc-per-node and --nnodes")
+    t.leave(setting, f"{count} GPUs: the launcher sets it, {Option('nproc_per_node')} and --nnodes")
 
 
 def _gpus(t: Translation, setting: Setting, text: str) -> list[int]:

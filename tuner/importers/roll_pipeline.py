@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tuner.errors import Option
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Value
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
@@ -144,7 +145,10 @@ def reward(t: Translation, setting: Setting) -> None:
         return
     block = _reward_of(str(setting.value))
     if block is None:
-        t.leave(setting, "tuner has no such reward: write a function and add --reward FILE:FUNCTION (docs/grpo.md)")
+        t.leave(
+            setting,
+            f"tuner has no such reward: write a function and add {Option('rewards', 'FILE:FUNCTION')} (docs/grpo.md)",
+        )
         return
     before = t.ours(_REWARDS) or []
     rewards = before if block in before else [*before, dict(block)]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
+from tuner.errors import Key, Option
 from tuner.importers import aliases
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes.recipe_file import MAX_TEXT
@@ -133,7 +134,7 @@ def held_out(t: Translation, setting: Setting) -> None:
     elif part == 0:
         t.leave(setting, "no rows are held out, as without val_split")
     else:
-        t.leave(setting, "a number of rows: tuner holds out a share of them, --val-split 0.05")
+        t.leave(setting, f"a number of rows: tuner holds out a share of them, {Option('val_split', 0.05)}")
 
 
 def own_template(t: Translation, setting: Setting) -> None:
@@ -156,12 +157,15 @@ def named_template(t: Translation, setting: Setting, ours: Mapping[str, str]) ->
     named = t.model or next((one for one in t.settings.values() if t.tool.table.get(one.key) is model), None)
     family = re.match("[a-z]+", word.lower())
     if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
-        t.leave(setting, "tuner uses the model's own chat template, or the catalog's for it: --set model.chat_template")
+        t.leave(
+            setting, f"tuner uses the model's own chat template, or the catalog's: {Key('model.chat_template', 'NAME')}"
+        )
     elif word in ours:
         t.set(setting, "model.chat_template", ours[word])
     else:
         why = (
-            "tuner renders prompts with the model's own chat template; for another one: --set model.chat_template=NAME"
+            f"tuner renders prompts with the model's own chat template; for another one: "
+            f"{Key('model.chat_template', 'NAME')}"
         )
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
@@ -172,7 +176,7 @@ def epochs(t: Translation, setting: Setting) -> None:
     if number <= 0:
         raise setting.wrong("the number of epochs must be above 0")
     if number != int(number):
-        why = f"epochs are whole numbers: {math.ceil(number)}; for part of one: --set max_steps=STEPS"
+        why = f"epochs are whole numbers: {math.ceil(number)}; for part of one: {Key('max_steps', 'STEPS')}"
         t.set(setting, "train_cfg.max_epochs", math.ceil(number), why, changed=True)
     else:
         t.set(setting, "train_cfg.max_epochs", int(number))
@@ -352,5 +356,5 @@ def jinja_template(t: Translation, setting: Setting) -> None:
     if text.endswith(".jinja") or ("{%" in text and len(text) <= MAX_TEXT):
         t.set(setting, "model.chat_template", text)
     else:
-        why = "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja"
+        why = f"put the template into FILE.jinja and use {Key('model.chat_template', 'FILE.jinja')}"
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner import paths
-from tuner.errors import RecipeError
+from tuner.errors import Key, RecipeError
 from tuner.files import read_named_text
 from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
@@ -79,19 +79,19 @@ def system(t: Translation, setting: Setting) -> None:
         text = read_named_text(path, RecipeError, max_bytes=_MAX_PROMPT, fix="Give the text itself.", name=str(path))
         shared_rules.system(t, replace(setting, value=text))
     else:
-        why = f"{path} is missing: --set train_dataloader.dataset.system=TEXT"
+        why = f"{path} is missing: {Key('train_dataloader.dataset.system', 'TEXT')}"
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
 def max_length(t: Translation, setting: Setting) -> None:
     """Set the length of a row; ms-swift's default is the model's context length."""
-    why = "in ms-swift this is the model's whole context: --set max_length=N" if setting.is_default else None
+    why = f"in ms-swift this is the model's whole context: {Key('max_length', 'N')}" if setting.is_default else None
     t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=setting.is_default)
 
 
 def accumulation(t: Translation, setting: Setting) -> None:
     """Set the accumulation; ms-swift's default is 16 samples per step divided by the ranks, unknown at import."""
-    why = "on N ranks ms-swift divides it: --set accumulative_counts=..." if setting.is_default else None
+    why = f"on N ranks ms-swift divides it: {Key('accumulative_counts', '...')}" if setting.is_default else None
     t.set(setting, "optim_wrapper.accumulative_counts", setting.value, why, changed=setting.is_default)
 
 
@@ -102,7 +102,12 @@ def columns(t: Translation, setting: Setting) -> None:
     except ValueError:
         mapped = None
     if not isinstance(mapped, dict):
-        t.note(setting, Outcome.CHANGED, why="name them: --set train_dataloader.dataset.columns", is_learned=True)
+        t.note(
+            setting,
+            Outcome.CHANGED,
+            why=f"name them: {Key('train_dataloader.dataset.columns', 'COLUMNS')}",
+            is_learned=True,
+        )
         return
     ours = {"query": "prompt", "response": "completion", "rejected_response": "rejected"}
     names = {ours.get(str(theirs), str(theirs)): str(column) for column, theirs in mapped.items()}

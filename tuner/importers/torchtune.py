@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.errors import Key, Option
 from tuner.importers import key_tables, reward_keys, shared_rules
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
@@ -133,7 +134,7 @@ def dataset(t: Translation, setting: Setting) -> None:
         format_ = {"sharegpt": "sharegpt", "openai": "messages"}.get(str(style), format_)
         rows = {"path": str(source), "format": format_, "split": split, "columns": columns}
     else:
-        t.obstacle = t.obstacle or f"tuner has no data set {name!r}: give yours with --data"
+        t.obstacle = t.obstacle or f"tuner has no data set {name!r}: give yours with {Option('data')}"
         t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
         return
     rows |= {"name": value.get("name") or value.get("subset") or rows.get("name")}
@@ -197,7 +198,7 @@ def clip(t: Translation, setting: Setting) -> None:
 
 def longest(t: Translation, setting: Setting) -> None:
     """Set the length of the longest sample; without a number torchtune cuts none."""
-    why = "torchtune cuts no sample: --set train_dataloader.dataset.max_length=N" if setting.is_default else None
+    why = f"torchtune cuts no sample: {Key('train_dataloader.dataset.max_length', 'N')}" if setting.is_default else None
     t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=setting.is_default)
 
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from types import UnionType
 from typing import Literal, NamedTuple, Union, get_args, get_origin
 
-from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.errors import RecipeError, Text, brief_repr, did_you_mean
 from tuner.importers import key_tables
 from tuner.importers.aliases import Alias
 from tuner.importers.document import Block, Document, Keys, Value, walk
@@ -237,7 +237,7 @@ class Translation:
         is_learned: bool = False,
     ) -> None:
         """Record the outcome for a setting; `is_learned` as for `Entry`."""
-        self.entries.append(Entry(setting, outcome, ours, why, is_learned))
+        self.entries.append(Entry(setting, outcome, ours, None if why is None else Text(why), is_learned))
 
     def give_reason(self, setting: Setting, reason: Reason) -> None:
         """Record that a setting has no counterpart; one that changes what is learned is changed in meaning."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
+from tuner.errors import Option
 from tuner.importers import key_tables, shared_rules, xtuner_llava
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Keys, Value, last_name
@@ -110,7 +111,7 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
             t.set(t.inner((*keys, name), value[name]), f"train_dataloader.dataset.{ours}", value[name])
     source = value.get("dataset")
     if not isinstance(source, dict):
-        t.obstacle = t.obstacle or "tuner does not support its data: give yours with --data"
+        t.obstacle = t.obstacle or f"tuner does not support its data: give yours with {Option('data')}"
         return
     t.check_block("the source of the rows", source, (*keys, "dataset"), _OF_SOURCE, _WORDS.blocks["source"])
     rows = _rows(t, source, value)

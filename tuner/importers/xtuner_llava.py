@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.errors import Key
 from tuner.fit.parameters import tokens_of_image
 from tuner.importers import shared_rules
 from tuner.importers.document import Block, Keys, Value, last_name
@@ -145,8 +146,8 @@ def depth(t: Translation, setting: Setting) -> None:
 def trained_projector(t: Translation, setting: Setting) -> None:
     """Record that the projector of the first stage is to be named in another way."""
     why = (
-        "tuner reads no .pth of mmengine: the projector starts new, unless you name a run of tuner, or the folder that "
-        "`xtuner convert pth_to_hf` writes: --set model.vision.projector=FOLDER"
+        f"tuner reads no .pth of mmengine: the projector starts new, unless you name a run of tuner, or the folder "
+        f"that `xtuner convert pth_to_hf` writes: {Key('model.vision.projector', 'FOLDER')}"
     )
     t.note(setting, Outcome.CHANGED, why=why)
 

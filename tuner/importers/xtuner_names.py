@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tuner.errors import Key
 from tuner.files import JsonObject
 from tuner.hooks import NameWord
 from tuner.importers import llava_names
@@ -43,8 +44,8 @@ def _tokens(match: re.Match[str]) -> int:
 
 _LENGTH = r"_(?P<number>[1-9]\d{0,3})(?P<unit>[kM])"
 _SPLITS = (
-    "XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner does so only with "
-    "--set sequence_parallel_size=N."
+    f"XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner does so only with "
+    f"{Key('sequence_parallel_size', 'N')}."
 )
 
 SPELLINGS = (
@@ -83,8 +84,7 @@ SPELLINGS = (
     Spelling("_sp1", "Sequence parallelism over one GPU: none.", r"_sp1$"),
     Spelling(
         "_sp4, _sequence_parallel_4, _2gpus",
-        ("Sequence parallelism, in tuner a key: --set sequence_parallel_size=4. Without "
-"it, each GPU keeps whole samples."),
+        "Sequence parallelism, in tuner the key sequence_parallel_size. Without it, each GPU keeps whole samples.",
         r"_(?:sp|sequence_parallel_)\d+$|_\d+gpus$",
         loses=_SPLITS,
     ),

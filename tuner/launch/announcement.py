@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tuner.errors import Option, Text, marked
 from tuner.fit.levels import Fit, Level
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
@@ -23,23 +24,24 @@ from tuner.recipes.schema import RecipeConfig, Rows, Share
 _MAX_PATHS = 3
 
 
-def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[str]:
+def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[Text]:
     """Return the lines about the run that starts now, then its own warnings and `warnings` about the machine."""
-    return [
+    lines = [
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *_memory(run),
         *fitting.without_offloading(run.chosen),
         f"run directory: {_from_here(run.run_path)}",
         *run.notes,
-        *(f"WARNING: {warning}" for warning in dict.fromkeys((*run.warnings, *warnings))),
+        *(f"WARNING: {marked(warning)}" for warning in dict.fromkeys((*run.warnings, *warnings))),
     ]
+    return [Text(line) for line in lines]
 
 
-def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
+def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[Text]:
     """Return the lines that need no machine: model and method, data, steps, batch size."""
     config = recipe.config
-    return [
+    lines = [
         f"model: {_model(recipe)}",
         f"data: {_data(config, steps)}",
         f"steps: {steps.describe()}",
@@ -47,6 +49,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
         *_several_steps(config, batch.global_batch),
         *_measured_together(config, batch),
     ]
+    return [Text(line) for line in lines]
 
 
 def _model(recipe: Recipe) -> str:
@@ -55,7 +58,7 @@ def _model(recipe: Recipe) -> str:
     request = recipe.arguments
     has_no_recipe = request and (request.name is None or request.name.kind in MODELS)
     if request and has_no_recipe and request.overrides.method is None:
-        method += "; --method chooses another"
+        method += f"; {Option('method')} chooses another"
     joined = f" and {config.model.vision.path}" if config.model.vision else ""
     continued = f" with the adapter {config.adapter.path}" if config.adapter and config.adapter.path else ""
     text = f"{config.model.path}{joined}{continued} ({method})"
@@ -95,7 +98,7 @@ def _share(rows: Rows) -> str:
 def _data(config: RecipeConfig, steps: Steps) -> str:
     dataset = config.train_dataloader.dataset
     if not dataset.mixture and dataset.path is None:
-        return "none is given yet (--data FILE)"
+        return f"none is given yet ({Option('data', 'FILE')})"
     names = [_share(one) for one in dataset.shares]
     text = ", ".join(names[:_MAX_PATHS])
     if len(names) > _MAX_PATHS:

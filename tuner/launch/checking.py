@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from tuner import paths
-from tuner.errors import TunerError, visible
+from tuner.errors import Option, TunerError, visible
 from tuner.files import JsonObject
 from tuner.launch import admit, fitting, machine_facts, preflight
 from tuner.launch.admit import Grant
@@ -165,7 +165,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     if loaded is None:
         if request.deepspeed is not None and request.deepspeed != AUTO:
             named = request.deepspeed
-            _config(report, lambda: choice.open_config(named, "--deepspeed"))
+            _config(report, lambda: choice.open_config(named, Option("deepspeed")))
         return
     report.on_hub = _on_hub(loaded.config)
     for problem in admit.problems(loaded, Grant(code=request.allow_code, of_run=True)):

@@ -26,7 +26,7 @@ from tuner.data.pipeline import Pipeline
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Row
 from tuner.data.sample import Chat, Pair
-from tuner.errors import DataError, TunerError
+from tuner.errors import DataError, Option, TunerError
 from tuner.files import read_json_object
 from tuner.fit import parameters
 from tuner.launch import steps
@@ -453,7 +453,7 @@ _TRAIN, _VAL = LOADERS
 _SPLIT = f"{_TRAIN}.dataset.val_split"
 _NO_SPLIT = {f"{_TRAIN}.dataset.val_seed": None, f"{_TRAIN}.dataset.val_copies": None}
 _BEST = "checkpoint.save_best"
-_NONE = "--val-split 0 holds out none"
+_NONE = f"{Option('val_split', 0)} holds out none"
 
 
 def hold_out(loaded: Recipe) -> Recipe:
@@ -521,7 +521,9 @@ def _without(loaded: Recipe, rows: int, different: int) -> Recipe:
     some = f"{different} different" if different != rows else f"{rows}"
     verb = "row is" if different == 1 else "rows are"
     return _with_note(
-        settled, f"validation: none; {some} {verb} too few to hold some out (--val FILE, --val-split 0.2)"
+        settled,
+        f"validation: none; {some} {verb} too few to hold some out "
+        f"({Option('val', 'FILE')}, {Option('val_split', 0.2)})",
     )
 
 

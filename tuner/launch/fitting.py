@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.errors import MachineError
+from tuner.errors import MachineError, Option
 from tuner.fit import advice
 from tuner.fit.advice import Change
 from tuner.fit.candidates import TOLERANCE
@@ -83,5 +83,5 @@ def hopeless(chosen: LevelAndSplit) -> MachineError | None:
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
         f"this run does not fit: it needs {describe(fit)} at {fit.level}",
-        fix=f"{fix}\nTo start anyway: --ignore-fit",
+        fix=f"{fix}\nTo start anyway: {Option('ignore_fit', True)}",
     )

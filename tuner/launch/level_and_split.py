@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.errors import RecipeError, TunerError
+from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations, shares
 from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, candidates, choose
 from tuner.fit.estimate import fit_on
@@ -337,5 +337,5 @@ def refuse_compiled_chunks(recipe: Recipe, final: FinalConfig) -> None:
     train_cfg, key = recipe.config.train_cfg, "train_cfg.loss"
     if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(final.config) == 3:
         message = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
-        fix = "Use --set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
+        fix = f"Use {Key('train_cfg.loss', 'whole')}, {Key('torch_compile', False)}, or {Option('deepspeed', 'zero2')}."
         raise RecipeError(message, where=f"{key} ({recipe.origins[key].source})", fix=fix)

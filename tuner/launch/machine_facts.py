@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tuner.errors import UsageError
+from tuner.errors import Option, Text, UsageError
 from tuner.fit import sizes, step_time
 from tuner.fit.levels import Machines
 from tuner.fit.step_time import NETWORK_BYTES_S, UTILISATION, Cluster, KnownGpu
@@ -95,7 +95,9 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
         return RunPlace.of(here, find_topology(LaunchFlags(), file, environ, here))
     if gpu is None and not here.gpus:
         raise UsageError(
-            "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
+            "this machine has no GPU, so the kind of GPU is unknown",
+            where=Option("gpus"),
+            fix=f"Add: {Option('gpu', 'a100-80g')}.",
         )
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
     return RunPlace.of(one_node, planned(named.nodes, len(one_node.gpus)))
@@ -109,15 +111,16 @@ def planned_place(asked: AskedMachines, environ: Mapping[str, str]) -> RunPlace:
     """
     gpus, gpu, gpu_memory = asked.gpus, asked.gpu, asked.gpu_memory
     if gpu and gpu_memory:
-        raise UsageError("both set the GPU's memory", where="--gpu and --gpu-memory", fix="Use one of them.")
-    host_bytes = sizes.parse_bytes(asked.host_memory, "--host-memory") if asked.host_memory else 0
+        where = f"{Option('gpu')} and {Option('gpu_memory')}"
+        raise UsageError("both set the GPU's memory", where=where, fix="Use one of them.")
+    host_bytes = sizes.parse_bytes(asked.host_memory, Option("host_memory")) if asked.host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
         gpus, gpu = gpus or 8, ASSUMED_GPU
-        assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
+        assumed = f" (assumed, because this machine has no GPU; set {Option('gpus')} and {Option('gpu')})"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.
-        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
+        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, Option("gpu_memory")), (0, 0))
     else:
         kind = known_gpu(gpu) if gpu else None
     one_node = node(here, gpus, kind)
@@ -125,7 +128,7 @@ def planned_place(asked: AskedMachines, environ: Mapping[str, str]) -> RunPlace:
     count, first = len(one_node.gpus), one_node.gpus[0]
     product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
     nodes = f"{asked.nodes} node{'s' * (asked.nodes > 1)}"
-    name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}"
+    name = Text(f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}")
     return RunPlace(one_node, planned(asked.nodes, count), _planned_cluster(asked, product), asked.nvme or "", name)
 
 
@@ -133,13 +136,13 @@ def _planned_cluster(asked: AskedMachines, product: KnownGpu | None) -> Cluster 
     """Return what the seconds of a step are computed with, or None if the GPU's speed is not known."""
     if not 0 < asked.utilisation <= 1:
         message = f"{asked.utilisation} is no part of a peak"
-        raise UsageError(message, where="--utilisation", fix="Use 0.3 to 0.6.")
+        raise UsageError(message, where=Option("utilisation"), fix="Use 0.3 to 0.6.")
     rate = NETWORK_BYTES_S
     if asked.interconnect is not None:
-        rate = sizes.parse_rate(asked.interconnect, "--interconnect")
+        rate = sizes.parse_rate(asked.interconnect, Option("interconnect"))
         if product is None:
-            fix = "Set it: --gpu a100-80g."
-            raise UsageError("estimating seconds needs the GPU's speed", where="--interconnect", fix=fix)
+            fix = f"Set it: {Option('gpu', 'a100-80g')}."
+            raise UsageError("estimating seconds needs the GPU's speed", where=Option("interconnect"), fix=fix)
     return Cluster.of(product, asked.nodes, rate, asked.utilisation) if product else None
 
 
@@ -168,12 +171,12 @@ def refuse_unsupervised(topology: Topology, on_oom: str, max_restarts: int, *, b
             "Remove it: after a failure the command that needs less memory is printed. Or "
             "start one node without --launcher."
         )
-        raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
+        raise UsageError(f"retry on {topology.describe()}", where=Option("on_oom"), fix=fix)
     if max_restarts and not topology.is_supervised:
         fix = (
             "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
         )
-        raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
+        raise UsageError(f"restarts with {topology.describe()}", where=Option("max_restarts"), fix=fix)
     if bind_cores and not topology.is_supervised:
         raise UsageError(_NOT_OURS, where="--bind-cores-to-rank", fix="srun --cpu-bind=cores, mpirun --bind-to core.")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from tuner.errors import ModelError
+from tuner.errors import ModelError, Text, marked
 from tuner.files import JsonObject
 from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
@@ -20,7 +20,6 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
-from tuner.recipes.python_calls import in_python
 from tuner.recipes.recipe import Recipe
 from tuner.zero.config import AUTO
 
@@ -85,13 +84,13 @@ class Plan(NamedTuple):
     def _lines(self) -> list[str]:
         """Return which level to take, or what makes one fit; the steps; the first warnings."""
         changes = self.report.changes if self.report else []
-        ways = [f"{one.description}: {in_python(f'{one.flags} --deepspeed {one.level}'.strip())}" for one in changes]
+        ways = [f"{one.description}: {one.options.in_python}" for one in changes]
         advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
         if advice and ways:
             advice = [WITHOUT_OFFLOADING, *ways[:_MAX_CHANGES], *advice]
         if self.report and not self.recommended:
             advice = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
-        warnings = [f"warning: {brief(in_python(text))}" for text in self.warnings[:_MAX_WARNINGS]]
+        warnings = [f"warning: {brief(Text(text).in_python)}" for text in self.warnings[:_MAX_WARNINGS]]
         return [*advice, f"steps: {self.steps.describe()}", *warnings]
 
     def to_json(self) -> JsonObject:
@@ -119,7 +118,7 @@ def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deeps
     warnings = [*decided.recipe.warnings, *decided.of_data, *steps.warnings(config, decided.batch, counted)]
     report = None
     if unknown := summary.unknown_size(config):
-        warnings = [f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip(), *warnings]
+        warnings = [Text(f"the memory is not known: {unknown.what}. {marked(unknown.fix or '')}".strip()), *warnings]
     else:
         report = summary.make(
             recipe.name,

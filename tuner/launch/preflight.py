@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
-from tuner.errors import RecipeError, TunerError, together
+from tuner.errors import RecipeError, Text, TunerError, marked, together
 from tuner.launch import fitting, steps
 from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
 from tuner.launch.checks.unread_keys import unread_keys
@@ -165,7 +165,7 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     """
     _raise([*host.notifies(run), *_no_level(run)])
     return tuple(
-        one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}"
+        one if isinstance(one, str) else Text(f"tuner train would refuse this run: {marked(one.message)}")
         for one in _findings(run, {"here", "run", "dry"})
     )
 
@@ -195,7 +195,7 @@ def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
     for one in CHECKS:
         if one.needs <= has:
             try:
-                yield from one.function(run)
+                yield from (Text(found) if isinstance(found, str) else found for found in one.function(run))
             except TunerError as error:
                 yield error
 

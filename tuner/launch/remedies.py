@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuner.errors import Option
 from tuner.fit.advice import smaller_batches
 from tuner.launch.pins import Pins
 from tuner.machine.topology import Topology
@@ -20,7 +21,7 @@ from tuner.zero import presets
 _OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
 """Causes after which a change that needs less memory may help, and whether offloading to the host may."""
 _LESS_LR = 0.1
-ON_OOM = "--on-oom retry"
+ON_OOM = str(Option("on_oom", "retry"))
 
 
 def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Pins | None:

@@ -6,11 +6,10 @@ It reads checkpoints and does not change them. `runs.resume_point` knows how a c
 from __future__ import annotations
 
 import os
-import shlex
 from datetime import datetime
 from pathlib import Path
 
-from tuner.errors import DiskError, RecipeError, RunDirectoryError
+from tuner.errors import DiskError, Option, RecipeError, RunDirectoryError, Text
 from tuner.fit.shares import data_parallel_ranks, samples_of_rank
 from tuner.launch import pins
 from tuner.launch.pins import Pins
@@ -94,8 +93,8 @@ def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:
         return folder.parent.parent, checkpoints.require_valid(folder, hashes=hashes), []
     newest, passed_over = checkpoints.newest_valid(folder / "checkpoints", hashes=hashes)
     if newest is None:
-        fix = " ".join((*(f"{line}." for line in passed_over), "Start a new run without --resume."))
-        raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=fix)
+        fix = " ".join((*(f"{line}." for line in passed_over), f"Start a new run without {Option('resume')}."))
+        raise RunDirectoryError(f"{folder} has no valid checkpoint", where=Option("resume"), fix=fix)
     return folder, newest, passed_over
 
 
@@ -103,17 +102,22 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
     known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
     if known is None or not directory.is_run(known):
         directory.check_free(fresh, resume=_is_already_started(fresh, topology))
-        return Start(fresh, None, ("--resume auto: there is no earlier run here, so a new one starts.",))
+        return Start(
+            fresh, None, (Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts."),)
+        )
     newest, passed_over = checkpoints.newest_valid(known / "checkpoints", hashes=_verifies(topology))
     if newest:
         return _resumed(known, newest, passed_over)
     if passed_over:
-        fix = " ".join((*(f"{line}." for line in passed_over), "Start a new run with another --work-dir."))
-        raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
+        another = f"Start a new run with another {Option('work_dir')}."
+        fix = " ".join((*(f"{line}." for line in passed_over), another))
+        raise RunDirectoryError(f"{known} has no valid checkpoint", where=Option("resume", "auto"), fix=fix)
     _refuse_lost(RunDirectory(known))
     beside = _beside(known) if known.parent == home.absolute() else ""
     return Start(
-        known, None, (f"--resume auto: {known} never saved a checkpoint, so it starts from the beginning.{beside}",)
+        known,
+        None,
+        (Text(f"{Option('resume', 'auto')}: {known} never saved a checkpoint, so it starts anew.{beside}"),),
     )
 
 
@@ -125,13 +129,15 @@ def _refuse_lost(run: RunDirectory) -> None:
         DiskError: they cannot be looked at.
     """
     if os.path.lexists(run.checkpoints) and not os.access(run.checkpoints, os.R_OK | os.X_OK):
-        fix = "Make it readable, or start a new run with another --work-dir."
-        raise DiskError(f"{run.checkpoints} cannot be read", where="--resume auto", fix=fix)
+        fix = f"Make it readable, or start a new run with another {Option('work_dir')}."
+        raise DiskError(f"{run.checkpoints} cannot be read", where=Option("resume", "auto"), fix=fix)
     state = run.read_status().state if run.status.is_file() else None
     if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
         message = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
         raise RunDirectoryError(
-            message, where="--resume auto", fix="Restore one, or start a new run with another --work-dir."
+            message,
+            where=Option("resume", "auto"),
+            fix=f"Restore one, or start a new run with another {Option('work_dir')}.",
         )
 
 
@@ -139,7 +145,7 @@ def _beside(run: Path) -> str:
     """Return a hint at another run of the recipe that has a checkpoint: this run may have been started by mistake."""
     others = (path for path in sorted(run.parent.iterdir(), reverse=True) if path != run and directory.is_run(path))
     other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
-    return f" {other} has a checkpoint: --resume {shlex.quote(str(other))} resumes from it." if other else ""
+    return f" {other} has a checkpoint: {Option('resume', str(other))} resumes from it." if other else ""
 
 
 def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> Start:
@@ -173,7 +179,7 @@ def _kept_rows(loaded: Recipe, checkpoint: Checkpoint) -> Pins:
     The share that 'auto' chooses, and where copies of a row go, belong to the run: another version of tuner may choose
     otherwise.
     """
-    kept, rows = Pins("--resume: keep the split of the rows"), loaded.config.train_dataloader.dataset
+    kept, rows = Pins(Text(f"{Option('resume')}: keep the split of the rows")), loaded.config.train_dataloader.dataset
     if rows.val_split is None or checkpoint.recipe is None or not checkpoint.recipe.is_file():
         return kept
     saved = loading.load(str(checkpoint.recipe)).config
@@ -202,11 +208,11 @@ def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins
     size, more = loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts
     is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * world_size != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
-        return Pins("--resume")
+        return Pins(Option("resume"))
     if here != wanted and not is_same:
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
-    reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
+    reason = Text(f"{Option('resume')}: keep the global batch of {wanted} on {world_size} ranks")
     if current.micro_batch == "auto":
         kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
         change = "its split is chosen again"
@@ -225,7 +231,7 @@ def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
     )
     where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
     return RecipeError(
-        message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without --resume."
+        message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
     )
 
 
@@ -246,7 +252,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     message += f"= {wanted / world_size:.4g} samples per rank" + (
         f", and kto needs {least} or more" if least > 1 else ""
     )
-    raise RunDirectoryError(message, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
+    raise RunDirectoryError(message, where=Option("resume"), fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
 def load_into(
@@ -272,7 +278,7 @@ def load_into(
 def _load_universal(final: FinalConfig) -> FinalConfig:
     """Return the DeepSpeed config of an attempt that loads a universal checkpoint: DeepSpeed needs a key for that."""
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
-    origin = Origin.derived("--resume: the checkpoint was saved by another number of ranks")
+    origin = Origin.derived(Text(f"{Option('resume')}: the checkpoint was saved by another number of ranks"))
     return final._replace(
         config={**final.config, "checkpoint": block},
         origins={**final.origins, "checkpoint.load_universal": origin},
@@ -327,7 +333,7 @@ def compare_recipes(checkpoint: Checkpoint | None, new: Recipe) -> tuple[str, ..
     back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
     first = refused[0][0]
     where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
-    fix = f"Restore {' and '.join(back)}, or start a new run without --resume."
+    fix = f"Restore {' and '.join(back)}, or start a new run without {Option('resume')}."
     raise RecipeError(message, where=where, fix=fix)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import UsageError
+from tuner.errors import Option, UsageError
 from tuner.machine.slurm import MAX_REQUEUES
 
 INDEX = "{index}"
@@ -174,8 +174,8 @@ def _check_option(key: str, value: str) -> None:
 def _check_path(folder: Path) -> None:
     _check_characters(str(folder))
     if "\\" in str(folder):
-        fix = "Choose another --work-dir: Slurm does not fill in a log's name that has a backslash."
-        raise UsageError(f"a backslash in {str(folder)!r}", where="--work-dir", fix=fix)
+        fix = f"Choose another {Option('work_dir')}: Slurm does not fill in a log's name that has a backslash."
+        raise UsageError(f"a backslash in {str(folder)!r}", where=Option("work_dir"), fix=fix)
 
 
 def _check_characters(text: str) -> None:

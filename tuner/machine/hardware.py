@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from tuner.errors import MachineError, words_of
+from tuner.errors import Key, MachineError, words_of
 from tuner.files import read_text
 from tuner.machine import kernel, libraries
 
@@ -481,7 +481,7 @@ def decide_precision(wanted: str, hardware: Hardware) -> Precision:
         MachineError: fp16 on a CPU, which DeepSpeed refuses.
     """
     if wanted == "fp16" and not hardware.gpus:
-        fix = "Use --set dtype=fp32, or bf16."
+        fix = f"Use {Key('dtype', 'fp32')}, or bf16."
         raise MachineError("fp16 training needs a GPU, and none is visible", where="optim_wrapper.dtype", fix=fix)
     if wanted != "auto":
         slow = wanted == "bf16" and hardware.gpus and not hardware.has_native_bf16

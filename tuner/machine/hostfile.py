@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import UsageError
+from tuner.errors import Option, UsageError
 from tuner.files import read_named_text
 
 # ssh takes a host that begins with a dash for an option.
@@ -139,7 +139,7 @@ def variables(home: Path, here: Path, name: str | None = None, *, allow_code: bo
         may_run = [key for key in found if key not in _HARMLESS]  # a value may be a secret
         is_trusted = file.parent.resolve() == home.resolve() or Path(name or "").is_absolute()
         if may_run and not (allow_code or is_trusted):
-            fix = f"Read {file}. Then move them to {home / _ENVIRONMENT}, or add --allow-code."
+            fix = f"Read {file}. Then move them to {home / _ENVIRONMENT}, or add {Option('allow_code', True)}."
             message = f"a file of the working directory sets {', '.join(may_run)} on every host, which may run code"
             raise UsageError(message, where=file, fix=fix)
         values |= found

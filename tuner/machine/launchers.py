@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.errors import MachineError, UsageError
+from tuner.errors import MachineError, Option, UsageError
 from tuner.machine import clusters, started_ranks, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
 from tuner.machine.variables import Settings, count, settings_of, text
@@ -60,8 +60,8 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
     """
     topology = _topology(flags, environ, num_gpus)
     if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, environ, num_gpus):
-        where = flags.file or "--nproc-per-node / NPROC_PER_NODE"
-        fix = f"Start at most {num_gpus}, one per GPU: --nproc-per-node {num_gpus}."
+        where = flags.file or f"{Option('nproc_per_node')} / NPROC_PER_NODE"
+        fix = f"Start at most {num_gpus}, one per GPU: {Option('nproc_per_node', num_gpus)}."
         if topology.launcher == "slurm":
             where, fix = "srun", f"Use srun --ntasks-per-node={num_gpus}."
         elif not topology.is_supervised:

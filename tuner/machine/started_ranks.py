@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from tuner.errors import UsageError
+from tuner.errors import Option, UsageError
 from tuner.machine import clusters, slurm, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
 from tuner.machine.variables import Settings, count, settings_of, text
@@ -90,7 +90,7 @@ def _rank(
     nproc = place.local_world_size or count(settings, "--nproc-per-node")
     if nproc is None:
         if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
-            fix = "Set LOCAL_WORLD_SIZE or --nproc-per-node."
+            fix = f"Set LOCAL_WORLD_SIZE or {Option('nproc_per_node')}."
             raise UsageError("the number of ranks per node is unknown", where=place.launcher, fix=fix)
         nproc = place.world_size
     nodes = -(-place.world_size // nproc)

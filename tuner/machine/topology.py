@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from tuner.errors import Key, Option, Text
+
 DEFAULT_PORT = 29500
 SUPERVISED = "TUNER_SUPERVISED"
 """The variable by which a supervisor of ours tells its ranks that it is there."""
@@ -170,7 +172,7 @@ def few_steps_warning(
     steps = f"{total} optimizer step{'s' * (total > 1)}"
     why = f"{description}, global batch {batch.global_batch}, {epochs:g} epoch{'s' * (epochs != 1)}"
     ways = " or ".join(_ways(batch, epochs, rows, unpacked))
-    return f"This run makes only {steps} ({why}) and will learn very little. Try {ways}"
+    return Text(f"This run makes only {steps} ({why}) and will learn very little. Try {ways}")
 
 
 def _ways(batch: Batch, epochs: float, rows: int, unpacked: int | None) -> list[str]:
@@ -180,9 +182,9 @@ def _ways(batch: Batch, epochs: float, rows: int, unpacked: int | None) -> list[
     smaller -= smaller % batch.ranks
     if smaller < batch.global_batch:
         steps = Batch(1, smaller // batch.ranks, batch.ranks).steps(rows, epochs)
-        ways.append(f"--batch-size {smaller} ({steps} steps)")
+        ways.append(f"{Option('batch_size', smaller)} ({steps} steps)")
     if unpacked and batch.steps_per_epoch(unpacked) > each:
-        key = "--set train_dataloader.dataset.packing=False"
+        key = Key("train_dataloader.dataset.packing", False)
         ways.append(f"{key} ({batch.steps(unpacked, epochs)} steps)")
     enough = -(-MIN_STEPS // each)
-    return [*ways, f"--epochs {enough} ({enough * each} steps)"]
+    return [*ways, f"{Option('epochs', enough)} ({enough * each} steps)"]

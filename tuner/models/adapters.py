@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
 from tuner import paths, vocabulary
-from tuner.errors import ModelError
+from tuner.errors import ModelError, Option
 from tuner.models import vision
 from tuner.pretrained import explained, tensors_of
 from tuner.recipes.schema import Model, RecipeConfig, VisionLora
@@ -142,7 +142,9 @@ def _continued(model: PreTrainedModel, folder: str, dropout: float) -> PeftModel
         stored_names = set(stored.keys())
     if lacking := sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - stored_names):
         message = f"the adapter in {folder!r} lacks {lacking[0]}, which this model needs"
-        raise ModelError(message, where=paths.ADAPTED, fix="Give the model that it was trained on: --model BASE.")
+        raise ModelError(
+            message, where=paths.ADAPTED, fix=f"Give the model that it was trained on: {Option('model', 'BASE')}."
+        )
     return adapted
 
 

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig
 
 from tuner import assets
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError
 from tuner.models import compat
 from tuner.recipes.schema import Adapter, AnyPart, Model, VisionPart
 from tuner.recipes.schema.architecture import NOT_ON_IMAGES
@@ -59,11 +59,11 @@ def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin
         ModelError: the folder has no processor, or it cannot read images.
     """
     if message := NOT_ON_IMAGES.get(AutoConfig.from_pretrained(path, **options).model_type):
-        raise ModelError(message, where="model.path", fix="Train its LLM alone on text: --set model.images=False.")
+        raise ModelError(message, where="model.path", fix=f"Train its LLM alone on text: {Key('model.images', False)}.")
     processor = compat.processor(path, **options)
     if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
         message = f"{path!r} has no processor of images, such as preprocessor_config.json"
-        fix = "Copy the model again with all its files; to train the LLM alone on text: --set model.images=False."
+        fix = f"Copy the model again with all its files; to train the LLM alone on text: {Key('model.images', False)}."
         raise ModelError(message, where="model.path", fix=fix)
     tokenizer = processor.tokenizer
     named = assets.chat_template(model.chat_template) if model.chat_template else None
@@ -99,7 +99,7 @@ def tower_of(model: PreTrainedModel) -> torch.nn.Module:
     tower: torch.nn.Module = model.get_encoder(modality="image")
     if tower is model or tower is model.base_model:
         message = f"{type(model).__name__} has no vision tower that tuner knows"
-        raise ModelError(message, where="model.images", fix="Train its LLM alone: --set model.images=False.")
+        raise ModelError(message, where="model.images", fix=f"Train its LLM alone: {Key('model.images', False)}.")
     return tower
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tuner import assets
 from tuner.assets import CONFIGS, PACKAGE, TEMPLATES
-from tuner.errors import RecipeError, UsageError, did_you_mean, nearest
+from tuner.errors import Option, RecipeError, UsageError, did_you_mean, nearest
 from tuner.files import open_regular, read_bytes, read_named_text, read_text
 from tuner.hooks import NameWord, other_tools
 from tuner.recipes.merging import Kind
@@ -513,12 +513,12 @@ def training(name: str) -> tuple[str, str]:
     known = trainings()
     if name not in known:
         if absent := _absent_objective(name):
-            raise RecipeError(f"tuner has no objective {absent[0]!r}", where="--method", fix=absent[1])
+            raise RecipeError(f"tuner has no objective {absent[0]!r}", where=Option("method"), fix=absent[1])
         if name in names("objectives"):
             fix = f"Write an objective with its method: {name}_lora trains an adapter, {name}_full all weights."
         else:
             fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
-        raise RecipeError(f"no method {name!r}", where="--method", fix=fix)
+        raise RecipeError(f"no method {name!r}", where=Option("method"), fix=fix)
     return known[name]
 
 

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from tuner import paths
-from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.errors import Option, RecipeError, brief_repr, did_you_mean
 from tuner.files import JsonObject
 from tuner.hooks import other_tools
 from tuner.recipes import catalog
@@ -230,7 +230,7 @@ def _refuse_no_prompts(merged: Merged) -> None:
     count, place = merged.get(_SAMPLES), merged.place_of(_SAMPLES)
     if merged.get((_VAL,)) is None and place.kind is Kind.FLAG and isinstance(count, int) and count > 0:
         message = f"log.num_samples = {count} asks for answers to validation rows, and there are none"
-        raise RecipeError(message, where=place, fix="Add --val-split 0.05, or --val FILE.")
+        raise RecipeError(message, where=place, fix=f"Add {Option('val_split', 0.05)}, or {Option('val', 'FILE')}.")
 
 
 def _settle_split(merged: Merged) -> None:

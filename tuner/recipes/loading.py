@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from tuner import paths
 from tuner.assets import TEMPLATES
-from tuner.errors import RecipeError, brief_repr
+from tuner.errors import Option, RecipeError, brief_repr, options
 from tuner.files import JsonObject, is_writable
 from tuner.hooks import other_tools
 from tuner.recipes import catalog, data_sets, document_file, mistaken, model_facts, names, starting_weights, trust
@@ -120,17 +120,20 @@ def _recipe_and_overrides(request: Asked) -> tuple[Name | None, Overrides]:
     name, overrides, _ = request
     if name is not None and name.kind in names.MODELS:
         if overrides.model is not None:
-            message = f"both {name.text!r} and --model {overrides.model} set the model"
-            raise RecipeError(message, where="--model", fix="Use one of them.")
+            message = f"both {name.text!r} and {Option('model', overrides.model)} set the model"
+            raise RecipeError(message, where=Option("model"), fix="Use one of them.")
         overrides, name = replace(overrides, model=name.text), None
     if name is not None and name.kind not in (NameKind.RECIPE, NameKind.RECIPE_FILE, NameKind.UNCLEAR):
         raise mistaken.refusal(name, overrides.data_sets)
     if name is None and overrides.model is None and overrides.adapter is None:
-        fix = "Name a recipe (tuner list shows them), or give --model PATH and --data FILE."
+        fix = f"Name a recipe (tuner list shows them), or give {Option('model', 'PATH')} and {Option('data', 'FILE')}."
         raise RecipeError("neither a recipe nor a model is given", fix=fix)
     if name is not None and overrides.method is not None:
-        fix = "Remove --method and use another recipe, or remove the recipe: --model PATH --method NAME."
-        raise RecipeError(f"the recipe {name.text!r} already has a method", where="--method", fix=fix)
+        fix = (
+            f"Remove {Option('method')} and use another recipe, or remove the recipe: "
+            f"{options(Option('model', 'PATH'), Option('method', 'NAME'))}."
+        )
+        raise RecipeError(f"the recipe {name.text!r} already has a method", where=Option("method"), fix=fix)
     return name, overrides
 
 

@@ -42,6 +42,8 @@ class Place(NamedTuple):
     column: int | None = None
 
     def __str__(self) -> str:
+        if self.line is None:
+            return self.name  # perhaps a text with an option
         return ":".join(str(part) for part in (self.name, self.line, self.column) if part is not None)
 
 

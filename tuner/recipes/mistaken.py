@@ -15,7 +15,18 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tuner import paths
-from tuner.errors import ModelError, RecipeError, TunerError, brief_repr, did_you_mean, together
+from tuner.errors import (
+    ModelError,
+    Option,
+    RecipeError,
+    Text,
+    TunerError,
+    brief_repr,
+    did_you_mean,
+    marked,
+    options,
+    together,
+)
 from tuner.hooks import other_tools
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Merged, lookup
@@ -85,7 +96,7 @@ def hub_id(name: str) -> str | None:
 
 def _part(name: str, data: Sequence[str]) -> RecipeError | None:
     if model := _model(name):
-        rows = " ".join(f"--data {quote(one)}" for one in data) or "--data FILE"
+        rows = options(*(Option("data", one) for one in data)) or Option("data", "FILE")
         recipe = f"{model}_{catalog.DEFAULT_METHOD}_{_EXAMPLE_DATA}_e3"
         fix = f"Write: tuner train --model {_path_of(model)} {rows}, or a full recipe name such as {recipe}."
         return RecipeError(f"{name!r} is a model, not a recipe", fix=fix)
@@ -132,7 +143,7 @@ def explained(error: ValidationError, merged: Merged) -> TunerError:
         mistakes.setdefault(keys, _explained_detail(detail, keys, merged))
     errors = [*mistakes.values()]
     if len(errors) == _MAX_MISTAKES:
-        errors[-1].fix = f"{errors[-1].fix or ''} These are the first {_MAX_MISTAKES} mistakes.".strip()
+        errors[-1].fix = Text(f"{marked(errors[-1].fix or '')} These are the first {_MAX_MISTAKES} mistakes.".strip())
     return together(errors)
 
 

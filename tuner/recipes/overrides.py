@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from tuner import paths, remote_code
-from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.errors import Option, RecipeError, brief_repr, did_you_mean, options
 from tuner.files import JsonObject
 from tuner.hooks import other_tools
 from tuner.recipes import catalog, data_sets, starting_weights
@@ -209,10 +209,10 @@ def layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterato
     """
     if overrides.model is not None or overrides.adapter is not None:
         yield from _start_layers(overrides, merged, has_recipe=has_recipe)
-    for flag, value, layer in _flags(overrides):
+    for argument, value, layer in _options(overrides):
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
-            yield layer(Place(Kind.FLAG, " ".join(f"{flag} {text}" for text in values)), value, merged)
+            yield layer(Place(Kind.FLAG, options(*(Option(argument, text) for text in values))), value, merged)
     for key, text in overrides.values.items():
         yield from _value_layers(key, text, merged, has_recipe=has_recipe)
     for flag, text in overrides.pairs:
@@ -272,15 +272,15 @@ def _key_layers(keys: Keys, value: object, place: Place, merged: Merged) -> Iter
     yield Layer.at(place, nested(keys, value))
 
 
-def _flags(overrides: Overrides) -> tuple[tuple[str, object, _FlagLayer], ...]:
-    """Return each flag with one value: the flag, the value or None, and the function that makes its layer."""
+def _options(overrides: Overrides) -> tuple[tuple[str, object, _FlagLayer], ...]:
+    """Return each option with a value of its own: its name, the value or None, and the function of its layer."""
     return (
-        ("--data", overrides.data_sets or None, _of_data),
-        ("--val", overrides.val, data_sets.validation_of_file),
-        ("--val-split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part or None}}})),
-        ("--epochs", overrides.epochs, _at(_of_epochs)),
-        ("--reward", tuple(overrides.rewards) or None, _at(lambda names: {"objective": {"rewards": [*names]}})),
-        ("--seed", overrides.seed, _at(lambda seed: {"randomness": {"seed": seed}})),
+        ("data", overrides.data_sets or None, _of_data),
+        ("val", overrides.val, data_sets.validation_of_file),
+        ("val_split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part or None}}})),
+        ("epochs", overrides.epochs, _at(_of_epochs)),
+        ("rewards", tuple(overrides.rewards) or None, _at(lambda names: {"objective": {"rewards": [*names]}})),
+        ("seed", overrides.seed, _at(lambda seed: {"randomness": {"seed": seed}})),
     )
 
 
@@ -304,13 +304,15 @@ def _at(values: Callable[[Any], JsonObject]) -> _FlagLayer:
 
 def _start_layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the model of --model or --adapter, with its catalog part's facts, and the adapter on it."""
-    flag, text = ("--adapter", overrides.adapter) if overrides.model is None else ("--model", overrides.model)
+    argument, text = ("adapter", overrides.adapter) if overrides.model is None else ("model", overrides.model)
     assert text is not None
-    start = starting_weights.find(text, flag)
+    start = starting_weights.find(text, Option(argument))
     if overrides.model is not None and overrides.adapter is not None and start.adapter:
-        raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Give its base with --model.")
-    place = Place(Kind.FLAG, f"{flag} {text}")
-    if flag == "--model" or not has_recipe or not _is_same_model(merged, start.path):
+        raise RecipeError(
+            f"{text!r} is an adapter itself", where=Option("adapter"), fix=f"Give its base with {Option('model')}."
+        )
+    place = Place(Kind.FLAG, Option(argument, text))
+    if overrides.model is not None or not has_recipe or not _is_same_model(merged, start.path):
         of_part: JsonObject = {}
         if part := catalog.part_named(start.path):
             source = read_part("models", part)
@@ -335,11 +337,11 @@ def _is_same_model(merged: Merged, base: str) -> bool:
 
 
 def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
-    place = place or Place(Kind.FLAG, f"--adapter {adapter}")
+    place = place or Place(Kind.FLAG, Option("adapter", adapter))
     folder = starting_weights.result_of(adapter) or adapter
     if merged.values.get("adapter") is None:
         message = f"{adapter!r} is an adapter, and this recipe trains every weight"
-        fix = f"Merge it first: tuner export {adapter} DEST --merge, then --model DEST."
+        fix = f"Merge it first: tuner export {adapter} DEST --merge, then {Option('model', 'DEST')}."
         raise RecipeError(message, where=place, fix=fix)
     return Layer.at(place, {"adapter": {"path": folder}})
 

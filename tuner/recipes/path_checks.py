@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from tuner import paths, remote_code
-from tuner.errors import DataError, ModelError
+from tuner.errors import DataError, Key, ModelError, Option, options
 from tuner.model_folder import MAX_LAYERS
 from tuner.recipes import catalog, mistaken, names, trust
 from tuner.recipes.model_facts import num_layers
@@ -35,7 +34,9 @@ def check_model(config: RecipeConfig) -> None:
     """
     path = config.model.path
     if not path:
-        raise ModelError("no model is given", where="model.path", fix="Give one: --model with a path or a hub id.")
+        raise ModelError(
+            "no model is given", where="model.path", fix=f"Give one: {Option('model')} with a path or a hub id."
+        )
     if config.model.remote_code and not config.model.trust_remote_code:
         raise _only_remote_code(path)
     _refuse_data(path, config.train_dataloader.dataset.path)
@@ -72,8 +73,8 @@ def _refuse_data(path: str, data: str | None) -> None:
     file = paths.expanded(path)
     is_data = path.endswith(paths.DATA) or (path.endswith(".json") and paths.is_file(file))
     if is_data and not paths.is_folder(file):
-        give = f"--model {shlex.quote(data)}" if data and not data.endswith(paths.DATA) else "--model MODEL"
-        fix = f"Give it with --data: {give} --data {shlex.quote(path)}"
+        give = Option("model", data) if data and not data.endswith(paths.DATA) else Option("model", "MODEL")
+        fix = f"Give it with {Option('data')}: {options(give, Option('data', path))}"
         raise ModelError(f"{path!r} is a data file, not a model", where="model.path", fix=fix)
 
 
@@ -115,7 +116,7 @@ def check_teacher(config: RecipeConfig) -> None:
     if teacher is None:
         return
     if not teacher.path:
-        fix = "Give one: --set teacher=PATH, a folder, a run, or an id on the hub."
+        fix = f"Give one: {Key('teacher', 'PATH')}, a folder, a run, or an id on the hub."
         raise ModelError("no teacher is given", where=TEACHER, fix=fix)
     folder = paths.local(teacher.path)
     if folder is None:
@@ -124,7 +125,7 @@ def check_teacher(config: RecipeConfig) -> None:
     if paths.exists(folder / "config.json"):
         return
     if paths.exists(folder / paths.ADAPTER):
-        fix = f"Merge it into its base: tuner export {teacher.path} DEST --merge, then --set teacher=DEST."
+        fix = f"Merge it into its base: tuner export {teacher.path} DEST --merge, then {Key('teacher', 'DEST')}."
         raise ModelError(f"the teacher {teacher.path!r} is an adapter", where=TEACHER, fix=fix)
     fix = "Give a folder written by save_pretrained, or a run that has ended."
     raise ModelError(f"the teacher {teacher.path!r} has no config.json", where=TEACHER, fix=fix)
@@ -182,7 +183,7 @@ def check_data(config: RecipeConfig) -> None:
 
 def _check_path(path: str | None, where: str) -> None:
     if not path:
-        raise DataError("no data set is given", where=where, fix="Give one: --data FILE.")
+        raise DataError("no data set is given", where=where, fix=f"Give one: {Option('data', 'FILE')}.")
     place = paths.local(path)
     if place is None:
         return
@@ -198,7 +199,7 @@ def _check_path(path: str | None, where: str) -> None:
     if place.is_file() and place.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Add at least one row.")
     if place.is_dir() and names.holds_model(place):
-        fix = "Give it with --model, and a file or folder of rows with --data."
+        fix = f"Give it with {Option('model')}, and a file or folder of rows with {Option('data')}."
         raise DataError(f"the data {path!r} is a model's folder", where=where, fix=fix)
     if place.is_dir() and not any(place.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")

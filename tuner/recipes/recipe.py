@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tuner.assets import TEMPLATES
-from tuner.errors import RecipeError, UsageError
+from tuner.errors import Option, RecipeError, Text, UsageError
 from tuner.files import JsonObject, is_writable
 from tuner.hooks import other_tools
 from tuner.notebook import lines_of, table
@@ -51,15 +51,17 @@ class Overrides:
     def __post_init__(self) -> None:
         if self.val is not None and self.val_split is not None:
             raise UsageError(
-                "both --val and --val-split set the validation rows", where="--val", fix="Use one of them."
+                f"both {Option('val')} and {Option('val_split')} set the validation rows",
+                where=Option("val"),
+                fix="Use one of them.",
             )
-        of_paths = (("--model", self.model), ("--adapter", self.adapter), ("--val", self.val))
+        of_paths = (("model", self.model), ("adapter", self.adapter), ("val", self.val))
         typed = (
-            *of_paths,
-            *(("--data", text) for text in self.data_sets),
+            *((Option(name), text) for name, text in of_paths),
+            *((Option("data"), text) for text in self.data_sets),
             *self.pairs,
-            *(("--ds", text) for text in self.ds),
-            *(("--reward", text) for text in self.rewards),
+            *((Option("ds"), text) for text in self.ds),
+            *((Option("rewards"), text) for text in self.rewards),
         )
         for flag, text in typed:
             if text is not None and not is_writable(text):
@@ -94,6 +96,10 @@ class Recipe:
     notes: tuple[str, ...] = ()
     ds: tuple[str, ...] = ()
     arguments: Asked | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("warnings", "notes"):
+            object.__setattr__(self, name, tuple(map(Text, getattr(self, name))))
 
     @property
     def values(self) -> JsonObject:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tuner import assets
-from tuner.errors import RecipeError, did_you_mean
+from tuner.errors import Option, RecipeError, did_you_mean
 from tuner.files import JsonObject, is_writable, read_named_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Place
@@ -31,7 +31,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_DATA_ONLY = "A recipe is data. Read the file: --allow-code runs its code (through mmengine)."
+_DATA_ONLY = f"A recipe is data. Read the file: {Option('allow_code', True)} runs its code (through mmengine)."
 
 
 class RecipeFile(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tuner import assets, paths
 from tuner.assets import without_generation_marks
-from tuner.errors import RecipeError
+from tuner.errors import Key, Option, RecipeError, options
 from tuner.files import JsonObject, read_json_object, read_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
@@ -52,7 +52,9 @@ def find(text: str, flag: str) -> Start:
     local = paths.local(base) if base else None
     if not base or (local and not paths.exists(local)):
         message = f"the base of {text!r} is missing: {base!r}" if base else f"{text!r} does not name its base"
-        raise RecipeError(message, where=flag, fix=f"Set it: --model BASE --adapter {text}.")
+        raise RecipeError(
+            message, where=flag, fix=f"Set it: {options(Option('model', 'BASE'), Option('adapter', text))}."
+        )
     return Start(base, facts.get("revision"), folder)
 
 
@@ -84,7 +86,7 @@ def adapter_facts(folder: str) -> JsonObject:
     if "peft_type" not in facts:
         raise RecipeError(f"{str(file)!r} cannot be read", where=paths.ADAPTED, fix="Copy it again.")
     if facts["peft_type"] != "LORA":
-        fix = f"Merge it first: tuner export {folder} DEST --merge, then --model DEST."
+        fix = f"Merge it first: tuner export {folder} DEST --merge, then {Option('model', 'DEST')}."
         message = f"{folder!r} is an adapter of {facts['peft_type']}, not LoRA"
         raise RecipeError(message, where=paths.ADAPTED, fix=fix)
     return facts
@@ -139,7 +141,7 @@ def _check_base(merged: Merged, facts: JsonObject, folder: str) -> None:
     base, model = facts.get("base_model_name_or_path"), merged.get(_MODEL)
     if base and isinstance(model, str) and base != model and not (paths.local(base) or paths.local(model)):
         message = f"the adapter in {folder!r} was trained on {base!r}, not on {model!r}"
-        raise RecipeError(message, where=merged.place_of(_MODEL), fix=f"Train it on its base: --model {base}.")
+        raise RecipeError(message, where=merged.place_of(_MODEL), fix=f"Train it on its base: {Option('model', base)}.")
 
 
 def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
@@ -148,7 +150,7 @@ def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
         message = (
             f"the adapter in {folder!r} is of task {facts.get('task_type')}, which objective {objective} cannot train"
         )
-        fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
+        fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then {Option('model', 'DEST')}."
         raise RecipeError(message, where=paths.ADAPTED, fix=fix)
 
 
@@ -203,7 +205,7 @@ def _settle_template(merged: Merged) -> None:
     _refuse_of_file(merged, named, wanted, path)
     previous = f"{before}'s" if before else "the recipe's"
     instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
-    note = f"chat template: {instead}, not {previous} {named!r} (--set {_KEY}={named} keeps that one)"
+    note = f"chat template: {instead}, not {previous} {named!r} ({Key(_KEY, named)} keeps that one)"
     _replace(merged, wanted, note)
 
 
@@ -218,7 +220,7 @@ def _has_other(merged: Merged, path: str, named: str) -> bool:
         return True
     template = chat_template_of(folder)
     if template is None:
-        merged.notes.append(f"chat template: the recipe's {named!r}, because {path} has none (--set {_KEY}=NAME)")
+        merged.notes.append(f"chat template: the recipe's {named!r}, because {path} has none ({Key(_KEY, 'NAME')})")
         return False
     return without_generation_marks(catalog.chat_template(named)) != without_generation_marks(template)
 
@@ -235,7 +237,7 @@ def _refuse_of_file(merged: Merged, named: str, wanted: str | None, path: str) -
     place = merged.place_of(_TEMPLATE)
     if place.kind is Kind.FILE:
         message = f"model.chat_template = {named!r} is not the template of {path!r}"
-        fix = f"Add --set {_KEY}={wanted} for the model's own, or --set {_KEY}={named} to keep yours."
+        fix = f"Add {Key(_KEY, wanted)} for the model's own, or {Key(_KEY, named)} to keep yours."
         raise RecipeError(message, where=place, fix=fix)
 
 

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from tuner import paths, remote_code
-from tuner.errors import ModelError, RecipeError, together
+from tuner.errors import Key, ModelError, Option, RecipeError, together
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import RecipeConfig
@@ -110,15 +110,15 @@ def _functions_of_others(recipe: Recipe) -> Iterator[RecipeError]:
             continue
         written, purpose = _USES.get(key, ("format", "rows"))
         if key == _REWARDS and module.endswith(".py"):
-            fix = f"Read {module}, then add --allow-code."
+            fix = f"Read {module}, then add {Option('allow_code', True)}."
             yield RecipeError(f"{written} = {name!r} runs the code of a file", where=place, fix=fix)
         elif (home := foreign_home(module)) is not None:
             if home:
                 package = f"refers to code of an installed package, which was not written for {purpose} ({home})"
-                fix = f"Read {home}, then add --allow-code."
+                fix = f"Read {home}, then add {Option('allow_code', True)}."
             else:
                 package = "refers to a module that is in no folder of PYTHONPATH, so it is not known as your own"
-                fix = "Put its folder on PYTHONPATH, or read that code, then add --allow-code."
+                fix = f"Put its folder on PYTHONPATH, or read that code, then add {Option('allow_code', True)}."
             yield RecipeError(f"{written} = {name!r} {package}", where=place, fix=fix)
 
 
@@ -138,7 +138,7 @@ def _kernels_of_hub(recipe: Recipe) -> Iterator[RecipeError]:
         repository = name.rpartition("|")[2].partition("@")[0].partition(":")[0].strip()
         page = f"https://huggingface.co/{repository}"
         message = f"model.attn_implementation = {name!r} runs the code of a repository on the hub"
-        yield RecipeError(message, where=place, fix=f"Read it at {page}, then add --allow-code.")
+        yield RecipeError(message, where=place, fix=f"Read it at {page}, then add {Option('allow_code', True)}.")
 
 
 def _at_the_end(recipe: Recipe) -> Iterator[RecipeError]:
@@ -146,11 +146,13 @@ def _at_the_end(recipe: Recipe) -> Iterator[RecipeError]:
     notify, place = recipe.config.log.notify, recipe.origins["log.notify"].place
     if notify and place.kind is not Kind.FLAG:
         message = f"log.notify = {notify!r} names a command, which runs when the run ends"
-        yield RecipeError(message, where=place, fix="Look at that command, then add --allow-code.")
+        yield RecipeError(message, where=place, fix=f"Look at that command, then add {Option('allow_code', True)}.")
     name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
     if name and place.kind is not Kind.FLAG:
         message = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
-        yield RecipeError(message, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
+        yield RecipeError(
+            message, where=place, fix=f"If you want that, add {Option('push', name)} or {Option('allow_code', True)}."
+        )
 
 
 def foreign_home(module: str) -> str | None:
@@ -225,7 +227,7 @@ def check_bound(config: RecipeConfig) -> Code | None:
         return None
     if paths.local(model.path) is not None and remote_code.is_commit(model.revision):
         message = f"model.revision = {model.revision!r} is a commit, and {model.path!r} is a folder, which has none"
-        fix = "Use --set model.revision=None: the code of a folder is bound to its hash."
+        fix = f"Use {Key('model.revision', None)}: the code of a folder is bound to its hash."
         raise ModelError(message, where="model.revision", fix=fix)
     code = remote_code.check(model.path, model.revision)
     if code:

@@ -14,13 +14,14 @@ from transformers import PreTrainedConfig
 
 import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner import paths
-from tuner.errors import ModelError
+from tuner.errors import ModelError, Option
 from tuner.models.arguments import pinned
 from tuner.models.load import source
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class
 from tuner.recipes.schema import Model, RecipeConfig
 
+_BASE = Option("base")
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
@@ -61,11 +62,11 @@ def folder_of(base: Model) -> Path:
     if local is not None:
         if not (local / "config.json").is_file():
             problem = f"no model with a config.json in the base's folder {path!r}"
-            raise ModelError(problem, where="the base", fix="Give its current place: --base PATH.")
+            raise ModelError(problem, where="the base", fix=f"Give its current place: {Option('base', 'PATH')}.")
         return local
     files = [*_FILES, "*.py"] if base.trust_remote_code else [*_FILES]
     # Subfolders hold a second copy of the weights in the publisher's own format.
-    with explained(path, "the base", "--base"), shown(f"downloading {path}"):
+    with explained(path, "the base", _BASE), shown(f"downloading {path}"):
         return Path(
             snapshot_download(
                 path, revision=base.revision, tqdm_class=tqdm_class(), allow_patterns=files, ignore_patterns=["*/*"]
@@ -74,7 +75,7 @@ def folder_of(base: Model) -> Path:
 
 
 def base_of(
-    adapter: PeftConfig, recipe: RecipeConfig | None, named_base: str | None, *, trusted: bool, flag: str = "--base"
+    adapter: PeftConfig, recipe: RecipeConfig | None, named_base: str | None, *, trusted: bool, flag: str = _BASE
 ) -> Model:
     """Return the base of an adapter.
 
@@ -92,7 +93,7 @@ def base_of(
     revision = adapter.revision or (recipe.model.revision if recipe else None)
     if named_base is None:
         if not recorded:
-            raise ModelError("the adapter does not name its base", where=flag, fix="Give it with --base.")
+            raise ModelError("the adapter does not name its base", where=flag, fix=f"Give it with {_BASE}.")
         return model_of(recorded, revision, trusted)
     if recorded and named_base != recorded and paths.local(named_base) is None and paths.local(recorded) is None:
         problem = f"the adapter was trained on {recorded!r}, not on {named_base!r}"
@@ -100,7 +101,7 @@ def base_of(
     return model_of(named_base, revision if named_base == recorded else None, trusted)
 
 
-def check_facts(base: str, config: PreTrainedConfig, recipe: RecipeConfig | None, flag: str = "--base") -> None:
+def check_facts(base: str, config: PreTrainedConfig, recipe: RecipeConfig | None, flag: str = _BASE) -> None:
     """Check that a base has the size of the trained model: an adapter may also fit the layers of a deeper model.
 
     Raises:
@@ -132,5 +133,9 @@ def read_model_config(folder: Path, model: Model, **changes: int) -> PreTrainedC
     if stored:
         kind = stored.get("quant_method", "fewer bits")
         problem = f"the weights in {folder} are stored in {kind}, and an adapter cannot be merged into them"
-        raise ModelError(problem, where="--merge", fix="Export only the adapter, or give a 16-bit copy with --base.")
+        raise ModelError(
+            problem,
+            where=Option("merge", True),
+            fix=f"Export only the adapter, or give a 16-bit copy with {_BASE}.",
+        )
     return config

@@ -31,7 +31,17 @@ from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Chat
 from tuner.data.sample_kinds import WrongKind
-from tuner.errors import DataError, MachineError, RewardError, RunDirectoryError, TunerError, UsageError, did_you_mean
+from tuner.errors import (
+    DataError,
+    MachineError,
+    Option,
+    RewardError,
+    RunDirectoryError,
+    Text,
+    TunerError,
+    UsageError,
+    did_you_mean,
+)
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import load_reference, source
@@ -41,6 +51,7 @@ from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.recipes.schema.objectives import OBJECTIVES, facts_of
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, load, load_frozen, spec_of
+from tuner.results.saved import SOURCE
 from tuner.runs import checkpoints
 from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
@@ -216,17 +227,19 @@ def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code:
     needs_recipe = (facts.is_judged and not facts.scores) or facts.generates
     if needs_recipe and spec.recipe is None:
         problem = f"the objective that {spec.description} was trained with is unknown"
-        raise UsageError(problem, where="SOURCE", fix="Give the run directory that it comes from.")
+        raise UsageError(problem, where=SOURCE, fix="Give the run directory that it comes from.")
     if spec.recipe and not allow_code and (functions := spec.recipe.objective.own_functions):
         problem = f"the rewards of the run call code: {', '.join(functions)}"
-        raise UsageError(problem, where="SOURCE", fix="Read that code, then add --allow-code.")
+        raise UsageError(problem, where=SOURCE, fix=f"Read that code, then add {Option('allow_code', True)}.")
     encoder = encoder_of(spec)
     conversations = questions(spec, encoder, rows, num_questions) if num_questions else []
     try:
         return prepare(rows, encoder, objective=spec.objective), conversations
     except WrongKind as error:
         if spec.recipe is None:  # nothing is trained here, and without a run nothing says how such rows are judged
-            error.fix = f"{_JUDGED_BY_RUN} The plain loss of the chosen answers of pairs: --format chosen."
+            error.fix = Text(
+                f"{_JUDGED_BY_RUN} The plain loss of the chosen answers of pairs: {Option('row_format', 'chosen')}."
+            )
         raise
 
 
@@ -293,7 +306,9 @@ def rows_of(
         block = recipe.val_dataloader.dataset
     else:
         problem = f"{spec.description} has no validation data"
-        raise UsageError(problem, where="--data", fix="Give some: --data FILE, or an id on the hub.")
+        raise UsageError(
+            problem, where=Option("data"), fix=f"Give some: {Option('data', 'FILE')}, or an id on the hub."
+        )
     if max_rows and (holdout := Holdout.of(block)):  # a block's `max_rows` counts all rows, also those of training
         max_rows = min(holdout.rows_with(max_rows), block.max_rows or sys.maxsize)
     limits = {"split": split, "max_rows": max_rows}
@@ -411,8 +426,8 @@ def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -
     if not conversations:
         raise DataError(
             "no row is a conversation that ends with an answer",
-            where="--generate",
-            fix="Give rows of conversations: --data FILE.",
+            where=Option("generate"),
+            fix=f"Give rows of conversations: {Option('data', 'FILE')}.",
         )
     for chat in conversations:
         check_room(spec, torch.tensor([encoder.prompt_ids(before_answer(chat))]))
@@ -440,14 +455,14 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """
     if find_spec("lm_eval") is None:
         fix = "Install it: pip install 'tuner-deepspeed[eval]', or pip install lm-eval."
-        raise MachineError("task scores need lm-eval, which is not installed", where="--tasks", fix=fix)
+        raise MachineError("task scores need lm-eval, which is not installed", where=Option("tasks"), fix=fix)
     from lm_eval.tasks import TaskManager  # an extra; it reads the names of thousands of tasks
 
     known = TaskManager().all_tasks
     for name in tasks:
         if name not in known and not name.endswith((".yaml", ".yml")):
             fix = did_you_mean(name, known, "lm-eval ls tasks")
-            raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)
+            raise UsageError(f"lm-eval has no task {name!r}", where=Option("tasks"), fix=fix)
 
 
 def task_scores(

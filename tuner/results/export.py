@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tuner import paths, remote_code
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import DiskError, TunerError, UsageError
+from tuner.errors import DiskError, Option, TunerError, UsageError
 from tuner.files import (
     JsonObject,
     copy,
@@ -233,7 +233,9 @@ def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, 
 def _content(saved: SavedModel, options: Options) -> _Content:
     if not saved.is_adapter:
         if options.merge:
-            raise UsageError(f"{saved.description} is a whole model: there is nothing to merge", where="--merge")
+            raise UsageError(
+                f"{saved.description} is a whole model: there is nothing to merge", where=Option("merge", True)
+            )
         return _whole(saved, options)
     adapter = read_config(saved.folder)
     recipe = saved.recipe()
@@ -241,7 +243,9 @@ def _content(saved: SavedModel, options: Options) -> _Content:
     if options.merge:
         return _merged(saved, options, adapter, base)
     if options.layout == "llama":
-        raise UsageError("an adapter has no layout of its own", where="--as", fix="Add --merge.")
+        raise UsageError(
+            "an adapter has no layout of its own", where=Option("format"), fix=f"Add {Option('merge', True)}."
+        )
     place = paths.local(source(base))
     adapter.base_model_name_or_path = str(place.absolute()) if place else source(base)
     adapter.revision = None if place else base.revision
@@ -319,7 +323,7 @@ def _llama(config: PreTrainedConfig, architecture: str) -> LlamaConfig:
     """
     if not isinstance(config, LlamaConfig):
         problem = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
-        raise UsageError(problem, where="--as", fix="Remove --as.")
+        raise UsageError(problem, where=Option("format"), fix=f"Remove {Option('format')}.")
     facts = LlamaConfig.to_dict(config)  # its own to_dict would add the publisher's keys
     facts.pop("model_type")
     llama: LlamaConfig = LlamaConfig.from_dict(facts)
@@ -426,7 +430,9 @@ def compare_merged(
     apart = float((merged - with_adapter_on).square().mean().sqrt() / with_adapter_on.square().mean().sqrt())
     if not apart <= _MOST.get(dtype, _MOST_ROUNDED):
         problem = f"the merged model's logits differ from those of the adapter on its base by {apart:.1%}"
-        raise TunerError(problem, where="--merge", fix="Export only the adapter: without --merge.")
+        raise TunerError(
+            problem, where=Option("merge", True), fix=f"Export only the adapter: without {Option('merge', True)}."
+        )
     return (
         f"Verified on {NUM_TOKENS} tokens: its logits equal those of the adapter on its base, "
         f"within {apart:.1g} of their size."

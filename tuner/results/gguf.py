@@ -21,7 +21,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from tuner.data.text_encoder import prompt_text
-from tuner.errors import DataError, MachineError, TunerError
+from tuner.errors import DataError, MachineError, Option, TunerError
 from tuner.files import read_text, write_json, write_text
 from tuner.progress import shown
 
@@ -47,7 +47,7 @@ def converter(environ: Mapping[str, str]) -> Path:
         raise MachineError(problem, where="LLAMA_CPP", fix=fix)
     problem = "writing GGUF needs llama.cpp's converter, which is not installed"
     fix = f"Install it: {_INSTALL}. Or clone https://github.com/ggml-org/llama.cpp and export LLAMA_CPP=./llama.cpp."
-    raise MachineError(problem, where="--as gguf", fix=fix)
+    raise MachineError(problem, where=Option("format", "gguf"), fix=fix)
 
 
 def _installed() -> str | None:

@@ -18,7 +18,7 @@ from transformers import CLIPVisionConfig, LlavaConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tuner import assets
-from tuner.errors import UsageError
+from tuner.errors import Option, UsageError
 from tuner.files import JsonObject, copy, read_json_object, read_text, write_json, write_text
 from tuner.importers.llava_names import TOWER
 from tuner.models import llava, projectors
@@ -85,7 +85,7 @@ def _config(whole: Path) -> LlavaConfig:
     kind = read_json_object(whole / "config.json").get("model_type")
     if kind != LlavaConfig.model_type:
         message = f"a model of model_type {kind!r} is no LLaVA"
-        raise UsageError(message, where="--as", fix="Remove --as.")
+        raise UsageError(message, where=Option("format"), fix=f"Remove {Option('format')}.")
     return LlavaConfig.from_pretrained(whole)
 
 
@@ -98,7 +98,9 @@ def _of_llava(config: LlavaConfig, tower: str) -> JsonObject:
     text: PreTrainedConfig = config.text_config
     if text.model_type != "llama" or not isinstance(config.vision_config, CLIPVisionConfig):
         message = f"LLaVA's layout is for a Llama with a CLIP, and this LLM is of model_type {text.model_type!r}"
-        raise UsageError(message, where="--as", fix="Use --as xtuner, or remove --as.")
+        raise UsageError(
+            message, where=Option("format"), fix=f"Use {Option('format', 'xtuner')}, or remove {Option('format')}."
+        )
     return {
         **text.to_dict(),
         "model_type": llava.MODEL_TYPE,

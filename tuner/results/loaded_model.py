@@ -19,7 +19,7 @@ from tuner import assets, paths
 from tuner.data.encoder import Encoder
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import ModelError, UsageError
+from tuner.errors import ModelError, Option, UsageError
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.models import compat
 from tuner.models.arguments import at, pinned
@@ -37,7 +37,7 @@ from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.results.base_model import base_of, check_facts, model_of
 from tuner.results.peft_adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
-from tuner.results.saved import SavedModel, find
+from tuner.results.saved import SOURCE, SavedModel, find
 from tuner.results.tensors import Stored
 from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
 
@@ -106,11 +106,13 @@ def spec_of(name: str, adapter: str | None, *, trust_remote_code: bool = False) 
         return _adapted(named, None) if named and is_adapter else _whole(name, named, trusted=trust_remote_code)
     if named and named.is_adapter:
         problem = f"{named.description} is an adapter itself"
-        raise UsageError(problem, where="--adapter", fix="Give the base as SOURCE, before --adapter.")
+        raise UsageError(
+            problem, where=Option("adapter"), fix=f"Give the base as {SOURCE}, before {Option('adapter')}."
+        )
     adapter_model = find(paths.expanded(adapter), trust_remote_code=trust_remote_code)
     if not adapter_model.is_adapter:
         problem = f"{adapter_model.description} is a whole model, not an adapter"
-        raise UsageError(problem, where="--adapter", fix="Remove --adapter and give it as SOURCE.")
+        raise UsageError(problem, where=Option("adapter"), fix=f"Remove {Option('adapter')} and give it as {SOURCE}.")
     return _adapted(adapter_model, str(named.folder) if named else name)
 
 
@@ -133,15 +135,15 @@ def _adapted(saved: SavedModel, named_base: str | None) -> ModelSpec:
         kind = f"{kind_of(adapter)}, which adds tokens before the prompt instead of changing weights"
         fix = "Use it with PEFT itself: tuner chat and eval support adapters that change weights."
         raise ModelError(f"{saved.description} are of {kind}", fix=fix)
-    model = base_of(adapter, recipe, named_base, trusted=saved.trust_remote_code, flag="SOURCE")
+    model = base_of(adapter, recipe, named_base, trusted=saved.trust_remote_code, flag=SOURCE)
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
         problem = f"the base of {saved.description} is missing: {path!r} has no config.json"
-        raise ModelError(problem, fix=f"Give its current place: BASE --adapter {saved.folder}.")
+        raise ModelError(problem, fix=f"Give its current place: BASE {Option('adapter', str(saved.folder))}.")
     config = _config(model, path)
     model = _with_images(model, config, recipe)
-    check_facts(path, config, recipe, "SOURCE")
+    check_facts(path, config, recipe, SOURCE)
     return ModelSpec(
         saved.description, model, path, adapter.task_type == "SEQ_CLS", _context(config), saved.folder, recipe
     )
@@ -154,7 +156,7 @@ def _with_images(model: Model, config: PreTrainedConfig, recipe: RecipeConfig | 
 
 
 def _config(model: Model, path: str) -> PreTrainedConfig:
-    with explained(path, "SOURCE", "SOURCE"):
+    with explained(path, SOURCE, SOURCE):
         return transformers.AutoConfig.from_pretrained(path, **pinned(model))
 
 
@@ -185,7 +187,7 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
     model.config.use_cache = True  # training switches it off
     if not spec.scores:
         if spec.adapter and (spec.adapter / _CARD).is_file():
-            with explained(str(spec.adapter), "SOURCE"):
+            with explained(str(spec.adapter), SOURCE):
                 model.generation_config = transformers.GenerationConfig.from_pretrained(spec.adapter)
         ask_for_one_answer(model.generation_config)
         stop_where_answers_end(model.generation_config, encoder)
@@ -216,7 +218,7 @@ def encoder_of(spec: ModelSpec) -> TextEncoder:
         MachineError: the hub cannot be reached.
     """
     if spec.model.images is True:
-        with explained(spec.path, "SOURCE"):
+        with explained(spec.path, SOURCE):
             processor = load_processor(spec.model, spec.path, **pinned(spec.model))
         return ImageEncoder.of(processor, spec.recipe.train_dataloader.dataset if spec.recipe else None)
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
@@ -264,7 +266,7 @@ def with_adapter(model: PreTrainedModel, spec: ModelSpec) -> PeftModel:
 
 
 def _misfit(spec: ModelSpec, problem: str) -> ModelError:
-    fix = "Give the base that it was trained on: BASE --adapter FOLDER."
+    fix = f"Give the base that it was trained on: BASE {Option('adapter', 'FOLDER')}."
     return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {problem}", fix=fix)
 
 

@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 from transformers import PreTrainedModel
 
-from tuner.errors import ModelError, TunerError
+from tuner.errors import ModelError, Option, TunerError
 from tuner.paths import ADAPTER
 from tuner.pretrained import explained
 from tuner.results.tensors import Stored
@@ -100,8 +100,8 @@ class Adapter:
         self.changed = self.replaced | self._of_weight.keys()
 
     def _misfit(self, problem: str) -> ModelError:
-        fix = "Give the base that it was trained on: --base PATH."
-        return ModelError(f"the adapter does not fit the base {self._base!r}: {problem}", where="--base", fix=fix)
+        fix = f"Give the base that it was trained on: {Option('base', 'PATH')}."
+        return ModelError(f"the adapter does not fit the base {self._base!r}: {problem}", where=Option("base"), fix=fix)
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
         """Return a tensor of the base with the adapter merged, in the base's type; on 'meta', only its shape.
@@ -167,4 +167,4 @@ def check_mergeable(config: PeftConfig) -> None:
         if not odd:
             return
         problem = f"LoRA with {', '.join(odd)}"
-    raise ModelError(f"{problem} cannot be merged", where=ADAPTER, fix="Export it without --merge.")
+    raise ModelError(f"{problem} cannot be merged", where=ADAPTER, fix=f"Export it without {Option('merge', True)}.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner import paths
-from tuner.errors import RunDirectoryError, UsageError
+from tuner.errors import Argument, RunDirectoryError, UsageError
 from tuner.paths import ADAPTER
 from tuner.recipes import path_checks, trust
 from tuner.recipes.loading import load
@@ -21,6 +21,7 @@ from tuner.runs.directory import RunDirectory, is_run
 from tuner.runs.listing import no_run
 from tuner.runs.resume_advice import resume_advice
 
+SOURCE, DEST = Argument("source"), Argument("dest")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 _PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt")
@@ -67,12 +68,12 @@ def find(path: Path, *, trust_remote_code: bool = False) -> SavedModel:
         UsageError: the folder has no weights that can be used.
         RunDirectoryError: there is nothing, the run never saved, or the checkpoint is not valid.
     """
-    paths.refuse_forbidden(path, UsageError, "SOURCE")
+    paths.refuse_forbidden(path, UsageError, SOURCE)
     fix = "Give a run directory of tuner, or a checkpoint in it."
     if path.suffix in _PICKLES and paths.is_file(path):
-        raise UsageError(f"{path} is a file: a pickle, which tuner does not load", where="SOURCE", fix=fix)
+        raise UsageError(f"{path} is a file: a pickle, which tuner does not load", where=SOURCE, fix=fix)
     if not paths.exists(path) or path.is_file():
-        raise no_run(path, "SOURCE", fix)
+        raise no_run(path, SOURCE, fix)
     if is_run(path):
         saved = _of_run(RunDirectory(path))
     elif _is_checkpoint(path):
@@ -96,7 +97,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _of_run(run: RunDirectory) -> SavedModel:
     status = run.read_status()
-    paths.refuse_forbidden(run.final, UsageError, "SOURCE")
+    paths.refuse_forbidden(run.final, UsageError, SOURCE)
     if status.state == "done" and has_weights(run.final):
         return SavedModel(run.final, f"the result of {run.path}", run, status.step)
     newest, passed_over = checkpoints.newest_valid(run.checkpoints)
@@ -104,7 +105,7 @@ def _of_run(run: RunDirectory) -> SavedModel:
     if newest is None:
         problem = f"the run {run.path} has no result and no valid checkpoint{why}"
         fix = f"Resume it first: {resume_advice(run.path)}"
-        raise RunDirectoryError(problem, where="SOURCE", fix=fix)
+        raise RunDirectoryError(problem, where=SOURCE, fix=fix)
     description = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
     return _whole(SavedModel(newest.path, description, run, newest.step))
 
@@ -113,27 +114,27 @@ def _of_checkpoint(path: Path) -> SavedModel:
     checkpoint = checkpoints.read(path)
     if checkpoint.problem:
         problem = f"{path} is not a valid checkpoint: {checkpoint.problem}"
-        raise RunDirectoryError(problem, where="SOURCE", fix="Use an older checkpoint, or give the run directory.")
+        raise RunDirectoryError(problem, where=SOURCE, fix="Use an older checkpoint, or give the run directory.")
     return _whole(
         SavedModel(path, f"the checkpoint {path}", _run_around(path.absolute().parent.parent), checkpoint.step)
     )
 
 
 def _whole(source: SavedModel) -> SavedModel:
-    path_checks.check_folder(str(source.folder), source.folder, "SOURCE")
+    path_checks.check_folder(str(source.folder), source.folder, SOURCE)
     if not has_weights(source.folder):
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:
             pickles = f"its weights as pickles ({pickled}), which can run code; tuner loads only safetensors"
             problem = f"{source.description}, holds {pickles}"
             fix = "If you trust it, convert it: load and save it once with transformers."
-            raise UsageError(problem, where="SOURCE", fix=fix)
+            raise UsageError(problem, where=SOURCE, fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
             problem = f"{source.description}, holds only the trained layers and not the frozen ones"
             fix = f"Finish the run: {resume_advice(source.run.path)}"
-            raise UsageError(problem, where="SOURCE", fix=fix)
+            raise UsageError(problem, where=SOURCE, fix=fix)
         problem = f"{source.folder} has no {' or '.join(WEIGHTS)}"
-        raise UsageError(problem, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")
+        raise UsageError(problem, where=SOURCE, fix="Give a run directory of tuner, or a checkpoint in it.")
     return source
 
 
@@ -154,14 +155,14 @@ def check_dest(dest: Path) -> None:
     """
     if dest.suffix == ".gguf":
         fix = f"Give a folder for it and its Modelfile: tuner export SOURCE {dest.with_suffix('')} --as gguf."
-        raise UsageError(f"{dest} is the name of a GGUF file, and an export is a folder", where="DEST", fix=fix)
+        raise UsageError(f"{dest} is the name of a GGUF file, and an export is a folder", where=DEST, fix=fix)
     if os.path.lexists(dest) and not (dest.is_dir() and not any(dest.iterdir())):
         problem = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"
-        raise UsageError(problem, where="DEST", fix="Choose another folder; nothing was overwritten.")
+        raise UsageError(problem, where=DEST, fix="Choose another folder; nothing was overwritten.")
     if dest.is_dir() and (dest.is_symlink() or dest.is_mount() or dest.samefile(".")):
         problem = f"{dest} is a link, a mount point or the working directory, and an export cannot replace it"
-        raise UsageError(problem, where="DEST", fix=f"Choose a new folder in it: {dest / 'my-model'}.")
+        raise UsageError(problem, where=DEST, fix=f"Choose a new folder in it: {dest / 'my-model'}.")
     above = next(folder for folder in dest.absolute().parents if paths.exists(folder))
     if dest.name == ".." or not above.is_dir():
         problem = f"{above} is a file" if not above.is_dir() else f"{dest} is not a valid folder name"
-        raise UsageError(problem, where="DEST", fix="Choose another folder; nothing was overwritten.")
+        raise UsageError(problem, where=DEST, fix="Choose another folder; nothing was overwritten.")

@@ -27,11 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import MachineError, ModelError, TunerError, UsageError
+from tuner.errors import MachineError, ModelError, Option, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.progress import POLL_S
 from tuner.results.loaded_model import ModelSpec, encoder_of, load
 from tuner.results.peft_adapter import STEM, read_config
+from tuner.results.saved import SOURCE
 from tuner.results.serving import answers, engine, prompts
 from tuner.results.serving.engine import Engine
 from tuner.results.serving.vllm import Vllm
@@ -84,7 +85,7 @@ def check_key(key: str) -> None:
     """
     if not re.fullmatch(r"[!-~]+", key):
         fix = "Use letters, digits and signs of ASCII, without spaces; or none: then the server makes a key."
-        raise UsageError("the key of the server is not one that a client can send", where="--api-key", fix=fix)
+        raise UsageError("the key of the server is not one that a client can send", where=Option("api_key"), fix=fix)
 
 
 def check_installed(*, by_vllm: bool) -> None:
@@ -107,13 +108,13 @@ def check_servable(spec: ModelSpec, *, by_vllm: bool) -> None:
     """
     if spec.adapter is None or not by_vllm:
         return
-    fix = "Serve the whole model: tuner export SOURCE DEST --merge. Or use: --engine transformers."
+    fix = f"Serve the whole model: tuner export SOURCE DEST --merge. Or use: {Option('engine', 'transformers')}."
     others = [name for name in Stored(spec.adapter, STEM).shapes if ".lora_" not in name]
     if others:
         problem = f"{spec.description} hold {others[0]}, and vLLM supports only LoRA weights"
-        raise ModelError(problem, where="SOURCE", fix=fix)
+        raise ModelError(problem, where=SOURCE, fix=fix)
     if read_config(spec.adapter).use_dora:
-        raise ModelError(f"{spec.description} use DoRA, which vLLM does not support", where="SOURCE", fix=fix)
+        raise ModelError(f"{spec.description} use DoRA, which vLLM does not support", where=SOURCE, fix=fix)
 
 
 def run(
@@ -180,15 +181,15 @@ def _bound(address: Address) -> socket.socket:
         family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         fix = "Use 127.0.0.1 for this machine alone, 0.0.0.0 for all interfaces."
-        raise UsageError(f"{address.host!r} is no address: {error.strerror}", where="--host", fix=fix) from error
+        raise UsageError(f"{address.host!r} is no address: {error.strerror}", where=Option("host"), fix=fix) from error
     port = socket.socket(family, kind, protocol)
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         port.bind(place)
     except OSError as error:
         port.close()
-        fix = "Use another --port, or stop the server that has it."
-        raise UsageError(f"cannot listen on {where}: {error.strerror}", where="--port", fix=fix) from error
+        fix = f"Use another {Option('port')}, or stop the server that has it."
+        raise UsageError(f"cannot listen on {where}: {error.strerror}", where=Option("port"), fix=fix) from error
     return port
 
 

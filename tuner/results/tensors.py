@@ -16,7 +16,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tuner.errors import DiskError, ModelError, TunerError
+from tuner.errors import DiskError, ModelError, Option, TunerError
 from tuner.files import JsonObject, read_text, write_json
 from tuner.models import compat
 from tuner.pretrained import tensors_of
@@ -95,7 +95,7 @@ def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     converted = tensor.to(dtype)
     if dtype == torch.float16 and not converted.is_meta and converted.isinf().sum() > tensor.isinf().sum():
         problem = f"a weight of {float(tensor.abs().max()):g} is too large for fp16, whose largest number is 65,504"
-        raise TunerError(problem, where="--dtype", fix="Use bf16 or fp32.")
+        raise TunerError(problem, where=Option("dtype"), fix="Use bf16 or fp32.")
     return converted
 
 

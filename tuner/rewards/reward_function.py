@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RewardError, TunerError
+from tuner.errors import Option, RewardError, TunerError
 from tuner.files import append_line
 from tuner.recipes.schema.rewards import ContainsReward, ExactReward, LengthReward, OwnReward, RewardBlock
 from tuner.rewards.built_in import Completion, Scores, built_in, text_of
@@ -233,7 +233,7 @@ def _trial_mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardEr
     numbers = [outcome for outcome in outcomes if isinstance(outcome, float)]
     if not numbers:
         problem = f"the reward {reward.__name__!r} has no number for any of the first {len(rows)} rows"
-        fix = "Check the column of the right answer, or choose another reward: --reward NAME, or FILE.py:FUNCTION."
+        fix = f"Check the column of the answer, or choose another: {Option('rewards', 'NAME')}, or FILE.py:FUNCTION."
         return RewardError(problem, where=reward.place, fix=fix)
     has_answers = any(row.columns.get(column) is not None for row in rows)  # empty completions alone may be alike
     is_constant = has_answers and len(set(numbers)) == 1 and len(numbers) > 1

@@ -214,7 +214,7 @@ def _scoring_model(block: ModelReward) -> Reward:
     except (TunerError, RuntimeError) as error:
         reason = error.what if isinstance(error, TunerError) else str(error).splitlines()[0]
         problem = f"the reward model {block.path!r} cannot be loaded: {reason}"
-        fix = "Give the folder of a model that scores answers, such as one that --set objective.type=reward trained."
+        fix = "Give the folder of a model that scores answers, as `tuner train --method reward_lora` trains one."
         raise RewardError(problem, where="objective.rewards", fix=fix) from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id

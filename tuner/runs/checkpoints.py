@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from tuner.errors import RunDirectoryError
+from tuner.errors import Option, RunDirectoryError
 from tuner.files import (
     copy,
     disk_errors,
@@ -317,12 +317,16 @@ def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:
         RunDirectoryError: it is not there, or its manifest does not hold.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 (a name too long is no folder, and no error)
-        raise RunDirectoryError(f"no checkpoint {folder}", where="--resume", fix="Give a checkpoint-STEP folder.")
+        raise RunDirectoryError(f"no checkpoint {folder}", where=Option("resume"), fix="Give a checkpoint-STEP folder.")
     if not (_NAME.fullmatch(folder.name) or (folder / MANIFEST).is_file()):
         fix = "Give a run directory, or a checkpoint-STEP folder in its checkpoints."
-        raise RunDirectoryError(f"{folder} is neither a run directory nor a checkpoint", where="--resume", fix=fix)
+        raise RunDirectoryError(
+            f"{folder} is neither a run directory nor a checkpoint", where=Option("resume"), fix=fix
+        )
     checkpoint = read(folder, hashes=hashes)
     if checkpoint.problem:
         fix = "Use an older checkpoint, or give the run directory to use its newest valid one."
-        raise RunDirectoryError(f"{folder} is not a valid checkpoint: {checkpoint.problem}", where="--resume", fix=fix)
+        raise RunDirectoryError(
+            f"{folder} is not a valid checkpoint: {checkpoint.problem}", where=Option("resume"), fix=fix
+        )
     return checkpoint

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tuner.errors import RunDirectoryError
+from tuner.errors import Option, RunDirectoryError
 from tuner.files import (
     copy,
     disk_errors,
@@ -67,7 +67,7 @@ def _claim(path: Path, recipe: str) -> None:
         write_new_text(path / "recipe.py", recipe)
     except FileExistsError:
         fix = "Choose another."
-        raise RunDirectoryError(f"another run just took {path}", where="--work-dir", fix=fix) from None
+        raise RunDirectoryError(f"another run just took {path}", where=Option("work_dir"), fix=fix) from None
 
 
 def _keep_earlier_attempt(path: Path, run: RunRecord) -> None:

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from tuner.errors import DiskError, RunDirectoryError, Stopped
+from tuner.errors import DiskError, Option, RunDirectoryError, Stopped
 from tuner.files import (
     JsonObject,
     ReadOnlyJson,
@@ -236,17 +236,19 @@ def check_free(path: Path, *, resume: bool) -> None:
         if not is_writable(str(path)) or any(character < " " or character == "\x7f" for character in str(path)):
             problem = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
             raise RunDirectoryError(
-                problem, where="--work-dir", fix="Choose a name without control characters, in UTF-8."
+                problem, where=Option("work_dir"), fix="Choose a name without control characters, in UTF-8."
             )
         if os.path.lexists(path) and not path.is_dir():
-            raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
+            raise RunDirectoryError(f"{path} is a file", where=Option("work_dir"), fix="Choose a folder.")
         if not resume and path.is_dir() and any(path.iterdir()):
             _check_remains(path)
         parent = next(folder for folder in (path, *path.parents) if folder.exists())
         if not parent.is_dir():
-            raise RunDirectoryError(f"{parent} is a file", where="--work-dir", fix="Choose a folder.")
+            raise RunDirectoryError(f"{parent} is a file", where=Option("work_dir"), fix="Choose a folder.")
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise DiskError(f"cannot write to {parent}", where="--work-dir", fix="Choose a folder you may write to.")
+            raise DiskError(
+                f"cannot write to {parent}", where=Option("work_dir"), fix="Choose a folder you may write to."
+            )
 
 
 def _check_remains(path: Path) -> None:
@@ -259,8 +261,8 @@ def _check_remains(path: Path) -> None:
     if not names or (lock.NAME in names and all(re.fullmatch(OF_A_START, name) for name in names)):
         return
     lock.check(path)
-    hint = "Add --resume auto to continue it, or choose another." if is_run(path) else "Choose another."
-    raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
+    hint = f"Add {Option('resume', 'auto')} to continue it, or choose another." if is_run(path) else "Choose another."
+    raise RunDirectoryError(f"{path} is not empty", where=Option("work_dir"), fix=hint)
 
 
 def wait_for(path: Path, launch_id: str) -> RunDirectory:
@@ -276,7 +278,7 @@ def wait_for(path: Path, launch_id: str) -> RunDirectory:
         time.sleep(0.1)
     raise RunDirectoryError(
         f"rank 0 did not write {path} within {_WAIT_S:.0f} s",
-        where="--work-dir",
+        where=Option("work_dir"),
         fix="All nodes must share this folder. Read rank 0's message first.",
     )
 

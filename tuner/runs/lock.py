@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from tuner.assets import WORKER
-from tuner.errors import DiskError, RunDirectoryError
+from tuner.errors import DiskError, Option, RunDirectoryError
 from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read_text
 
 NAME = "lock"
@@ -227,14 +227,14 @@ def _refuse_ranks_left(run: Path) -> None:
         words = process.info["cmdline"] or []
         if WORKER in words and place in map(os.path.realpath, words):
             problem = f"{run} is in use by process {process.pid}, left over from a run whose launcher was killed"
-            raise RunDirectoryError(problem, where="--work-dir", fix="Wait until it has saved and exited.")
+            raise RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it has saved and exited.")
 
 
 def _taken(run: Path, holder: Holder) -> RunDirectoryError:
-    fix = "Wait until it ends, stop it, or choose another --work-dir."
+    fix = f"Wait until it ends, stop it, or choose another {Option('work_dir')}."
     if holder.lives(run) is None:
         fix = f"Wait until it ends. If it has certainly ended, remove {run / NAME}."
-    return RunDirectoryError(f"{run} is in use by {holder}", where="--work-dir", fix=fix)
+    return RunDirectoryError(f"{run} is in use by {holder}", where=Option("work_dir"), fix=fix)
 
 
 @contextmanager

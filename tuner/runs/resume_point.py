@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import RunDirectoryError
+from tuner.errors import DsKey, Key, Option, RunDirectoryError, Text
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -73,20 +73,24 @@ def _load_as(checkpoint: Checkpoint, run: CheckpointState, *, weights: bool) -> 
     if run.nvme_weights_alone:
         # Measured, DeepSpeed 0.19.8, max_in_cpu smaller than the model: a bare AttributeError.
         problem = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
-        fix = "Add --ds zero_optimization.offload_param.device=cpu, or put offload_optimizer on NVMe too."
-        raise IncompatibleStates(problem, where="--resume", fix=fix)
+        fix = f"Add {DsKey('zero_optimization.offload_param.device', 'cpu')}, or put offload_optimizer on NVMe too."
+        raise IncompatibleStates(problem, where=Option("resume"), fix=fix)
     hindrances = list(_hindrances(saved, run))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
         if weights and not saved.nvme:  # what is swapped stands in files that only such an engine reads
             rest = "the optimizer's states start from zero; steps, data order and learning rate continue"
-            return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so only its weights are loaded: {rest}.",)
+            return LoadAs.WEIGHTS, (
+                Text(f"{Option('resume_weights', True)}: {name} {reasons}, so only its weights are loaded: {rest}."),
+            )
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
         fix = f"{fixes}."
         if not saved.nvme:
-            fix = f"{fixes}, or add --resume-weights to load only the weights and restart the optimizer."
+            fix = (
+                f"{fixes}, or add {Option('resume_weights', True)} to load only the weights and restart the optimizer."
+            )
         problem = f"{name} {reasons}: its optimizer states cannot be loaded"
-        raise IncompatibleStates(problem, where="--resume", fix=fix[0].upper() + fix[1:])
+        raise IncompatibleStates(problem, where=Option("resume"), fix=fix[0].upper() + fix[1:])
     if saved.world_size == run.world_size:
         return LoadAs.SAVED, ()
     ranks = f"{name} was saved by {saved.world_size} ranks, this run has {run.world_size}"
@@ -111,15 +115,15 @@ def share_states(stage: int, other: int) -> bool:
 
 def _hindrances(saved: CheckpointState, run: CheckpointState) -> Iterator[tuple[str, str]]:
     """Yield each reason why the optimizer's states cannot be loaded, with its remedy."""
-    take_level = f"use --deepspeed {saved.deepspeed}"
+    take_level = f"use {Option('deepspeed', saved.deepspeed)}"
     if not share_states(saved.stage, run.stage):
         yield f"was saved at ZeRO stage {saved.stage}, this run is at stage {run.stage}", take_level
     if saved.dtype != run.dtype:
         was = f"was trained in {saved.dtype}, this run has {run.dtype}"
-        yield was, f"use --set optim_wrapper.dtype={saved.dtype}"
+        yield was, f"use {Key('optim_wrapper.dtype', saved.dtype)}"
     if saved.optimizer != run.optimizer:
         was = f"was trained with {saved.optimizer}, this run has {run.optimizer}"
-        yield was, f"use --set optim_wrapper.optimizer.type={saved.optimizer}"
+        yield was, f"use {Key('optim_wrapper.optimizer.type', saved.optimizer)}"
     if saved.nvme != run.nvme:
         places = ("on NVMe", "in memory")
         where, here = places if saved.nvme else places[::-1]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import ConfigDict, computed_field
+from pydantic import ConfigDict, Field, computed_field
 from pydantic.dataclasses import dataclass
 
-from tuner.files import ReadOnlyJson
+from tuner.errors import Key, Option, Text, marked
+from tuner.files import JsonObject, ReadOnlyJson
 
 _CHANGED = 0.01
 """A loss has moved if it differs by more than this part of what it was."""
@@ -88,6 +90,7 @@ class Verdict:
         steps: After which `after` was measured.
         advice: What the numbers say beyond before and after, with the option that helps; may be empty.
         quantity: The loss, or `REWARD`.
+        advice_in_python: The advice with arguments in place of flags; empty without advice, or of an earlier version.
     """
 
     outcome: Outcome
@@ -97,6 +100,7 @@ class Verdict:
     steps: int
     advice: str
     quantity: str = "loss"
+    advice_in_python: str = Field(default="", exclude_if=operator.not_)
 
     def __str__(self) -> str:
         """Return it in one line."""
@@ -118,6 +122,12 @@ class Verdict:
         """It in one line."""
         return str(self)
 
+    def for_python(self) -> JsonObject:
+        """Return its values, `brief` and `line`, with arguments in place of flags."""
+        spoken = replace(self, advice=self.advice_in_python or self.advice)
+        values = {one.name: getattr(spoken, one.name) for one in fields(spoken) if one.name != "advice_in_python"}
+        return {**values, "outcome": str(self.outcome), "brief": spoken.brief, "line": spoken.line}
+
 
 def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
     """Return the verdict on a run, by its validation loss if it has two, else by its training loss.
@@ -135,7 +145,8 @@ def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
     verdict = _judge(list(lines), trained)
     if verdict and trained.first_step and trained.first_step >= trained.planned_steps:
         return replace(verdict, advice="")
-    return verdict
+    advice = Text(verdict.advice) if verdict else Text("")
+    return verdict and replace(verdict, advice=advice, advice_in_python=advice.in_python)
 
 
 def _judge(lines: Sequence[ReadOnlyJson], trained: Trained) -> Verdict | None:
@@ -215,7 +226,7 @@ def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
     has_moved = has_moved and abs(after - before) > _FLOOR
 
     def verdict(outcome: Outcome, advice: str = "") -> Verdict:
-        note = f"no rows were held out (--val-split 0.05){'; ' * bool(advice)}"
+        note = f"no rows were held out ({Option('val_split', 0.05)}){'; ' * bool(advice)}"
         return Verdict(outcome, "training", before, after, last, f"{note}{advice}")
 
     if 0 <= before < _KNOWN:
@@ -320,23 +331,23 @@ def _learned_by_heart(training: Sequence[Point]) -> str:
     return f"{fell}, so the rows are learned by heart: train on more rows, or on rows more like those of the validation"
 
 
-def _longer(trained: Trained, steps: int) -> str:
+def _longer(trained: Trained, steps: int) -> Option:
     """Return the option that trains longer: twice as long, and a short run up to 200 steps or 10 epochs."""
     factor = max(2, math.ceil(_SHORT_RUN / steps))
     if trained.epochs is None:
-        return f"--set max_steps={factor * steps}"
+        return Key("max_steps", factor * steps)
     epochs = min(factor * trained.epochs, max(_MOST_EPOCHS, 2 * trained.epochs))
-    return f"--epochs {math.ceil(epochs)}"
+    return Option("epochs", math.ceil(epochs))
 
 
 def _lower(trained: Trained) -> str:
     rate = trained.learning_rate
-    return f"lower the learning rate, which was {rate:g} (--set lr={rate / 10:g})"
+    return f"lower the learning rate, which was {rate:g} ({Key('lr', float(f'{rate / 10:g}'))})"
 
 
 def _flat(trained: Trained, steps: int) -> str:
     rate = trained.learning_rate
-    raised = f"raise the learning rate, which was {rate:g} (--set lr={10 * rate:g})"
+    raised = f"raise the learning rate, which was {rate:g} ({Key('lr', float(f'{10 * rate:g}'))})"
     if steps < _SHORT_RUN:
         return f"that is hardly a change: train longer ({_longer(trained, steps)}), or {raised}"
     return f"that is hardly a change: {raised}, or train more weights than these {trained.num_trained:,}"
@@ -349,11 +360,11 @@ def _known() -> str:
 def _overfit(best_step: int, best: float, last: int, at_end: float, trained: Trained) -> str:
     if trained.result_step == best_step:
         return f"after that it rose, to {short_number(at_end)} at step {last:,}"
-    ways = ["--set save_best=eval_loss"]
+    ways: list[Option] = [Key("save_best", "eval_loss")]
     epochs = round(best_step / last * trained.epochs) if trained.epochs else 0
     if trained.epochs and 1 <= epochs < trained.epochs:
-        ways.insert(0, f"--epochs {epochs}")
-    return f"it was lowest at step {best_step:,} ({short_number(best)}): {', or '.join(ways)}"
+        ways.insert(0, Option("epochs", epochs))
+    return f"it was lowest at step {best_step:,} ({short_number(best)}): {', or '.join(map(marked, ways))}"
 
 
 def short_number(loss: float) -> str:

@@ -23,7 +23,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.data.encoder import Encoder
-from tuner.errors import DiskError
+from tuner.errors import DiskError, Key, Option
 from tuner.files import is_disk_error
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 UPLOAD_LIMIT_S = 600.0
 """The longest that the end of training waits for the last upload."""
-_FIX = "Free space and resume with --resume auto, or keep fewer: --set checkpoint.max_keep_ckpts=1."
+_FIX = f"Free space and resume with {Option('resume', 'auto')}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]

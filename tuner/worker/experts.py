@@ -15,7 +15,7 @@ from deepspeed.utils import set_z3_leaf_modules
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -111,7 +111,9 @@ def balanced(model: PreTrainedModel, coefficient: float | None) -> Iterator[None
     if not hasattr(config, "output_router_logits"):
         if coefficient:
             message = f"model.{_COEFFICIENT} = {coefficient}, but {config.model_type} has no router loss"
-            raise ModelError(message, where=f"model.{_COEFFICIENT}", fix=f"Remove it: --set model.{_COEFFICIENT}=None.")
+            raise ModelError(
+                message, where=f"model.{_COEFFICIENT}", fix=f"Remove it: {Key(f'model.{_COEFFICIENT}', None)}."
+            )
         yield
         return
     outputs_logits, own = config.output_router_logits, getattr(config, _COEFFICIENT, None)

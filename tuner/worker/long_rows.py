@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from tuner.data.sample import IGNORED
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window, num_tiles, sees_whole_samples
@@ -117,7 +117,7 @@ def tile_mlps(model: PreTrainedModel, config: RecipeConfig) -> None:
     text = model.config.get_text_config()
     if text.model_type not in KINDS:
         message = f"tiled_mlp is not tested with {text.model_type} models"
-        raise ModelError(message, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
+        raise ModelError(message, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
     for layer in decoder_layers(model):
         layer.mlp.forward = partial(_in_tiles, layer.mlp.forward, num_tiles(config, text.hidden_size))
 

@@ -22,7 +22,7 @@ from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Rows, Stream
-from tuner.errors import DataError, Stopped
+from tuner.errors import DataError, Option, Stopped
 from tuner.files import JsonObject, make_folder
 from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_warning
 from tuner.recipes.schema import PREFETCHED, RecipeConfig
@@ -146,7 +146,7 @@ def _start(point: ResumePoint, files: JsonObject) -> tuple[Start, str | None]:
 
 def _changed(point: ResumePoint, now: str, before: str) -> DataError:
     message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
-    fix = "Restore the data, or start a new run without --resume."
+    fix = f"Restore the data, or start a new run without {Option('resume')}."
     return DataError(message, where="train_dataloader.dataset", fix=fix)
 
 

@@ -31,7 +31,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.data.prepared import Prepared
-from tuner.errors import DataError, RunDirectoryError, TunerError
+from tuner.errors import DataError, Option, RunDirectoryError, TunerError
 from tuner.files import JsonObject, copy, read_text, sha256
 from tuner.machine.topology import Rank
 from tuner.pretrained import tensors_of
@@ -142,7 +142,7 @@ def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
         now, before = (f"{data.rows:,} rows of {data.tokens:,} tokens" for data in (current, saved))
         now = "other rows or another order" if now == before else now
         message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
-        fix = "Restore the data, or start a new run without --resume."
+        fix = f"Restore the data, or start a new run without {Option('resume')}."
         raise DataError(message, where="train_dataloader.dataset", fix=fix)
 
 
@@ -214,7 +214,7 @@ def data_alone(checkpoint: Path | None) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         reason = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), "")
         message = f"a file of {checkpoint} holds code, not only weights and numbers: {reason.strip()}"
-        raise RunDirectoryError(message, where="--resume", fix="Use a checkpoint of your own.") from error
+        raise RunDirectoryError(message, where=Option("resume"), fix="Use a checkpoint of your own.") from error
 
 
 class LoadCheckpoint:

@@ -27,7 +27,7 @@ from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import IGNORED, Chat, Feedback, Message, Pair, Prompt, Sample, images_of, spoken, text_of
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import DataError, visible
+from tuner.errors import DataError, Key, Option, Text, visible
 from tuner.files import write_text
 from tuner.models.arguments import pinned, written
 from tuner.models.load import source
@@ -82,7 +82,8 @@ def show_samples(
     if not count:
         return
     if config.val_dataloader is None:
-        print("No samples: there are no validation rows. Add --val-split 0.05 or --val FILE.", flush=True)
+        add = f"{Option('val_split', 0.05)} or {Option('val', 'FILE')}"
+        print(Text(f"No samples: there are no validation rows. Add {add}."), flush=True)
         return
     if config.objective.facts.scores:
         print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
@@ -141,7 +142,7 @@ def _show(
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
-            more = f"--set num_samples={len(conversations)} takes the time that it needs"
+            more = f"{Key('num_samples', len(conversations))} takes the time that it needs"
             print(f"No samples: there was no answer within {seconds / 2:.0f} s; {more}.", flush=True)
         return
     if not config.adapter:

@@ -28,7 +28,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
-from tuner.errors import Stopped, UsageError
+from tuner.errors import Option, Stopped, UsageError
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
@@ -153,8 +153,8 @@ def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
     # Each node multiplies its own --nproc-per-node by --nnodes, and no node sees the command of another.
     if rank.world_size != record.world_size:
         problem = f"{rank.world_size} ranks were started, and node 0 has planned {record.world_size}"
-        fix = "Give every node the same number: --nproc-per-node N, and as many GPUs."
-        raise UsageError(problem, where="--nproc-per-node", fix=fix)
+        fix = f"Give every node the same number: {Option('nproc_per_node', 'N')}, and as many GPUs."
+        raise UsageError(problem, where=Option("nproc_per_node"), fix=fix)
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:

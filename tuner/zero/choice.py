@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
+from tuner.errors import DeepSpeedConfigError, Option, RecipeError, did_you_mean
 from tuner.machine.topology import LaunchFlags
 from tuner.paths import is_file
 from tuner.recipes import catalog, yaml_text
@@ -121,7 +121,7 @@ def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Docume
         return replace(below, value=value)
     base, at = value.pop(BASE), str(sources.get((BASE,), where))
     if not isinstance(base, str) or base == AUTO:
-        fix = "Use a preset, 'none', or a file; --ds changes values of 'auto'."
+        fix = f"Use a preset, 'none', or a file; {Option('ds')} changes values of 'auto'."
         raise DeepSpeedConfigError(f"base = {base!r} is not a config that can be changed", where=at, fix=fix)
     changed = laid(open_config(base, at), [Layer(value, below.place)])
     return replace(changed, name=where, preset=None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
+from tuner.errors import Key, Option
 from tuner.recipes.merging import lookup
 from tuner.zero.config import (
     OFFLOADS,
@@ -235,7 +236,7 @@ UNRUNNABLE: tuple[Rule, ...] = (
         ("sequence_parallel_size",),
         lambda config: config.get("sequence_parallel_size", 1) > 1,
         "sequence_parallel_size above 1 needs a model that splits its sequences",
-        "Remove it; the recipe splits them: --set train_cfg.sequence_parallel_size=2.",
+        f"Remove it; the recipe splits them: {Key('train_cfg.sequence_parallel_size', 2)}.",
     ),
     Rule(
         ("autotuning", "enabled"),
@@ -248,7 +249,7 @@ UNRUNNABLE: tuple[Rule, ...] = (
         lambda config: autocasts_to(config) == "fp16" and stage(config) in STEPPING,
         "torch_autocast.dtype = fp16 clips gradients with the loss scale still in them at ZeRO stage 1, 2 and 3, which "
         "trains wrong without an error",
-        'Write "bfloat16", or take fp16 for all: --set dtype=fp16.',
+        f'Write "bfloat16", or take fp16 for all: {Key("dtype", "fp16")}.',
         "runtime/zero/stage_1_and_2.py and stage3.py, unscale_and_clip_grads",
     ),
     Rule(
@@ -296,7 +297,7 @@ FINAL: tuple[Rule, ...] = (
         # stage 0, where the gradient is clipped, and 4.536 at the others, where Muon's update is.
         lambda config: _made_by_deepspeed(config) == "muon" and config.get("gradient_clipping", 0) > 0,
         "gradient_clipping clips Muon's update, not the gradient, at ZeRO stage 1, 2 and 3: it trains otherwise there",
-        "Muon's updates are of one size by themselves: --set clip_grad=None, and no gradient_clipping in a JSON.",
+        f"Muon's updates are of one size by themselves: {Key('clip_grad', None)}, and no gradient_clipping in a JSON.",
         "runtime/zero/stage_1_and_2.py and stage3.py, step",
     ),
     Rule(
@@ -304,14 +305,14 @@ FINAL: tuple[Rule, ...] = (
         lambda config: _made_by_deepspeed(config) == "lamb" and stage(config) in STEPPING,
         "Lamb scales a layer's update by the layer's norm, and ZeRO stage 1, 2 and 3 cut layers into parts: DeepSpeed "
         "ends at its start",
-        "Take --deepspeed none, or --set optimizer.type=AdamW.",
+        f"Take {Option('deepspeed', 'none')}, or {Key('optimizer.type', 'AdamW')}.",
         "runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS",
     ),
     Rule(
         (ZERO, "compute_grad_norm"),
         lambda config: lookup(config, (ZERO, "compute_grad_norm")) is False and config.get("gradient_clipping", 0) > 0,
         "zero_optimization.compute_grad_norm = false leaves nothing to clip gradients by",
-        "Remove it, or --set clip_grad=None.",
+        f"Remove it, or {Key('clip_grad', None)}.",
         "runtime/zero/stage_1_and_2.py, __init__",
     ),
     Rule(
@@ -384,7 +385,9 @@ OBSOLETE: dict[tuple[str, ...], Obsolete] = {
         "removed", _REMOVED, "Use data_efficiency.data_sampling.curriculum_learning instead."
     ),
     ("eigenvalue",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
-    ("elasticity",): Obsolete("removed", _REMOVED, "Remove it: a run resumes on another number of ranks by --resume."),
+    ("elasticity",): Obsolete(
+        "removed", _REMOVED, f"Remove it: a run resumes on another number of ranks by {Option('resume')}."
+    ),
     ("graph_harvesting",): Obsolete("removed", _REMOVED, "Use compile instead."),
     ("nebula",): Obsolete("removed", _REMOVED, "Remove it: checkpoints are written by the run itself."),
     ("progressive_layer_drop",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from tuner.errors import Key
 from tuner.machine.libraries import numbers
 from tuner.recipes.merging import lookup
 from tuner.zero.config import STEPPING, ZERO, Config, accumulates_in, computes_in, device, is_on, stage
@@ -77,7 +78,7 @@ GUARDS: tuple[Guard, ...] = (
             stage(config) in (1, 2) and device(config, "offload_optimizer") != "none" and _accumulates(config)
         ),
         "ZeRO 1 and 2 with an offloaded optimizer lose the gradients of all but one micro-batch of a step",
-        "--set accumulative_counts=1",
+        Key("accumulative_counts", 1),
         "DeepSpeed#7967, #7981; brought in by #6550",
     ),
     Guard(
@@ -129,7 +130,7 @@ GUARDS: tuple[Guard, ...] = (
         (ZERO, "zero_quantized_weights"),
         lambda config: _quantizes_weights(config) and computes_in(config) != "fp16",
         "zero_quantized_weights reads all weights as fp16, even in bf16",
-        "remove it, or --set dtype=fp16",
+        f"remove it, or {Key('dtype', 'fp16')}",
         "DeepSpeed#7775, #8215; the release is as its source says",
         on_gpus=True,
     ),
@@ -171,7 +172,7 @@ GUARDS: tuple[Guard, ...] = (
         ("optimizer", "type"),
         lambda config: _has_muon(config) and computes_in(config) == "fp16" and stage(config) in (1, 2),
         "Muon in fp16 at ZeRO 1 and 2 keeps the first overflow in its momentum and never updates a weight again",
-        "--set dtype=bf16",
+        Key("dtype", "bf16"),
         "DeepSpeed#8432, #8435; the release is as its source says",
     ),
     Guard(

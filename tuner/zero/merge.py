@@ -5,12 +5,11 @@ Every key has one owner. A final config holds no "auto". This module opens no fi
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
 
-from tuner.errors import DeepSpeedConfigError, MachineError
+from tuner.errors import DeepSpeedConfigError, Key, MachineError, Option, Text, options
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
@@ -142,7 +141,7 @@ class _Merger:
             fix = "Use AdamW, which has a fused kernel on both, or a machine with a GPU."
             raise MachineError(f"DeepSpeed's {kind} needs a GPU", where=where, fix=fix)
         if kind == "Lion" and device(self.config, "offload_optimizer") == NONE:
-            fix = "Use AdamW, a machine with a GPU, or --deepspeed deepspeed_zero2_offload."
+            fix = f"Use AdamW, a machine with a GPU, or {Option('deepspeed', 'deepspeed_zero2_offload')}."
             raise MachineError("DeepSpeed's Lion needs a GPU or offloading", where=where, fix=fix)
         if not hardware.has_compiler:
             raise MachineError(f"DeepSpeed's {kind} needs a compiler", where=where, fix=f"Install {_TOOLS}.")
@@ -223,16 +222,18 @@ class _Merger:
                 f"torch.compile needs {_TOOLS}, which are not installed", where=source, fix="Install them."
             )
         if mode == "deepcompile" or lookup(self.config, ("compile", "deepcompile")):
-            note = f" To use it: --set {key}=deepcompile."
+            note = f" To use it: {Key(key, 'deepcompile')}."
             self.own(("compile", "deepcompile"), mode == "deepcompile", source, note)
         if mode != "deepcompile":
             return
         if not hardware.gpus:
-            fix = f"--set {key}=True compiles without it."
+            fix = f"{Key(key, True)} compiles without it."
             raise MachineError("DeepCompile needs NVIDIA GPUs", where=source, fix=fix)
         if stage(self.config) not in STEPPING:
             problem = f"DeepCompile works at ZeRO stage 1, 2 and 3, and this is stage {stage(self.config)}"
-            raise DeepSpeedConfigError(problem, where=source, fix="Use --deepspeed zero1, zero2 or zero3.")
+            raise DeepSpeedConfigError(
+                problem, where=source, fix=f"Use {Option('deepspeed', 'zero1')}, zero2 or zero3."
+            )
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]
@@ -263,7 +264,7 @@ class _Merger:
         present = {dotted for dotted, _ in leaves(self.config)}
         origins = {key: origin for key, origin in self.origins.items() if key in present}
         from_catalog = self.document.preset is not None
-        warnings = tuple(self.warnings)
+        warnings = tuple(map(Text, self.warnings))
         return FinalConfig(self.document.name, self.config, origins, warnings, from_catalog, self.checked.warnings)
 
 
@@ -294,10 +295,10 @@ class Wish(NamedTuple):
     values: Config
     notes: tuple[str, ...]
 
-    def flags(self, recipe: Mapping[str, object]) -> str:
+    def flags(self, recipe: Mapping[str, object]) -> Option:
         """Return the `--set` flags, quoted for a shell, that give `recipe` these values where it differs."""
         differs = {key: value for key, value in self.values.items() if _recipe_value(recipe, key) != value}
-        return " ".join(f"--set {key}={shlex.quote(str(value))}" for key, value in differs.items())
+        return options(*(Key(key, value) for key, value in differs.items()))
 
 
 def _wished_optimizer(block: Config) -> Wish:

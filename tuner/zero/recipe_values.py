@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tuner.errors import Key, Option
 from tuner.machine.hardware import Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Place
@@ -16,7 +17,7 @@ from tuner.zero.config import AUTO, Config, Document, Keys, stage_0
 def chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
     """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
     if flag is not None:
-        return flag, "--deepspeed"
+        return flag, Option("deepspeed")
     return recipe.config.deepspeed, f"deepspeed ({next(iter(sources_of(recipe).values()))})"
 
 
@@ -67,7 +68,7 @@ def precision_source(recipe: Recipe, precision: Precision) -> tuple[str, str]:
     """Return the source of the compute type, and a note for a config that names another."""
     key = "optim_wrapper.dtype"
     source = recipe_source(recipe, key) if precision.by_recipe else f"detected: {precision.reason}"
-    return source, " The machine and the recipe set the compute type (--set dtype=...)."
+    return source, f" The machine and the recipe set the compute type ({Key('dtype', '...')})."
 
 
 def recipe_source(recipe: Recipe, key: str) -> str:

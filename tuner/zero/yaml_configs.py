@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import DeepSpeedConfigError, brief_repr, did_you_mean
+from tuner.errors import DeepSpeedConfigError, Key, Option, brief_repr, did_you_mean
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import document_file, yaml_text
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
@@ -55,7 +55,7 @@ class LeftOut(NamedTuple):
 _BY_TORCHRUN = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
 _NO_TPU = "tuner trains on GPUs and CPUs"
 _NO_FP8 = "tuner computes in bf16, fp16 or fp32, as the machine allows"
-_COMPILES = "the recipe sets it: --set torch_compile=True"
+_COMPILES = f"the recipe sets it: {Key('torch_compile', True)}"
 LEFT_OUT: Mapping[str, LeftOut] = {
     "command_file": LeftOut(_NO_TPU),
     "commands": LeftOut(_NO_TPU),
@@ -71,7 +71,7 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "main_training_function": LeftOut("tuner uses its own trainer", ("main",)),
     "megatron_lm_config": LeftOut("tuner trains with DeepSpeed"),
     "mpirun_config": LeftOut("torchrun starts the ranks"),
-    "parallelism_config": LeftOut("the recipe sets it: --set sequence_parallel_size=2"),
+    "parallelism_config": LeftOut(f"the recipe sets it: {Key('sequence_parallel_size', 2)}"),
     "rdzv_backend": LeftOut("the launcher chooses torchrun's rendezvous", ("static", "c10d")),
     "same_network": LeftOut("nothing depends on it", (True,)),
     "tpu_env": LeftOut(_NO_TPU),
@@ -158,7 +158,10 @@ class _AccelerateReader:
         if kind in _NO_ZERO or (kind == "FALSE"):  # YAML reads NO without quotes as false
             return {"zero_stage": 0}
         if kind != "DEEPSPEED":
-            fix = "--deepspeed zero3 shards the weights over the ranks, zero3_offload moves them to the host."
+            fix = (
+                f"{Option('deepspeed', 'zero3')} shards the weights over the ranks, "
+                "zero3_offload moves them to the host."
+            )
             raise self.wrong(f"distributed_type = {kind}: tuner trains with DeepSpeed", "distributed_type", fix=fix)
         return inner
 

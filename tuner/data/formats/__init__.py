@@ -16,7 +16,7 @@ from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
 from tuner.data.formats.turns import LOSS_COLUMNS, left_out_by
 from tuner.data.sample import Chat, Owner, Sample
 from tuner.data.sample_kinds import kinds_of
-from tuner.errors import DataError, did_you_mean, nearest
+from tuner.errors import DataError, Option, did_you_mean, nearest, options
 
 _NO_FORMAT = "no known format"
 _HERE = ImagePaths()
@@ -64,7 +64,10 @@ def mixed(
         return None
     count = sum(map(len, places_by_shape.values()))
     shapes = ", ".join(f"{len(some):,} of {shape} (the first at {some[0]})" for shape, some in places_by_shape.items())
-    fix = "Use the same columns in all rows, or put each kind into its own file: --data a.jsonl --data b.jsonl."
+    fix = (
+        f"Use the same columns in all rows, or put each kind into its own file: "
+        f"{options(Option('data', 'a.jsonl'), Option('data', 'b.jsonl'))}."
+    )
     return MixedShapes(f"its rows have different columns: of the first {count:,} rows {shapes}", where=place, fix=fix)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from tuner.errors import MachineError, RecipeError
+from tuner.errors import Key, MachineError, Option, RecipeError
 from tuner.fit.parameters import built, has_formula
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
@@ -29,7 +29,7 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
     wanted = run.recipe.config.model.attn_implementation
     if wanted not in libraries.FLASH:
         return
-    instead = "--set model.attn_implementation=sdpa, which packs and masks the same way."
+    instead = f"{Key('model.attn_implementation', 'sdpa')}, which packs and masks the same way."
     package, needed, _ = libraries.FLASH[wanted]
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
@@ -47,13 +47,13 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
     elif not any(map(libraries.is_installed, (package, "kernels"))):
         yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or use {instead}")
     if run.precision.dtype == "fp32":
-        fix = f"Use --set dtype=bf16, or {instead}"
+        fix = f"Use {Key('dtype', 'bf16')}, or {instead}"
         yield RecipeError(f"{wanted} needs bf16 or fp16, and this run uses fp32", where=_WHERE, fix=fix)
 
 
 def offloading(run: ResolvedRun) -> Iterator[Finding]:
     """Find activation offloading without a GPU, or for an objective for which TRL does not support it."""
-    where, fix = "train_cfg.activation_offloading", "Use --set activation_offloading=False."
+    where, fix = "train_cfg.activation_offloading", f"Use {Key('activation_offloading', False)}."
     if not run.recipe.config.train_cfg.activation_offloading:
         return
     objective = run.recipe.config.objective
@@ -75,9 +75,9 @@ def four_bits(run: ResolvedRun) -> Iterator[Finding]:
         return
     message = f"bitsandbytes does not support quantized weights on {run.hardware.maker} accelerators"
     if config.quantization is not None:
-        yield MachineError(message, where="quantization", fix="Use the method lora: --set quantization=None.")
+        yield MachineError(message, where="quantization", fix=f"Use the method lora: {Key('quantization', None)}.")
     if config.objective.taught_by and config.objective.taught_by.bits == 4:
-        yield MachineError(message, where="objective.teacher_bits", fix="Use --set teacher_bits=16.")
+        yield MachineError(message, where="objective.teacher_bits", fix=f"Use {Key('teacher_bits', 16)}.")
 
 
 def _stored_badly(architecture: Architecture | None) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _stored_badly(architecture: Architecture | None) -> Iterator[str]:
 
 def liger(run: ResolvedRun) -> Iterator[Finding]:
     """Find Liger's kernels without a GPU, or without their package."""
-    where, fix = "model.use_liger_kernel", "Use --set use_liger_kernel=False, which computes the same."
+    where, fix = "model.use_liger_kernel", f"Use {Key('use_liger_kernel', False)}, which computes the same."
     if run.recipe.config.model.use_liger_kernel is not True:
         return
     if not run.hardware.gpus:
@@ -114,7 +114,7 @@ def precision(run: ResolvedRun) -> Iterator[Finding]:
     used = _used(run) if run.hardware.has_nvidia else ()
     slow = sorted({gpu.name for gpu in used if gpu.compute_capability < (8, 0)})
     if run.precision.dtype == "bf16" and slow:
-        yield f"bf16 is emulated on {', '.join(slow)} and several times slower than fp16: --set dtype=fp16."
+        yield f"bf16 is emulated on {', '.join(slow)} and several times slower than fp16: {Key('dtype', 'fp16')}."
     for gpu in {gpu.name: gpu for gpu in used}.values():
         problem = libraries.cuda_problem(gpu.compute_capability)
         if problem:
@@ -169,8 +169,8 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
     text = f"{gpu.name} ({gpu.uuid}) is in use: {users}; {gib(use.free_bytes)} of {gib(gpu.memory_bytes)} are free"
     if needed > use.free_bytes and not ignored:
         fix = (
-            "Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES, or "
-            "start anyway with --ignore-fit."
+            f"Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES, or "
+            f"start anyway with {Option('ignore_fit', True)}."
         )
         yield MachineError(f"{text}, and the run needs about {gib(needed)}", where="the GPUs", fix=fix)
     else:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tuner import paths
-from tuner.errors import DiskError, MachineError, TunerError
+from tuner.errors import DiskError, Key, MachineError, Option, TunerError
 from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
 from tuner.fit.levels import Level
 from tuner.fit.parameters import count, has_formula, num_parameters
@@ -39,6 +39,8 @@ _BYTES_OF_WEIGHT = 2
 _BATCH_BYTES_A_TOKEN = 3 * 8
 """input_ids, labels and positions, as int64."""
 
+_MORE_ROOM = f"Free space, choose another {Option('work_dir')}"
+
 
 def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for the checkpoints that are kept, one more being written, and the result."""
@@ -50,9 +52,9 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     needed, free, place = one * number + final, _free(run), existing(run.run_path)
     if free < needed:
         message = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
-        fix = "Free space, or give tuner train another --work-dir."
+        fix = f"{_MORE_ROOM}."
         if number > 2:  # one is kept, and another is being written
-            fix = "Free space, give tuner train another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
+            fix = f"{_MORE_ROOM}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
         yield DiskError(message, where=place, fix=fix)
 
 
@@ -67,11 +69,10 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
         message = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
-        saved = point.checkpoint.facts.state
-        fix = "Free space, or give tuner train another --work-dir."
+        saved, fix = point.checkpoint.facts.state, f"{_MORE_ROOM}."
         if saved:
-            savers = f"{saved.world_size} ranks and --deepspeed {saved.deepspeed}"
-            fix = f"Free space, give tuner train another --work-dir, or use the {savers} that saved it."
+            savers = f"{saved.world_size} ranks and {Option('deepspeed', saved.deepspeed)}"
+            fix = f"{_MORE_ROOM}, or use the {savers} that saved it."
         yield DiskError(f"{message}, until the next one is saved", where=place, fix=fix)
 
 
@@ -170,7 +171,7 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     needed = _batches_bytes(run) * ranks
     if needed > free:
         message = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
-        fix = "Use --set train_dataloader.num_workers=0, or enlarge it: docker run --shm-size=8g, or --ipc=host."
+        fix = f"Use {Key('train_dataloader.num_workers', 0)}, or enlarge it: docker run --shm-size=8g, or --ipc=host."
         yield MachineError(message, where=SHM, fix=fix)
     elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
         yield (
@@ -194,7 +195,7 @@ def host_memory(run: ResolvedRun) -> Iterator[Finding]:
     if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
         message = f"not enough memory: this run needs at least {gib(needed)} of RAM, and this machine has {gib(there)}"
         fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
-        yield MachineError(message, fix=f"{fix} To start anyway: --ignore-fit.")
+        yield MachineError(message, fix=f"{fix} To start anyway: {Option('ignore_fit', True)}.")
         return
     free = hardware.available_host_bytes()
     if free is not None and free < needed <= there:

@@ -23,7 +23,7 @@ from tuner.data.formats import MixedShapes
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import fail
 from tuner.data.sample import Prompt, images_of, turns_of
-from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
+from tuner.errors import DataError, Key, MachineError, ModelError, Option, RecipeError, TunerError, UsageError, marked
 from tuner.fit.parameters import has_formula
 from tuner.launch import data_rows
 from tuner.launch.checks import Finding, model_files
@@ -52,7 +52,7 @@ VLLM = ((0, 22, 0), (0, 31, 0))
 """The oldest and the newest vLLM that TRL 1.16 supports (trl/import_utils.py, is_vllm_available)."""
 _SERVER_S = 5.0
 """Seconds that a server of vLLM has to answer."""
-_WITHOUT_VLLM = "Or use --set objective.generation.engine=transformers."
+_WITHOUT_VLLM = f"Or use {Key('objective.generation.engine', 'transformers')}."
 _GENERATION = "objective.generation"
 
 
@@ -109,7 +109,7 @@ def _listed(mistakes: list[DataError]) -> list[DataError]:
     if listed:
         last = listed[-1]
         more = f" {count:,} rows are bad; `tuner data NAME --all --bad` lists all." if count > len(listed) else ""
-        fix = f"{last.fix or ''}{more} Or leave out bad rows: --set bad_rows={count}."
+        fix = f"{marked(last.fix or '')}{more} Or leave out bad rows: {Key('bad_rows', count)}."
         listed[-1] = DataError(last.what, where=last.where, of_row=last.of_row, fix=fix.strip())
     return listed
 
@@ -366,8 +366,8 @@ def pushes(run: ResolvedRun) -> Iterator[Finding]:
     from tuner.hub import push  # huggingface_hub, 0.3 s
 
     if is_adapter and config.model.path and paths.local(config.model.path):
-        fix = f"Remove --push, and push a merged model later: tuner export RUN --merge --push {name}"
-        yield UsageError(f"{push.BASE_IS_LOCAL}: {config.model.path}", where=push.FLAG, fix=fix)
+        fix = f"Remove {Option('push')}, and push a merged model later: tuner export RUN --merge --push {name}"
+        yield UsageError(f"{push.BASE_IS_LOCAL}: {config.model.path}", where=push.PUSH, fix=fix)
         return
     repository = push.check(name, "published", private=config.checkpoint.private)
     whole = [file for file in repository.files or () if fnmatchcase(file, "model*.safetensors*")]
@@ -410,7 +410,7 @@ def _cached(kind: str, name: str, revision: str | None) -> Path | None:
 
 
 def _offline(name: str, where: str) -> MachineError:
-    fix = "Unset HF_HUB_OFFLINE, download it first (hf download), or give a local folder with --model."
+    fix = f"Unset HF_HUB_OFFLINE, download it first (hf download), or give a local folder with {Option('model')}."
     return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where=where, fix=fix)
 
 

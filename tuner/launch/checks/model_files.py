@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner import assets, model_folder, paths, vocabulary
 from tuner import remote_code as codes
-from tuner.errors import ModelError, did_you_mean
+from tuner.errors import Key, ModelError, did_you_mean
 from tuner.files import open_regular, read_json_object, read_text
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import adaptable_layers, built, has_formula
@@ -145,11 +145,11 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
         yield f"optim_wrapper.optimizer.projector_lr has no effect: the projector is frozen. {trained}."
     if vision and vision.projector is None and is_frozen:
         trained = "adapter.modules_to_save=['multi_modal_projector']" if adapter else "model.freeze without 'projector'"
-        taken = "take the projector of a run: --set model.vision.projector=RUN"
+        taken = f"take the projector of a run: {Key('model.vision.projector', 'RUN')}"
         yield f"the projector is new and frozen, so its weights stay random. Train it with {trained}, or {taken}."
     elif vision and vision.projector is None and "language" not in model.freeze:
         first = "LLaVA first trains the projector alone (docs/vision.md)"
-        then = "take the projector of such a run: --set model.vision.projector=RUN"
+        then = f"take the projector of such a run: {Key('model.vision.projector', 'RUN')}"
         yield f"the projector is new, and the LLM learns with it from the first step. {first}; {then}."
     if vision and vision.projector:
         yield from _pickles(_files_of_projector(paths.expanded(vision.projector)), config, "model.vision.projector")
@@ -328,7 +328,7 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
         return
     if paths.is_file(place / "tokenizer_config.json") and starting_weights.chat_template_of(place) is None:
         message = f"{str(place)!r} has no chat template, as is usual for base models"
-        fix = "Set one: --set model.chat_template=chatml, or a path to a .jinja file."
+        fix = f"Set one: {Key('model.chat_template', 'chatml')}, or a path to a .jinja file."
         yield ModelError(message, where="model.chat_template", fix=fix)
 
 
@@ -355,7 +355,7 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
         return
     family = FAMILIES.get(architecture.model_type)
     if family and family.positions is not None:
-        then = f"A longer sample ends the run, because the model has no more positions. Use --set {where}={limit}."
+        then = f"A longer sample ends the run, because the model has no more positions. Use {Key(where, limit)}."
     else:
         then = f"The model was not trained on positions beyond {limit}; lower max_length, or enable RoPE scaling."
     yield f"{where} = {longest} is more than the model's context of {limit} tokens. {then}"
@@ -370,7 +370,7 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
         if loader.dataset.packing:
             where = f"{key}.dataset.packing"
             message = "packed samples may attend to each other in a model with remote code"
-            yield ModelError(message, where=where, fix=f"Pad them instead: --set {where}=False.")
+            yield ModelError(message, where=where, fix=f"Pad them instead: {Key(where, False)}.")
 
 
 def images(run: ResolvedRun) -> Iterator[Finding]:
@@ -384,10 +384,14 @@ def images(run: ResolvedRun) -> Iterator[Finding]:
         written = read_json_object(place / "config.json")
         has_tower, kind = isinstance(written.get("vision_config"), dict), written.get("model_type")
     if message := NOT_ON_IMAGES.get(str(kind)):
-        yield ModelError(message, where="model.images", fix="Train its LLM alone on text: --set model.images=False.")
+        yield ModelError(
+            message, where="model.images", fix=f"Train its LLM alone on text: {Key('model.images', False)}."
+        )
     elif not has_tower:
         message = f"{config.model.path!r} has no vision tower, so it reads no images"
-        yield ModelError(message, where="model.images", fix="Use a vision-language model, or --set model.images=False.")
+        yield ModelError(
+            message, where="model.images", fix=f"Use a vision-language model, or {Key('model.images', False)}."
+        )
     elif place is not None and not any((place / name).is_file() for name in _PROCESSORS):
         message = f"{str(place)!r} has none of {' and '.join(_PROCESSORS)}, which say how images become pixels"
         yield ModelError(message, where=_WHERE, fix="Copy the model again with all its files.")

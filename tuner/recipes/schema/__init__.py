@@ -24,7 +24,7 @@ from pydantic import (
     model_serializer,
 )
 
-from tuner.errors import RunDirectoryError
+from tuner.errors import Option, RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, refuse_unread, wrong_key
@@ -278,7 +278,7 @@ class Dataset(Rows):
         if streaming and info.data.get("mixture"):
             raise ValueError("a stream reads one data set, not a mixture; join the files, or set streaming=False")
         if streaming and info.data.get("val_split") and not info.data.get("held_out"):
-            raise ValueError("no rows of a stream are held out; validate on another file: --val FILE")
+            raise ValueError(f"no rows of a stream are held out; validate on another file: {Option('val', 'FILE')}")
         return streaming
 
     @property
@@ -440,7 +440,7 @@ class Checkpoint(Block):
     @classmethod
     def _a_push_needs_a_repository(cls, push: bool, info: ValidationInfo) -> bool:
         if push and not info.data.get("repository"):
-            raise ValueError("no repository is named; add --push OWNER/NAME (checkpoint.repository)")
+            raise ValueError(f"no repository is named; add {Option('push', 'OWNER/NAME')} (checkpoint.repository)")
         return push
 
 
@@ -675,7 +675,10 @@ class RecipeConfig(Block):
         if not log.generate:
             return log
         if info.data.get("val_dataloader", log) is None:
-            why = "answers validation prompts, and there are no validation rows; use --val FILE or --val-split 0.05"
+            why = (
+                f"answers validation prompts, and there are no validation rows; "
+                f"use {Option('val', 'FILE')} or {Option('val_split', 0.05)}"
+            )
             raise wrong_key("generate", why)
         if objective and objective.facts.scores:
             raise wrong_key("generate", "needs answers, and a reward model writes none; use 0")

@@ -5,7 +5,7 @@ The plan and the rank use it; it computes no memory.
 
 from __future__ import annotations
 
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError, options
 from tuner.files import JsonObject
 from tuner.recipes.schema import RecipeConfig
 
@@ -56,7 +56,7 @@ def forgets_window(config: RecipeConfig, model: JsonObject, attention: str | Non
     message = (
         f"SDPA ignores the model's window of {window} tokens in sequence parallelism over samples of up to {length}"
     )
-    fix = " ".join(f"--set {key}.dataset.max_length={window}" for key in longer)
+    fix = options(*(Key(f"{key}.dataset.max_length", window) for key in longer))
     return ModelError(message, where=SHARED_BY, fix=f"Use flash attention, or {fix}.")
 
 

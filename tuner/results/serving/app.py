@@ -105,7 +105,7 @@ class _Door:
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._hosts.allow(hosts[0]):
-            problem = f"this server does not answer to the host {hosts[:1]}: start it with --allowed-host NAME"
+            problem = f"this server does not answer to the host {hosts[:1]}: start `tuner serve --allowed-host NAME`"
             return Refused(403, problem, code="host_not_allowed")
         origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
         if any(origin != f"{scope['scheme']}://{hosts[0].lower()}" for origin in origins):

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from tuner.errors import MachineError
+from tuner.errors import MachineError, Option
 from tuner.machine.kernel import die_with_parent
 from tuner.progress import POLL_S
 from tuner.results.loaded_model import ModelSpec
@@ -75,7 +75,9 @@ class Vllm:
             while not self._answers(port):
                 if self._process.poll() is not None:
                     problem = f"vllm ended with code {self._process.returncode} before it answered"
-                    raise MachineError(problem, fix="Its messages above say why. Or use: --engine transformers.")
+                    raise MachineError(
+                        problem, fix=f"Its messages above say why. Or use: {Option('engine', 'transformers')}."
+                    )
                 time.sleep(POLL_S)
         except BaseException:
             self.close()

@@ -12,7 +12,7 @@ from tuner.data import batches
 from tuner.data.encoder import Row
 from tuner.data.layouts import IMAGES
 from tuner.data.sample import IGNORED
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.worker import compat
 from tuner.worker.objectives import Training
@@ -112,7 +112,7 @@ class SftTraining(Training):
                 raise ModelError(
                     f"packed samples may attend to each other in a {kind} model",
                     where=where,
-                    fix=f"Pad them instead: --set {where}=False.",
+                    fix=f"Pad them instead: {Key(where, False)}.",
                 )
 
     def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
