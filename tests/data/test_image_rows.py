@@ -12,6 +12,7 @@ import PIL.Image
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.refused import refused
 from tuner import assets
 from tuner.data import formats, limits, mixing
 from tuner.data.formats import ImagePaths
@@ -253,7 +254,7 @@ def test_an_opened_picture_is_an_image_and_keeps_its_rotation(mode: str) -> None
 def test_a_model_that_reads_text_alone_refuses_the_data_set_and_not_the_row(tokenizer: Any) -> None:
     chat = chat_of(asked("q", images=[png("red")]))
 
-    with pytest.raises(DataError, match="reads text alone") as caught:
+    with refused(DataError, "rows.jsonl:3") as caught:
         TextEncoder(tokenizer).encode([(PLACE, chat)])
 
     assert (caught.value.of_row, caught.value.where) == (False, PLACE)

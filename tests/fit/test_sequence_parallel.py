@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fit.recipes import lightest
+from tests.refused import refused
 from tuner.errors import ModelError, TunerError
 from tuner.fit import summary
 from tuner.fit.activations import of_recipe
@@ -80,7 +81,7 @@ def test_so_is_a_window_that_the_rows_of_the_validation_are_longer_than() -> Non
 
 
 def test_experts_are_not_computed_in_tiles() -> None:
-    with pytest.raises(ModelError, match="tiled_mlp is not tested"):
+    with refused(ModelError, "train_cfg.tiled_mlp"):
         refuse_tiles(recipe("tiled_mlp=True", name="mixtral_8x7b_full_alpaca_e3"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import made
+from tests.refused import refused
 from tuner.errors import DataError, RecipeError, TunerError
 from tuner.launch import data_rows, preflight
 from tuner.launch.checks import inputs
@@ -77,7 +78,7 @@ def test_a_check_calls_the_rewards_on_the_first_rows(tmp_path: Path) -> None:
 def test_rows_that_the_objective_does_not_learn_from_are_refused(tmp_path: Path) -> None:
     messages = "train_dataloader.dataset.format=messages"
 
-    with pytest.raises(DataError, match="objective dpo needs preference data"):
+    with refused(DataError, "chats.jsonl:1"):
         check(written(tmp_path / "chats.jsonl", GOOD), messages, recipe="tiny_dpo_full_sample_preferences_e1")
 
 

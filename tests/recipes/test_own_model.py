@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.refused import refused
 from tuner import assets, paths
 from tuner.errors import ModelError, RecipeError
 from tuner.recipes import catalog, loading, model_facts, path_checks
@@ -171,7 +172,7 @@ def test_a_template_of_the_users_file_is_refused_over_another_models_own_and_kep
     Path("mine.py").write_text('_base_ = "tiny_lora_custom_e1"\nmodel = dict(path="a/b", chat_template="internlm2")\n')
     model = a_model()
 
-    with pytest.raises(RecipeError, match=r"is not the template of '\./my-qwen'") as caught:
+    with refused(RecipeError, "mine.py:2") as caught:
         loading.load("./mine.py", Overrides(model=model))
 
     assert str(caught.value.where).startswith("./mine.py:2")
@@ -318,7 +319,7 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
     shutil.rmtree("runs")
     gone = loading.load("./run.py").config
     assert gone == found.config
-    with pytest.raises(ModelError, match=r"has no adapter_config\.json"):
+    with refused(ModelError, "adapter.path"):
         path_checks.check_model(gone)
 
 
@@ -447,5 +448,5 @@ def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> Non
 
 
 def test_a_split_in_the_validation_itself_is_refused() -> None:
-    with pytest.raises(RecipeError, match="has no effect"):
+    with refused(RecipeError, "--set val_dataloader.dataset.val_split=0.5"):
         loading.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))

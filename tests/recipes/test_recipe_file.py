@@ -14,6 +14,7 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from tests.each import each
+from tests.refused import refused
 from tuner import assets
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading
@@ -235,7 +236,7 @@ def test_a_decorated_function_is_refused() -> None:
 
 def test_a_container_cannot_be_used_a_second_time() -> None:
     for container in ("[1]", "(1,)", "dict(a=1)", "{}"):
-        with pytest.raises(RecipeError, match="is not a scalar, so it cannot be used again"):
+        with refused(RecipeError, "my.py:2"):
             read_text(f"x = {container}\ny = x", "my.py")
 
 

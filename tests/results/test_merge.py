@@ -21,6 +21,7 @@ from transformers import (
 
 from tests.models import test_internlm as internlm
 from tests.models.published import write_checkpoint
+from tests.refused import refused
 from tests.results.models import GPT2, LLAMA, MIXTRAL, MIXTURE, SMALL, TIED, TOKENS, write_adapter, write_base
 from tuner.errors import MachineError, ModelError, TunerError
 from tuner.results import export as export_module
@@ -129,7 +130,7 @@ def test_a_merge_that_says_something_else_is_refused_and_nothing_written(
     monkeypatch.setattr("tuner.results.peft_adapter._KEEP_THE_BASE", ("olora",))
     monkeypatch.setattr("tuner.results.peft_adapter._CHANGE_THE_BASE", ())  # as if PEFT did not
 
-    with pytest.raises(TunerError, match=r"logits differ from those of the adapter on its base by [\d.]+%"):
+    with refused(TunerError, "--merge"):
         merge(adapter, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 

@@ -16,6 +16,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
+from tests.refused import refused
 from tests.runs.made_records import RECORD, STATE
 from tuner.errors import DataError, RunDirectoryError
 from tuner.machine.topology import Rank
@@ -180,7 +181,7 @@ def test_data_of_the_same_counts_that_changed_or_are_in_another_order_are_refuse
     checkpoints.seal(checkpoint, ManifestFacts(step=2, data=resume.data_of(prepared("a"))))
 
     resume.check_data(_point(checkpoint), prepared("a"))
-    with pytest.raises(DataError, match="other rows or another order"):
+    with refused(DataError, "train_dataloader.dataset"):
         resume.check_data(_point(checkpoint), prepared("b"))
 
 

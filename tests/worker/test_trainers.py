@@ -18,6 +18,7 @@ from trl.experimental.orpo import ORPOConfig
 
 from tests.data.conftest import make_tokenizer
 from tests.models.brought import brought
+from tests.refused import refused
 from tuner.data import batches
 from tuner.errors import ModelError
 from tuner.models.compat import name_parts
@@ -256,7 +257,7 @@ def test_packed_rows_of_a_model_that_turns_out_not_to_keep_samples_apart_are_ref
     config, made = load("tiny_full_sample_e1").config, AutoModelForCausalLM.from_config(brought("jamba"))
     settings = SFTConfig(tmp_path, **QUIET)
 
-    with pytest.raises(ModelError, match="attend to each other in a jamba model") as caught:
+    with refused(ModelError, "train_dataloader.dataset.packing") as caught:
         training_of("sft").before(settings, config, made)
 
     assert "--set train_dataloader.dataset.packing=False" in str(caught.value)

@@ -13,6 +13,7 @@ import pytest
 from deepspeed.runtime import config as deepspeed_config
 
 from tests.machine.gpus import A100, CPU, V100, machine
+from tests.refused import refused
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
 from tuner.machine.hardware import Hardware, decide_precision
@@ -376,7 +377,7 @@ def test_gradients_without_a_norm_are_refused_where_they_are_clipped() -> None:
     text = '{"zero_optimization": {"stage": 2, "compute_grad_norm": false}}'
 
     assert _final(text, "clip_grad=None").config["gradient_clipping"] == 0
-    with pytest.raises(DeepSpeedConfigError, match="leaves nothing to clip gradients by") as caught:
+    with refused(DeepSpeedConfigError, "my.json:1:36") as caught:
         _final(text)
     assert caught.value.where == "my.json:1:36"
 
