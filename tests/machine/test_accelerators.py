@@ -15,7 +15,7 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from tests.machine.gpus import GIB
 from tuner.fit.step_time import like
-from tuner.launch import fitting
+from tuner.launch import kernels
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, decide_precision, detect
 from tuner.recipes import loading
@@ -90,7 +90,7 @@ def test_what_is_compiled_for_nvidia_is_not_taken_elsewhere() -> None:
     npu = Hardware((Gpu("Ascend accelerator", 0, (0, 0)),), maker="Ascend")
 
     assert decide_precision("auto", npu).dtype == "bf16"
-    settled = fitting.choose_kernels(loading.load("tiny_full_sample_e3"), npu, "bf16")
+    settled = kernels.choose_kernels(loading.load("tiny_full_sample_e3"), npu, "bf16")
     assert settled.config.model.attn_implementation == "sdpa"
     assert settled.origins["model.attn_implementation"].source == "derived: flash attention needs NVIDIA GPUs"
     assert like("Ascend accelerator", 0) is None

@@ -159,7 +159,16 @@ def plan(
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
-    asked = AskedMachines(gpus, gpu, nodes, gpu_memory, host_memory, swap, interconnect, utilisation)
+    asked = AskedMachines(
+        gpus=gpus,
+        gpu=gpu,
+        nodes=nodes,
+        gpu_memory=gpu_memory,
+        host_memory=host_memory,
+        nvme=swap,
+        interconnect=interconnect,
+        utilisation=utilisation,
+    )
     result = planning.make(loaded, asked, os.environ, named)  # effect: as the command line
     return result._replace(warnings=_all_spoken(result.warnings))
 
@@ -262,15 +271,15 @@ def train(
     _check_numbers(1, nproc_per_node=nproc_per_node)
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(
-        source.name,
-        source.overrides,
-        named,
-        LaunchFlags(nproc_per_node=nproc_per_node),
-        None if work_dir is None else Path(work_dir),
-        None if resume is None else os.fspath(resume),
-        resume_weights,
-        source.allow_code,
-        ignore_fit,
+        recipe=source.name,
+        overrides=source.overrides,
+        deepspeed=named,
+        flags=LaunchFlags(nproc_per_node=nproc_per_node),
+        work_dir=None if work_dir is None else Path(work_dir),
+        resume=None if resume is None else os.fspath(resume),
+        resume_weights=resume_weights,
+        allow_code=source.allow_code,
+        ignore_fit=ignore_fit,
         on_oom=on_oom,
         max_restarts=max_restarts,
         grace_s=grace_s,

@@ -107,7 +107,16 @@ def dataset(
     count = f", {rows.num_rows:,} row{'s' * (rows.num_rows != 1)}" if rows.is_all else ""
     summary = f"{Path(path).name}: format {rows.format!r}{count}."
     folder = _lasting(image_folder) if image_folder else None
-    text = new_part.dataset(summary, where, split, rows.format, renamed, rows.columns, rows.objectives, folder)
+    text = new_part.dataset(
+        summary=summary,
+        path=where,
+        split=split,
+        row_format=rows.format,
+        columns=renamed,
+        there=rows.columns,
+        objectives=rows.objectives,
+        image_folder=folder,
+    )
     _write("datasets", name, dest, text)
     if rows.num_bad:
         say(f"{rows.num_bad:,} of the first {rows.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")

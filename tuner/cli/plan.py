@@ -110,7 +110,16 @@ def command(
     from tuner.launch.machine_facts import AskedMachines, planned_place
 
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
-    asked = AskedMachines(gpus, gpu, nodes, gpu_memory, host_memory, nvme, interconnect, utilisation)
+    asked = AskedMachines(
+        gpus=gpus,
+        gpu=gpu,
+        nodes=nodes,
+        gpu_memory=gpu_memory,
+        host_memory=host_memory,
+        nvme=nvme,
+        interconnect=interconnect,
+        utilisation=utilisation,
+    )
     if max_context:
         if deepspeed or loaded.ds:
             fix = "Remove one of them; every level is tried."

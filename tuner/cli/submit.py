@@ -135,16 +135,16 @@ def command(
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
     job = sbatch.Job(
-        name or _name_of(typed or rest["model"] or rest["adapter"] or ""),
-        nodes,
-        gpus_per_node,
-        tasks,
-        cpus_per_task,
-        time,
-        options,
-        array,
-        max_requeues,
-        stop_before,
+        name=name or _name_of(typed or rest["model"] or rest["adapter"] or ""),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        tasks_per_node=tasks,
+        cpus_per_task=cpus_per_task,
+        time=time,
+        options=options,
+        array=array,
+        max_requeues=max_requeues,
+        stop_before_s=stop_before,
     )
     sbatch.check(job)
     now = datetime.now().astimezone()

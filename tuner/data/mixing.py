@@ -178,7 +178,17 @@ def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     weight, max_rows = (share.weight, share.max_rows) if isinstance(share, Share) else (1.0, None)
     folder = paths.expanded(share.image_folder) if share.image_folder else None
     images = ImagePaths(folder, source.files)
-    return WeightedSource(number, source, share.format, share.columns, share.system, images, weight, first, max_rows)
+    return WeightedSource(
+        number=number,
+        source=source,
+        format=share.format,
+        columns=share.columns,
+        system=share.system,
+        images=images,
+        weight=weight,
+        first=first,
+        max_rows=max_rows,
+    )
 
 
 def in_turns(sets: Sequence[tuple[float, Iterable[T]]]) -> Iterator[tuple[int, T]]:

@@ -103,7 +103,16 @@ def finished(t: Translation) -> Imported:
     name = parts.name if parts else None
     settings = {keys: chosen.setting for keys, chosen in t.chosen.items()}
     obstacle = Text(t.obstacle) if t.obstacle else None
-    return Imported(t.tool.name, t.document.name, name, values, settings, entries, notes, obstacle)
+    return Imported(
+        tool=t.tool.name,
+        source=t.document.name,
+        base=name,
+        values=values,
+        settings=settings,
+        entries=entries,
+        notes=notes,
+        obstacle=obstacle,
+    )
 
 
 def _layer(keys: Keys, chosen: Chosen) -> Layer:

@@ -128,14 +128,14 @@ def plan(
         raise UsageError(f"{nproc_per_node} processes on {slots} slots", where="--nproc-per-node", fix=fix)
     forwarded = {name: value for name, value in environ.items() if name.startswith(_FORWARDED)}
     return Launch(
-        hosts,
-        tuple(words_of(ssh, "--ssh")),
-        tuple(argv),
-        folder,
-        {**forwarded, **variables},
-        nproc_per_node or slots,
-        master_addr,
-        master_port,
+        hosts=hosts,
+        ssh=tuple(words_of(ssh, "--ssh")),
+        argv=tuple(argv),
+        folder=folder,
+        variables={**forwarded, **variables},
+        nproc_per_node=nproc_per_node or slots,
+        master_addr=master_addr,
+        master_port=master_port,
     )
 
 

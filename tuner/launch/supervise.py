@@ -153,10 +153,12 @@ def run(
                     watch.start(argv, process, stdout, log)
         if shows:
             shown.start()
-        while watch.is_on():
+        watch.reap()
+        while watch.is_on:
             watch.forward()
             watch.look()
             time.sleep(POLL_S)
+            watch.reap()
         watch.kill_ranks()
     if node_rank == 0:  # a rank that found the disk full removed it too, while another may still have written
         checkpoints.clear_unfinished(directory.checkpoints)
@@ -236,8 +238,8 @@ class _Watch:
         if self.are_ranks:  # it has its stacks written and is killed after the grace; torchrun ends when its ranks have
             self.ranks.add(psutil.Process(child.pid))
 
-    def is_on(self) -> bool:
-        """Return whether a child is alive; of ranks, the first that fails ends the others."""
+    def reap(self) -> None:
+        """Note the children that have ended; of ranks, the first that fails ends the others."""
         for place, child in enumerate(self.children):
             if place not in self.exits and child.poll() is not None:
                 self.exits[place] = child.returncode
@@ -245,6 +247,10 @@ class _Watch:
                 if self.are_ranks and has_failed and not self.told_to_end:
                     self.end()
                     self.fail()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a child has not ended."""
         return len(self.exits) < len(self.children)
 
     @property

@@ -257,7 +257,17 @@ def _content(saved: SavedModel, options: Options) -> _Content:
     stored = Stored(saved.folder, STEM)
     pieces, model_type = [stored.piece(name) for name in stored.shapes], facts.model_type if facts else None
     processor = _processor((saved.folder,))
-    return _Content("adapter", pieces, adapter, tokenizer, generation, base, scores, model_type, processor)
+    return _Content(
+        kind="adapter",
+        pieces=pieces,
+        config=adapter,
+        tokenizer=tokenizer,
+        generation=generation,
+        base=base,
+        scores=scores,
+        model_type=model_type,
+        processor=processor,
+    )
 
 
 def _whole(saved: SavedModel, options: Options) -> _Content:
@@ -275,7 +285,17 @@ def _whole(saved: SavedModel, options: Options) -> _Content:
     base = recipe.model if recipe and recipe.model.path else None
     generation = None if scores else _generation((saved.folder,), tokenizer)
     processor = _processor((saved.folder,))
-    content = _Content("whole", pieces, config, tokenizer, generation, base, scores, config.model_type, processor)
+    content = _Content(
+        kind="whole",
+        pieces=pieces,
+        config=config,
+        tokenizer=tokenizer,
+        generation=generation,
+        base=base,
+        scores=scores,
+        model_type=config.model_type,
+        processor=processor,
+    )
     return _as_asked(content, model, options)
 
 
@@ -298,7 +318,17 @@ def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Mode
         config.pad_token_id = tokenizer.pad_token_id
     generation = None if scores else _generation((saved.folder, folder), tokenizer)
     processor = _processor((saved.folder, folder))
-    content = _Content("merged", pieces, config, tokenizer, generation, base, scores, config.model_type, processor)
+    content = _Content(
+        kind="merged",
+        pieces=pieces,
+        config=config,
+        tokenizer=tokenizer,
+        generation=generation,
+        base=base,
+        scores=scores,
+        model_type=config.model_type,
+        processor=processor,
+    )
     return _as_asked(content, model, options)
 
 

@@ -137,15 +137,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if first.cause.role == Role.WAITED:
         first = _lagging(evidence, first)
     return Diagnosis(
-        first.cause.name,
-        first.problem,
-        first.rank,
-        first.step,
-        _next_command(evidence, first),
-        first.exit_code,
-        first.message or first.problem,
-        first.detail,
-        evidence.folder,
+        cause=first.cause.name,
+        problem=first.problem,
+        rank=first.rank,
+        step=first.step,
+        next_command=_next_command(evidence, first),
+        exit_code=first.exit_code,
+        message=first.message or first.problem,
+        detail=first.detail,
+        folder=evidence.folder,
     )
 
 

@@ -205,7 +205,17 @@ def build(prepared: PreparedRank) -> BuiltRank:
     if files.point:
         resume.LoadCheckpoint(trainer, files.point, config.randomness.seed)
     checkpoint = prepared.checkpoint
-    return BuiltRank(files, process, rows.encoder, checkpoint, trainer, saver, consensus, weights_check, uploads)
+    return BuiltRank(
+        files=files,
+        process=process,
+        encoder=rows.encoder,
+        checkpoint=checkpoint,
+        trainer=trainer,
+        saver=saver,
+        consensus=consensus,
+        weights_check=weights_check,
+        uploads=uploads,
+    )
 
 
 def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
