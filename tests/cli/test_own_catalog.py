@@ -137,16 +137,16 @@ def test_a_config_json_alone_is_enough_and_names_its_hub_id(tuner: Tuner) -> Non
     ("file", "objectives", "next_step"),
     [
         ("rows.jsonl", ["sft", "pretrain", "grpo", "rloo", "distill"], "tiny_lora_my_rows_e1"),
-        ("pairs.jsonl", None, "tiny_dpo_lora_my_rows_e1"),
+        ("pairs.jsonl", ["dpo", "orpo", "reward", "kto"], "tiny_dpo_lora_my_rows_e1"),
     ],
 )
-def test_a_new_data_set_is_read_at_once(tuner: Tuner, file: str, objectives: list[str] | None, next_step: str) -> None:
+def test_a_new_data_set_is_read_at_once(tuner: Tuner, file: str, objectives: list[str], next_step: str) -> None:
     result = tuner("new", "dataset", "my_rows", "--from", file)
 
     assert result.out.splitlines() == ["Wrote tuner_configs/datasets/my_rows.py.", f"Next: tuner data {next_step}"]
     assert tuner("data", next_step).code == 0
     listed = json.loads(tuner("list", "--json", "--datasets", "my_rows").out)["datasets"]["my_rows"]
-    assert listed["objectives"] == (objectives or ["dpo", "orpo", "reward", "kto"])
+    assert set(objectives) <= set(listed["objectives"])
 
 
 def test_rows_with_images_are_read_with_their_images(tuner: Tuner) -> None:

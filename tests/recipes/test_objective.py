@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from tuner.errors import RecipeError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.schema.objectives import objectives_with
 from tuner.recipes.schema.objectives.dpo import Dpo, DpoLoss
 from tuner.recipes.schema.objectives.kto import Kto
 
@@ -27,7 +28,7 @@ def changed(name: str, *pairs: str) -> Recipe:
         (DPO, "objective.type=dop", ("objective.type = 'dop'", "Did you mean 'dpo'?", "'reward'")),
         (DPO, "objective.type=ppo", ("tuner has no objective 'ppo'", "Use grpo or rloo")),
         (DPO, "objective.type=orpo", ("objective.loss_type belongs to dpo, kto", "'orpo'", "tiny_orpo_full_sample_e3")),
-        (DPO, "objective.type=sft", ("objective.beta belongs to dpo, orpo, kto", "'sft'", "the recipe's name")),
+        (DPO, "objective.type=sft", (f"belongs to {', '.join(objectives_with('beta'))}", "'sft'", "the recipe's name")),
         (DPO, "objective.bta=1", ("no key 'objective.bta'", "Did you mean 'objective.beta'?")),
         (DPO, "beta=0", ("objective.beta = 0", "greater than 0")),
         (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),

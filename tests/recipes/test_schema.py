@@ -18,10 +18,6 @@ from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, Vis
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objective import Generation
 from tuner.recipes.schema.objectives import OBJECTIVES
-from tuner.recipes.schema.objectives.dpo import Dpo
-from tuner.recipes.schema.objectives.kto import Kto
-from tuner.recipes.schema.objectives.orpo import Orpo
-from tuner.recipes.schema.objectives.reward import Reward
 from tuner.recipes.schema.rewards import RewardBlock
 from tuner.recipes.schema.sampling import Sampling
 
@@ -229,7 +225,8 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, Dpo, Orpo, Kto, Reward, Sampling, Generation)
+    compared = tuple(block for block in OBJECTIVES.values() if block.facts.rows in ("pairs", "judged"))
+    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, *compared, Sampling, Generation)
     with_default = {
         (block.__name__, name)
         for block in blocks()

@@ -37,9 +37,6 @@ _TILE_TOKENS, _TILE_LOGITS = 4096, 32768
 (TOKEN_CHUNK_SIZE in trl/kernels/chunked_logprob.py, _CHUNKED_LOGPROB_CHUNK_SIZE in trl/trainer/utils.py)."""
 _WHOLE_LOGIT_BYTES = 12
 """Bytes of a logit at the peak of the whole loss's backward: log-probability, its gradient, the logit's; all fp32."""
-_ORPO_LOGITS = 3
-"""Whole copies of the logits at the peak of ORPO's backward, in the compute type: the logits and half of their
-log-softmax kept, and gradients as they pass from slice to slice."""
 _NORM_STEPS = 7
 """Copies of the hidden states, in the compute type, while an RMS norm's backward runs in fp32; its trained weight's
 gradient needs one more."""
@@ -209,7 +206,7 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     at_layer = _forward(recipe, architecture, loader, tokens, weight_bytes)
     at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     if recipe.objective.facts.keeps_logits:
-        at_loss = _ORPO_LOGITS * architecture.vocab_size * tokens
+        at_loss = recipe.objective.facts.logit_copies * architecture.vocab_size * tokens
     layers = built(architecture).layers
     return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
 
@@ -339,7 +336,7 @@ def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weigh
     if recipe.objective.facts.scores:
         return 0.0
     if recipe.objective.facts.keeps_logits:
-        return float(_ORPO_LOGITS * weight_bytes * architecture.vocab_size * tokens)
+        return float(recipe.objective.facts.logit_copies * weight_bytes * architecture.vocab_size * tokens)
     head = built(architecture).head
     rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
     if recipe.train_cfg.loss == "whole":

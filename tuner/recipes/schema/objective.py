@@ -32,7 +32,8 @@ class ObjectiveFacts:
         has_reference: It compares the model with a frozen copy.
         has_teacher: It compares the model with another one, which has to be named.
         chooses_loss: TRL can compute its loss from logits in chunks.
-        keeps_logits: TRL keeps all logits in the compute type until the backward pass.
+        logit_copies: Whole copies of the logits at the peak of the backward pass, in the compute type, where TRL keeps
+            all logits until then; 0: it does not.
         offloads_activations: TRL can move its activations to the host.
         generates: Training generates completions.
     """
@@ -47,9 +48,14 @@ class ObjectiveFacts:
     has_reference: bool = False
     has_teacher: bool = False
     chooses_loss: bool = False
-    keeps_logits: bool = False
+    logit_copies: int = 0
     offloads_activations: bool = True
     generates: bool = False
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether TRL keeps all logits in the compute type until the backward pass."""
+        return self.logit_copies > 0
 
     @property
     def reads_head(self) -> bool:
