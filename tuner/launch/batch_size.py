@@ -72,10 +72,9 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
 
 
 def share_generation(loaded: Recipe, batch: Batch) -> Recipe:
-    """Check that steps can share the completions that are generated at once.
+    """Return the recipe with intervals of checkpoints and validations that are multiples of a generation's steps.
 
-    Returns:
-        The recipe; the package's own intervals of checkpoints and validations are multiples of these steps.
+    The package's own intervals change, a user's never.
 
     Raises:
         RecipeError: steps cannot share them evenly, or a checkpoint or a validation would come between such steps.

@@ -19,7 +19,7 @@ from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes.schema import Model, resolved_document
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import BatchCounts, FitBytes, HardwareFacts, Precision, RunRecord
+from tuner.runs.records import BatchCounts, FitBytes, HardwareFacts, PrecisionRecord, RunRecord
 from tuner.zero.config import swap_paths
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -141,7 +141,7 @@ def _record(run: ResolvedRun) -> RunRecord:
         attempts=list(request.attempts),
         seed=config.randomness.seed,
         deepspeed=run.level,
-        precision=Precision(dtype=run.precision.dtype, reason=run.precision.reason),
+        precision=PrecisionRecord(dtype=run.precision.dtype, reason=run.precision.reason),
         resume=str(point.path) if point else None,
         resume_as=point.load_as if point else None,
         resume_step=point.checkpoint.step if point else None,

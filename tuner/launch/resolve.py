@@ -55,8 +55,8 @@ def resolve_run(
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
     asked = loaded or _admitted(request, of_run=True)
-    file = choice.launch_flags(asked, request.deepspeed)
-    topology = topology or find_topology(request.flags, file, environ, hardware)
+    of_config = choice.launch_flags(asked, request.deepspeed)
+    topology = topology or find_topology(request.flags, of_config, environ, hardware)
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
     start = resuming.find_start(request, asked.name, topology, now)
     pinned = resuming.all_pins(request, asked, start.checkpoint, topology)

@@ -250,7 +250,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     fits = [str(ranks) for ranks in range(1, wanted // least + 1) if wanted % ranks == 0]
     message = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
     message += f"= {wanted / world_size:.4g} samples per rank" + (
-        f", and kto needs {least} or more" if least > 1 else ""
+        f", and {config.objective.type} needs {least} or more" if least > 1 else ""
     )
     raise RunDirectoryError(message, where=Option("resume"), fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 

@@ -36,7 +36,7 @@ _NUM_GPUS = ("0", "auto", "gpu", "cpu")
 """What does not say how many processes: one a GPU, as without it."""
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Which rank this process is, as another launcher says; `launcher` and `variables` are for messages."""
 
     rank: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     variables: tuple[str, ...]
 
 
-def of_mpi(environ: Mapping[str, str]) -> Place | None:
+def of_mpi(environ: Mapping[str, str]) -> RankPlace | None:
     """Return the place that MPI's launcher has given this process, or None outside of one.
 
     Raises:
@@ -59,7 +59,7 @@ def of_mpi(environ: Mapping[str, str]) -> Place | None:
     return None
 
 
-def of_rank(environ: Mapping[str, str]) -> Place | None:
+def of_rank(environ: Mapping[str, str]) -> RankPlace | None:
     """Return the place that RANK, WORLD_SIZE and LOCAL_RANK name, or None where there is no LOCAL_RANK.
 
     Raises:
@@ -73,7 +73,7 @@ def of_rank(environ: Mapping[str, str]) -> Place | None:
     return _place("the environment", _OF_RANK if environ.get(_OF_RANK[3]) else _OF_RANK[:3], environ)
 
 
-def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> Place:
+def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> RankPlace:
     _refuse_missing(names, environ)
     counts = [int(environ[name]) if COUNT.fullmatch(environ[name]) else -1 for name in names]
     rank, world, local_rank = counts[:3]
@@ -83,7 +83,7 @@ def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) ->
         wrong = ", ".join(f"{name}={environ[name]}" for name in names)
         fix = "Ranks count from 0 to the number of ranks minus one, on each node and overall."
         raise UsageError(f"{wrong} are not a valid rank", where="the environment", fix=fix)
-    return Place(rank, world, local_rank, local, launcher, names)
+    return RankPlace(rank, world, local_rank, local, launcher, names)
 
 
 def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:

@@ -79,7 +79,7 @@ def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topol
 
 
 def _rank(
-    launcher: Literal["mpi", "env"], place: clusters.Place, settings: Settings, num_gpus: int, port: int
+    launcher: Literal["mpi", "env"], place: clusters.RankPlace, settings: Settings, num_gpus: int, port: int
 ) -> Topology:
     """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
     meeting: Settings = {

@@ -147,7 +147,7 @@ class BatchCounts(Keys):
     steps_left: int | None = None
 
 
-class Precision(Keys):
+class PrecisionRecord(Keys):
     dtype: str
     reason: str = ""
 
@@ -196,7 +196,7 @@ class RunRecord(Versioned):
     attempts: list[Attempt] = []
     seed: int | None = None
     deepspeed: str = ""
-    precision: Precision | None = None
+    precision: PrecisionRecord | None = None
     resume: str | None = None
     resume_as: Annotated[LoadAs | None, Field(strict=False)] = None
     resume_step: int | None = None
