@@ -144,7 +144,7 @@ def test_a_model_that_is_only_code_is_refused_with_what_to_set(path: str, relati
     with pytest.raises(ModelError) as refusal:
         path_checks.check_model(only_code)
 
-    trust = "--trust-remote-code --set model.revision=<40-digit commit>"
+    trust = "--trust-remote-code --set model.revision=COMMIT"
     assert f"transformers has no architecture for {path!r}" in str(refusal.value)
     assert str(refusal.value).endswith(f"huggingface.co/{path}/tree/main, then add {trust}.{relative}")
 

@@ -28,7 +28,7 @@ def test_training_one_is_refused_with_what_to_set_and_a_native_relative(tuner: T
     assert result.code == 2
     (message,) = result.messages
     assert "transformers has no architecture for 'THUDM/chatglm3-6b'" in message
-    assert "--trust-remote-code --set model.revision=<40-digit commit>" in message
+    assert "--trust-remote-code --set model.revision=COMMIT" in message
     assert "glm4_9b_chat_hf" in message
 
 
