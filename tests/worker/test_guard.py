@@ -105,6 +105,16 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
     assert _log(run, 1).endswith("MemoryError\n\n"), "the log holds the whole traceback"
 
 
+def test_without_a_supervisor_a_terminal_that_is_gone_does_not_lose_how_the_run_ended(run: RunDirectory) -> None:
+    process = _start(run, "time.sleep(0.5)\nraise DataError('torn')")
+    assert process.stdout and process.stderr
+    process.stderr.close()
+
+    with process.stdout:
+        assert process.wait(60) == 2
+    assert _status(run)["state"] == "failed"
+
+
 def test_a_failed_rank_without_a_supervisor_leaves_the_report(run: RunDirectory) -> None:
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
 

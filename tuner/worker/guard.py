@@ -228,9 +228,10 @@ class Guard:
             status = RunStatus(
                 state="failed", exit_code=exit_code, message=diagnosis.message, diagnosis=diagnosis.record
             )
-        with contextlib.suppress(OSError, DiskError):
-            os.write(self._stderr, f"{text}\n".encode())
+        with contextlib.suppress(DiskError):
             self.run.write_status(status)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(self._stderr, f"{text}\n".encode())
         self.ended(exit_code)
         return exit_code
 
