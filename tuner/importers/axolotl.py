@@ -12,12 +12,12 @@ from tuner import paths
 from tuner.importers import deepspeed, image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Block, Document, Keys, Value
+from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes.schema.objectives import OBJECTIVES
 
-_RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto", "grpo": "grpo"}
-_NEAR = {"simpo": "dpo", "gdpo": "grpo", "ebft": "sft"}
+_RL = WORDS["axolotl"]
 """Methods that tuner does not have -> the nearest objective."""
 _TEMPLATES = {
     **{name: name for name in ("alpaca", "chatml", "gemma", "llama3")},
@@ -44,7 +44,7 @@ def _prepare(t: Translation) -> None:
     elif t.method == "lora" and truth(values.get("peft_use_dora")):
         t.method = "dora"
     rl = str(values.get("rl") or "")
-    t.objective = _RL.get(rl, _NEAR.get(rl, "reward" if truth(values.get("reward_model")) else "sft"))
+    t.objective = _RL.get(rl, NEAREST.get(rl, "reward" if truth(values.get("reward_model")) else "sft"))
     if rl and rl not in _RL:
         t.obstacle = f"tuner has no {rl}; the nearest is {t.objective}"
     if truth(values.get("process_reward_model")):

@@ -14,10 +14,11 @@ from tuner.errors import Key, Option, RecipeError, did_you_mean
 from tuner.importers import aliases, image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
+from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import renamed, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 
-_OBJECTIVES = {"sft": "sft", "pt": "pretrain", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "grpo"}
+_OBJECTIVES = {**WORDS["llamafactory"], "ppo": NEAREST["ppo"]}
 _LOSSES = {"kto_pair": "bco_pair", "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo"}
 _FINETUNING = ("lora", "oft", "freeze", "full")
 _SYSTEM = {

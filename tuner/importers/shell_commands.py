@@ -18,6 +18,7 @@ from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
 from tuner.importers.document import Block, Document, Keys, Value
+from tuner.importers.objective_names import WORDS
 from tuner.recipes.yaml_text import MAX_BYTES
 
 _SET = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
@@ -26,7 +27,7 @@ _SUM = re.compile(r"\$\(\(([^()]*)\)\)|\$\(expr ([^()]*)\)")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 _MAX_SUM = 10**9
 PROGRAMS: Mapping[str, Sequence[str]] = {
-    "trl": ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo"),
+    "trl": tuple(WORDS["trl"]),
     "swift": ("sft", "pt", "rlhf"),
     "llamafactory-cli": ("train",),
     "axolotl": ("train",),

@@ -16,11 +16,11 @@ from tuner.files import read_named_text
 from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Value
+from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 
-_RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward", "grpo": "grpo", "gkd": "distill"}
-_NEAR = {"ppo": "grpo"}
+_RLHF = WORDS["swift"]
 """Methods that tuner does not have -> the nearest objective; for all others dpo."""
 _BETAS = {"grpo": 0.04, "gkd": 0.5}
 _MAX_PROMPT = 100_000
@@ -36,7 +36,7 @@ def _prepare(t: Translation) -> None:
     )
     command = t.document.command[1] if t.document.command[:1] == ("swift",) else "sft"
     rlhf = str(values.get("rlhf_type") or ("dpo" if command == "rlhf" else ""))
-    t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, _NEAR.get(rlhf, "dpo")) if rlhf else "sft"
+    t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, NEAREST.get(rlhf, "dpo")) if rlhf else "sft"
     if rlhf and rlhf not in _RLHF:
         t.obstacle = f"tuner has no {rlhf}; the nearest is {t.objective}"
     task = str(values.get("task_type") or "causal_lm")

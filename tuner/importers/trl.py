@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from tuner.importers import key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Document, Keys, Value
+from tuner.importers.objective_names import WORDS
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.schema.objectives import OBJECTIVES
 
-_COMMANDS = ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo")
-"""Commands with the name of their objective."""
 _TELL = (
     ("rloo", {"normalize_advantages"}),
     ("grpo", {"num_generations", "reward_funcs", "reward_weights", "steps_per_generation", "scale_rewards"}),
@@ -43,7 +42,7 @@ _PLAIN = "TRL renders a prompt that is plain text as it is; tuner renders it as 
 def objective_of(document: Document) -> tuple[str, str | None]:
     """Return the objective, and why it differs from the source's objective, if it does."""
     command = document.command[1] if document.command[:1] == ("trl",) else None
-    if command in _COMMANDS:
+    if command in WORDS["trl"]:
         return str(command), None
     if command:
         return "sft", f"tuner has no {command}"

@@ -14,12 +14,13 @@ from tuner.errors import Option
 from tuner.importers import key_tables, shared_rules, xtuner_llava
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Block, Document, Keys, Value, last_name
+from tuner.importers.objective_names import WORDS
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
 from tuner.recipes.merging import lookup
 from tuner.recipes.recipe_file import read_part
 
-_OBJECTIVES = {"SupervisedFinetune": "sft", "DPO": "dpo", "ORPO": "orpo", "RewardModel": "reward"}
+_OBJECTIVES = WORDS["xtuner"]
 _FORMATS = {
     "alpaca_map_fn": "alpaca",
     "alpaca_zh_map_fn": "alpaca",
