@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copyreg
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,9 +43,11 @@ _FLAGS = {
 """The arguments in Python whose flag is not made of their name."""
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*([/.:][A-Za-z]+)*|\.\.\.")
 """A value that the reader replaces, such as FILE, OWNER/NAME or FILE.py:FUNCTION."""
-_MARKED = "\x0e{}\x0f{}\x0e"
+_MARK = f"\x0e{os.urandom(8).hex()}\x0e"
+"""Made anew in each process: a file's name or a row cannot hold it, and so hide a part of itself from a message."""
+_MARKED = f"{_MARK}{{}}{_MARK}{{}}{_MARK}"
 """An option in an f-string: as typed, and in Python. `Text` takes one of them."""
-_OPTION = re.compile(_MARKED.format("([^\x0f]*)", "([^\x0e]*)"))
+_OPTION = re.compile(_MARKED.format("(.*?)", "(.*?)"), re.DOTALL)
 
 Error = TypeVar("Error", bound="TunerError")
 
@@ -65,7 +68,7 @@ class Text(str):
         return _worded(Text, _OPTION.sub(r"\1", text), _OPTION.sub(r"\2", text))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Text, (str(marked(self)),)
+        return _worded, (type(self), str(self), self.in_python)
 
 
 class Option(Text):

@@ -108,6 +108,7 @@ def test_a_name_with_the_marks_of_an_option_is_shown_as_it_is() -> None:
 
     assert "\x0e" not in error.message
     assert "\x0e" not in error.message.in_python
+    assert r"'a\x0eb\x0fc\x0e'" in error.message, "nothing of a strange name is hidden"
 
 
 def test_every_option_in_a_message_is_an_argument_of_a_call_in_python() -> None:
