@@ -315,7 +315,8 @@ def test_a_server_answers_under_its_name_until_its_block_ends() -> None:
         port = probe.getsockname()[1]
 
     with tuner.serve("package:tiny", port=port, name="mine") as server:
-        listed = [one.id for one in openai.OpenAI(base_url=server.url, api_key=server.api_key).models.list()]
+        with openai.OpenAI(base_url=server.url, api_key=server.api_key) as client:
+            listed = [model.id for model in client.models.list()]
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"{server.url}/models")  # noqa: S310
         arguments = psutil.Process(server._process.pid).cmdline()

@@ -15,7 +15,7 @@ from tests.e2e.warm import warm
 from tests.real import files, llama_cpp
 from tests.real.model import Unavailable
 from tests.results.hub import NAME, Hub, serving
-from tests.results.test_serve import KEY, served
+from tests.results.test_serve import client_of, served
 from tuner.cli import tuner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -56,7 +56,7 @@ def test_it_learns_from_the_documentation_of_python(sft: Finished) -> None:
 def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
     real: Path, sft: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    openai = pytest.importorskip("openai")
+    pytest.importorskip("openai")
     try:
         converter, runtime = llama_cpp.converter(real), llama_cpp.runtime(real)
     except Unavailable as reason:
@@ -87,10 +87,10 @@ def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
 
     (tmp_path / "scratch").mkdir()
     with served(tmp_path / "scratch", merged, "--engine", "transformers") as (_, address):
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, timeout=60, max_retries=0)
         asked = [{"role": "user", "content": QUESTIONS[0]}]
         body = {"model": "merged", "messages": asked, "max_tokens": 24, "temperature": 0}
-        assert client.chat.completions.create(**body).choices[0].message.content == answers[0]
+        with client_of(address) as client:
+            assert client.chat.completions.create(**body).choices[0].message.content == answers[0]
 
     with serving(Hub(), monkeypatch) as hub:
         pushed = CliRunner().invoke(tuner, ["export", str(merged), "--push", NAME])

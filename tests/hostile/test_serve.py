@@ -430,10 +430,10 @@ def test_a_key_is_made_and_printed_once_and_serving_means_that_the_port_is_open(
             assert process.poll() is None, text
             time.sleep(0.05)
         keys = re.findall(r"sk-[\w-]{43}", text)
-        client = client_of(f"http://127.0.0.1:{port}")
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
-        listed = [model.id for model in client.with_options(api_key=keys[0]).models.list()]
+        with client_of(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+            listed = [model.id for model in client.with_options(api_key=keys[0]).models.list()]
         children = psutil.Process(process.pid).children(recursive=True)
         shown = [" ".join(one.cmdline()) for one in (psutil.Process(process.pid), *children)]
     finally:

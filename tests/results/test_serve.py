@@ -86,8 +86,8 @@ def served(scratch: Path, *arguments: object, **more: str) -> Iterator[tuple[For
         process.wait()
 
 
-def client_of(address: str) -> Any:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, timeout=60, max_retries=0)
+def client_of(address: str, key: str = KEY) -> Any:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, timeout=60, max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,9 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Forked,
 
 
 @pytest.fixture
-def client(scripted: tuple[Forked, str]) -> Any:
-    return client_of(scripted[1])
+def client(scripted: tuple[Forked, str]) -> Iterator[Any]:
+    with client_of(scripted[1]) as client:
+        yield client
 
 
 def ask(client: Any, content: Any, **more: Any) -> Any:
@@ -289,8 +290,8 @@ def test_what_asks_for_nothing_special_is_taken(client: Any, parameter: str, val
 def test_errors_have_the_client_s_own_classes(scripted: tuple[Forked, str], client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         ask(client, "[count]", model="another")
-    with pytest.raises(openai.AuthenticationError) as stranger:
-        openai.OpenAI(base_url=f"{scripted[1]}/v1", api_key="sk-wrong", max_retries=0).models.list()
+    with pytest.raises(openai.AuthenticationError) as stranger, client_of(scripted[1], "sk-wrong") as other:
+        other.models.list()
     with pytest.raises(openai.BadRequestError) as long:
         ask(client, "one two " * CONTEXT)
 
@@ -374,8 +375,7 @@ def test_a_result_answers_as_it_does_in_chat_and_ends_at_once(recipe: str, end: 
     scratch.mkdir()
     messages: Any = [{"role": "user", "content": QUESTION}]
 
-    with served(scratch, run.path) as (process, address):
-        client = client_of(address)
+    with served(scratch, run.path) as (process, address), client_of(address) as client:
         create = client.chat.completions.create
         reply = create(model="my-run", messages=messages, max_tokens=8, temperature=0)
         long = create(model="my-run", messages=messages, stream=True)
@@ -407,8 +407,7 @@ def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
 
-    with served(scratch, model) as (_, address):
-        client = client_of(address)
+    with served(scratch, model) as (_, address), client_of(address) as client:
 
         def ask(url: str, text: str = QUESTION) -> str:
             parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
@@ -711,8 +710,10 @@ def test_vllm_answers_behind_the_same_app_and_is_told_its_key_by_no_argument(tmp
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     path = f"{program.parent}:{os.environ['PATH']}"
 
-    with served(tmp_path, write_scripted(tmp_path / "it"), "--engine", "vllm", PATH=path) as (process, address):
-        client = client_of(address)
+    with (
+        served(tmp_path, write_scripted(tmp_path / "it"), "--engine", "vllm", PATH=path) as (process, address),
+        client_of(address) as client,
+    ):
 
         def ask(content: str, **more: Any) -> Any:
             turns = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": content}]

@@ -59,8 +59,33 @@ def test_a_bad_row_is_told_once_whatever_the_other_ranks_make_of_it(slurm: dict[
 def test_a_mistake_under_srun_is_told_once(slurm: dict[str, str], tmp_path: Path) -> None:
     done = srun(slurm, tmp_path, "tiny_lra_sample_e1")
 
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stderr.count("Did you mean 'tiny_lora_sample_e1'?") == 1, done.stderr
+
+
+def in_task(task: int, line: str, env: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return an environment in which one task runs a line of Python before tuner."""
+    folder.mkdir()
+    code = f"import os, time\nif os.environ.get('SLURM_PROCID') == '{task}': {line}\n"
+    (folder / "sitecustomize.py").write_text(code)
+    return {**env, "PYTHONPATH": str(folder)}
+
+
+@pytest.mark.long
+def test_a_mistake_is_told_once_where_the_first_task_starts_late(slurm: dict[str, str], tmp_path: Path) -> None:
+    done = srun(in_task(0, "time.sleep(8)", slurm, tmp_path / "late"), tmp_path, "tiny_lra_sample_e1")
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("Did you mean 'tiny_lora_sample_e1'?") == 1, done.stderr
+
+
+@pytest.mark.long
+def test_a_mistake_of_a_later_task_alone_is_told_with_its_node(slurm: dict[str, str], tmp_path: Path) -> None:
+    env = in_task(3, "os.environ['NNODES'] = '7'", slurm, tmp_path / "other")
+    done = srun(env, tmp_path, quick(tmp_path, "lora"))
+
+    assert done.returncode != 0
+    assert done.stderr.count("On n2:") == done.stderr.count("NNODES") == 1, done.stderr
 
 
 def test_srun_without_the_slurm_launcher_is_refused(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tuner.cli import search_path as search_path
 
 import keyword
 import os
+import platform
 import shlex
 import signal
 import sys
@@ -27,7 +28,8 @@ from tuner.machine import libraries
 from tuner.machine.variables import speaks
 from tuner.progress import show_on
 
-_LET_THE_FIRST_SPEAK_S = 5
+_LET_THE_FIRST_SPEAK_S = 20
+"""Beside busy processes the first task may start this much later than another one."""
 _WIDEST = 120
 """Columns of --help where the terminal has as many."""
 COMMANDS = {
@@ -191,10 +193,13 @@ def main() -> None:
     except TunerError as error:
         if debug:
             raise
-        if speaks(os.environ) or error.exit_code != 2:
-            click.echo(_shown(error), err=True)
-        else:  # srun --kill-on-bad-exit and mpirun would end the first task before it has spoken
+        if not speaks(os.environ) and error.exit_code == 2:
+            # All tasks make the same mistake: the first tells it, and srun --kill-on-bad-exit or mpirun ends the others
+            # here. The task that nobody has ended is alone with its mistake, such as a path that its node lacks.
             time.sleep(_LET_THE_FIRST_SPEAK_S)
+            if not _wants_json():
+                click.echo(f"On {platform.node()}:", err=True)
+        click.echo(_shown(error), err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug or error.filename or not is_disk_error(error):

@@ -6,7 +6,7 @@ It changes merged values only and opens no data; `data` chooses the rows that ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -59,12 +59,13 @@ def settle_mixtures(merged: Merged) -> None:
             if shares := dataset["mixture"]:
                 where = str(merged.place_of(keys))
                 dataset["mixture"] = [share for entry in shares for share in _shares(entry, where, ())]
-                named = [entry["part"] for entry in shares if isinstance(entry, dict) and "part" in entry]
+                # Each once: a file may name one part thousands of times.
+                named = dict.fromkeys(entry["part"] for entry in shares if isinstance(entry, dict) and "part" in entry)
                 merged.warnings += filter(None, (catalog.shadowing("datasets", name) for name in named))
                 _place_functions(merged, keys, named)
 
 
-def _place_functions(merged: Merged, keys: Keys, named: Sequence[str]) -> None:
+def _place_functions(merged: Merged, keys: Keys, named: Iterable[str]) -> None:
     """If a mixture names a part with a row function, set the mixture's place to that part's file.
 
     A user may name any function after --set; a file may not (`trust.refuse`).
