@@ -26,6 +26,7 @@ from tuner.machine import libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema.architecture import VARLEN
 
 if TYPE_CHECKING:
     from bench.simulation import Job, Simulated
@@ -382,9 +383,9 @@ def job_of(run: ResolvedRun) -> Job:
     config = AutoConfig.from_pretrained(recipe.model.path)
     dataset, rows = recipe.train_dataloader.dataset, recipe.split.micro_batch
     row_tokens = dataset.max_length
-    if dataset.packing and getattr(config, "router_aux_loss_coef", 0):
-        rows, row_tokens = 1, rows * row_tokens  # `tuner.data.batches` lays them end to end
     adapter, quantization, attention = recipe.adapter, recipe.quantization, recipe.model.attn_implementation
+    if dataset.packing and (getattr(config, "router_aux_loss_coef", 0) or attention == VARLEN):
+        rows, row_tokens = 1, rows * row_tokens  # `tuner.data.batches` lays them end to end
     return Job(
         config,
         run.final.config,

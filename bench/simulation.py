@@ -55,10 +55,12 @@ from transformers.quantizers.base import HfQuantizer
 from trl.trainer.utils import add_fused_lm_head
 
 from bench.gpu_loss import as_on_a_gpu
+from tuner.models.attention import register
 from tuner.models.compat import repeat_heads_on_old_gpus
 from tuner.models.load import limit_input_gradients
 from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker.loss import use_whole_logits
 
 META = "meta"
@@ -164,6 +166,7 @@ def _with_any_optimizer(job: Job) -> dict[str, Any]:
 def build(job: Job) -> Any:
     """Return the model with its adapter, ready to train, on the current default device."""
     auto = AutoModelForImageTextToText if job.num_images else AutoModelForCausalLM
+    register()
     model: Any = auto.from_config(job.config, dtype=job.dtype, attn_implementation=job.attention)
     model.tie_weights()
     model.config.use_cache = False
@@ -236,6 +239,11 @@ def _loss(engine: Any, job: Job, device: str) -> Tensor:
     batch["labels"] = batch["input_ids"]
     if job.is_packed:
         batch["position_ids"] = torch.arange(job.row_tokens, device=device).remainder(job.row_tokens // 2).expand(shape)
+    if job.attention == VARLEN:
+        batch |= {
+            "cu_seq_lens_q": torch.zeros(3, dtype=torch.int32, device=device),
+            "max_length_q": job.row_tokens // 2,
+        }
     if job.num_images:
         batch |= _images(job, device)
     outputs = engine(**batch, use_cache=False, fused_lm_head=True)

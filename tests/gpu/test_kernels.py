@@ -47,6 +47,19 @@ def test_flash_attention_computes_what_torchs_does_and_trains_to_its_loss(tmp_pa
     assert flash.losses == pytest.approx(torchs.losses, abs=5e-2)
 
 
+@pytest.mark.usefixtures("machine")
+def test_torchs_flash_attention_computes_packed_samples_as_alone_and_trains_to_the_masks_loss(tmp_path: Path) -> None:
+    probed("varlen")
+    recipe, asked = quick(tmp_path, "full"), ("--set", "dtype=bf16", "--set", "max_steps=2")
+
+    varlen, masked = (
+        ok(train(recipe, tmp_path / kind, *asked, "--set", f"model.attn_implementation={kind}", ranks=1))
+        for kind in ("varlen", "sdpa")
+    )
+
+    assert varlen.losses == pytest.approx(masked.losses, abs=5e-2)
+
+
 @pytest.mark.parametrize("method", ["full", "qlora"])
 @pytest.mark.parametrize("preset", ["deepspeed_zero2", "deepspeed_zero3"])
 def test_the_peak_of_a_step_is_within_a_tenth_of_the_plans(

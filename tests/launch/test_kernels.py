@@ -34,12 +34,16 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         (machine(H200), ("flash_attn",), (), "flash_attention_2", "installed"),
         (machine(A100), BOTH, (), "flash_attention_2", "installed"),
         (machine(A100, H200), BOTH, (), "flash_attention_2", "installed"),
-        (machine(A100), (), (), "sdpa", "flash attention is not installed"),
-        (machine(T4), BOTH, (), "sdpa", "flash attention is not installed"),
-        (CPU, BOTH, (), "sdpa", "no GPU is visible"),
+        (machine(A100), (), (), "varlen", "torch's flash attention"),
+        (machine(A100), (), ("torch_compile=True",), "sdpa", "torch.compile"),
+        (machine(A100), (), ("model.images=True",), "sdpa", "not tested with this model"),
+        (machine(T4), BOTH, (), "sdpa", "compute capability 8.0"),
+        (machine(A100, T4), (), (), "sdpa", "compute capability 8.0"),
+        (CPU, BOTH, (), "varlen", "one by one"),
+        (CPU, BOTH, ("architecture.model_type=gpt2",), "varlen", "one by one"),
         (machine(A100), BOTH, ("dtype=fp32",), "sdpa", "needs bf16 or fp16"),
         (machine(A100), BOTH, ("architecture.head_dim=512",), "sdpa", "up to 256"),
-        (machine(A100), (), ("architecture.model_type=gemma2",), "eager", "flash attention is not installed"),
+        (machine(A100), (), ("architecture.model_type=gemma2",), "eager", "not tested with this model"),
         (machine(A100), BOTH, ("architecture.model_type=gemma2",), "flash_attention_2", "installed"),
         (machine(A100), BOTH, ("architecture.model_type=mamba",), None, "not tested with this model"),
     ],
@@ -54,6 +58,33 @@ def test_auto_takes_the_newest_flash_attention_that_gpus_packages_type_and_model
     assert found.recipe.config.model.attn_implementation == attention
     assert why in found.recipe.origins["model.attn_implementation"].source
     assert list(gpus.attention(found)) == []
+
+
+def test_losses_of_whole_samples_and_ranks_that_share_them_keep_sdpa(packages: set[str]) -> None:
+    found = [
+        made(recipe="llama3_1_8b_dpo_lora_ultrafeedback_binarized_e1", hardware=machine(A100), ignore_fit=True),
+        made("sequence_parallel_size=2", recipe=LLAMA, hardware=machine(A100, A100), ignore_fit=True),
+    ]
+
+    assert [run.recipe.config.model.attn_implementation for run in found] == ["sdpa", "sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("version", "attention"), [("2.11.0", "sdpa"), ("2.12.0+cu130", "varlen"), ("2.9.1", "sdpa"), ("3.0", "varlen")]
+)
+def test_torch_brings_this_attention_from_2_12_on(
+    packages: set[str], monkeypatch: pytest.MonkeyPatch, version: str, attention: str
+) -> None:
+    monkeypatch.setattr(libraries, "version_of", lambda _: version)
+
+    assert made(recipe=LLAMA, hardware=machine(A100)).recipe.config.model.attn_implementation == attention
+
+
+@pytest.mark.parametrize("hardware", [machine(T4), machine(A100)])
+def test_this_attention_is_refused_by_name_where_it_would_not_compute_the_model(hardware: Hardware) -> None:
+    for sets in (("architecture.model_type=gemma2",), ("dtype=fp32",)):
+        found = made("model.attn_implementation=varlen", *sets, recipe=LLAMA, hardware=hardware, ignore_fit=True)
+        assert [error.code for error in gpus.attention(found)] == ["bad-recipe"]
 
 
 def test_a_named_attention_stands(packages: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import NamedTuple
 
 import pytest
@@ -31,10 +32,8 @@ class Pair(NamedTuple):
 
 def enumerated(name: str, gpu: Gpu, gpus: int, found: ResolvedRun) -> list[Pair]:
     """Return every level with every split of the run's batch, with the part of a GPU that it leaves and its seconds."""
-    batch = found.recipe.config.train_cfg.global_batch_size
-    config = loading.load(name).config.with_values(
-        {"train_cfg.loss": found.recipe.config.train_cfg.loss, "train_cfg.global_batch_size": batch}
-    )
+    decided = ("train_cfg.loss", "train_cfg.global_batch_size", "model.attn_implementation")
+    config = loading.load(name).config.with_values({key: attrgetter(key)(found.recipe.config) for key in decided})
     architecture = config.architecture
     assert architecture is not None
     cluster = Cluster.of(find(gpu.name), 1)

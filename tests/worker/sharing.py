@@ -95,14 +95,14 @@ def ranks(rank: int, kinds: list[str], meeting: str) -> None:
     import deepspeed
 
     import tuner.models.load  # noqa: F401  the types that are ours
-    from tuner.worker import compat, long_rows
+    from tuner.worker import compat
 
     torch.set_num_threads(1)
     compat.build_no_collective()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     deepspeed.init_distributed("gloo")
     trainer = SimpleNamespace(accelerator=SimpleNamespace(), is_evaluating=True)
-    compat.share_samples(trainer, long_rows.sample_by_sample)
+    compat.share_samples(trainer)
     for kind in kinds:
         try:
             answer: Any = distance(kind, rank)

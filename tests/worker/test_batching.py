@@ -51,7 +51,7 @@ def test_a_batch_is_counted_and_the_stand_in_of_a_rank_without_rows_counts_for_n
     def row(*ids: int) -> dict[str, Any]:
         return {"input_ids": list(ids), "labels": [-100, *ids[1:]], "seq_lengths": [len(ids)]}
 
-    collator = Collator(samples(takes_mask=True), row(1, 2, 3))
+    collator = Collator(samples(needs_mask=True), row(1, 2, 3))
 
     padded = collator([row(0, 1, 2, 3, 4, 5, 6, 7, 8, 9), row(*range(9))])
     assert padded["input_ids"].shape == (2, 10)
@@ -60,15 +60,15 @@ def test_a_batch_is_counted_and_the_stand_in_of_a_rank_without_rows_counts_for_n
     assert collator([])["input_ids"].tolist() == [[1, 2, 3]]
 
 
-def samples(*, takes_mask: bool) -> SampleCollator:
-    return SampleCollator(DataCollatorForLanguageModeling(0, padding_free=True), takes_mask)
+def samples(*, needs_mask: bool) -> SampleCollator:
+    return SampleCollator(DataCollatorForLanguageModeling(0, padding_free=True), needs_mask)
 
 
-@pytest.mark.parametrize("takes_mask", [True, False])
-def test_rows_of_one_sample_and_one_length_need_no_mask(takes_mask: bool) -> None:
+@pytest.mark.parametrize("needs_mask", [True, False])
+def test_rows_of_one_sample_and_one_length_need_no_mask(needs_mask: bool) -> None:
     one, same = ({"input_ids": [at, 2], "labels": [-100, 2], "seq_lengths": [2]} for at in (0, 1))
     longer = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "seq_lengths": [3]}
-    collate = samples(takes_mask=takes_mask)
+    collate = samples(needs_mask=needs_mask)
 
     assert collate([one, same])["input_ids"].tolist() == [[0, 2], [1, 2]]
     assert "position_ids" not in collate([one, same])
@@ -79,7 +79,7 @@ def test_full_rows_stand_side_by_side_where_attention_takes_a_mask() -> None:
     packed = {"input_ids": list(range(20)), "labels": list(range(20)), "seq_lengths": [15, 5]}
     shorter = {"input_ids": list(range(18)), "labels": list(range(18)), "seq_lengths": [8, 10]}
 
-    apart, flat = (samples(takes_mask=takes_mask)([packed, shorter]) for takes_mask in (True, False))
+    apart, flat = (samples(needs_mask=needs_mask)([packed, shorter]) for needs_mask in (True, False))
 
     assert apart["position_ids"].tolist() == [[*range(15), *range(5)], [*range(8), *range(10), 0, 0]]
     assert apart["labels"][1].tolist() == [*range(18), -100, -100]
@@ -91,4 +91,4 @@ def test_rows_that_would_be_padded_much_lie_end_to_end() -> None:
     short = {"input_ids": [1] * 10, "labels": [1] * 10, "seq_lengths": [5, 5]}
     full = {"input_ids": [1] * 30, "labels": [1] * 30, "seq_lengths": [20, 10]}
 
-    assert samples(takes_mask=True)([short, full])["input_ids"].shape == (1, 40)
+    assert samples(needs_mask=True)([short, full])["input_ids"].shape == (1, 40)

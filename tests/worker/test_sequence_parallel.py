@@ -15,7 +15,7 @@ from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
 from tuner.recipes.schema.long_context import KINDS
-from tuner.worker.long_rows import Share, sample_by_sample
+from tuner.worker.long_rows import Share
 
 TOLERANCE = 1e-5
 """Sums of fp32 in another order; what sees a token too many or too few is off by a tenth and more."""
@@ -62,20 +62,3 @@ def test_ranks_that_share_samples_are_dealt_the_same_rows_and_groups_each_row_on
 
     assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
     assert [ranks[0], ranks[2]] == dealt(31, 2, 2)
-
-
-def test_samples_of_a_row_are_given_to_the_attention_one_by_one() -> None:
-    seen: list[list[int]] = []
-
-    def attention(module: object, query: torch.Tensor, *_: object, **options: float) -> tuple[torch.Tensor, None]:
-        seen.append(query.flatten().tolist())
-        assert options == {"scaling": 0.5}
-        return query.transpose(1, 2), None
-
-    rows = torch.arange(6.0).view(1, 1, 6, 1)
-    found, _ = sample_by_sample(attention)(
-        None, rows, rows, rows, None, position_ids=torch.tensor([[0, 1, 2, 0, 0, 1]]), scaling=0.5
-    )
-
-    assert seen == [[0, 1, 2], [3], [4, 5]]
-    assert found.flatten().tolist() == [0, 1, 2, 3, 4, 5]

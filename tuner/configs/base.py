@@ -7,8 +7,8 @@ model = dict(
     revision=None,
     # A name (tuner list), a path to a .jinja file, or the template itself. None: the tokenizer's own.
     chat_template=None,
-    # 'sdpa', 'eager', 'flash_attention_2' ... None: transformers' choice. 'auto': flash attention if the GPUs, the
-    # installed packages, the compute type and the model support it, else None.
+    # 'sdpa', 'eager', 'varlen', 'flash_attention_2' ... None: transformers' choice. 'auto': flash attention if the
+    # GPUs, the packages, the compute type and the model support it, else 'varlen' for packed rows, else None.
     attn_implementation="auto",
     # Liger's fused kernels for norms, rotary embeddings and MLPs. 'auto': if there are GPUs and liger-kernel.
     use_liger_kernel="auto",

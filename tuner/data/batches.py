@@ -43,18 +43,18 @@ class SampleCollator:
 
     Args:
         collator: TRL's, which lays them end to end with `padding_free`, and pads them without.
-        takes_mask: Whether the attention does where samples share a row.
+        needs_mask: Whether the attention does where samples share a row.
     """
 
     collator: DataCollatorForLanguageModeling
-    takes_mask: bool
+    needs_mask: bool
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """Return `input_ids` and `labels`, and `position_ids` that begin anew with each sample of a row."""
         lengths = [len(row["input_ids"]) for row in rows]
         no_mask = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
         is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
-        is_better = self.takes_mask and self.collator.padding_free and is_full
+        is_better = self.needs_mask and self.collator.padding_free and is_full
         return side_by_side(rows, self.collator.pad_token_id) if no_mask or is_better else self.collator(rows)
 
 

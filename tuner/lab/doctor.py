@@ -70,9 +70,11 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     rows = [*_software(here), *of_gpus, *_host(here, environ)]
     env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": here.device}
     has_flash = libraries.is_installed("flash_attn")
-    rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)
-    if not has_flash and here.gpus:
-        text = "not installed; torch's own attention masks packed rows"
+    capabilities = [gpu.compute_capability for gpu in here.gpus]
+    has_varlen = here.has_nvidia and libraries.has_varlen_attention(capabilities)
+    rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash, has_varlen=has_varlen), env, deadline_s)
+    if not (has_flash or has_varlen) and here.gpus:
+        text = "not installed, and not in torch before 2.12 or below compute capability 8.0; packed rows get a mask"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
     rows.append(_liger(here))
     rows.append(_kernels(here))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
-from typing import IO
+from typing import IO, Any
 
 from tuner.worker.quiet import quiet_libraries
 
@@ -94,8 +94,8 @@ def _answer(text: str) -> tuple[str, str] | None:
     return None
 
 
-def heavy(num_gpus: int, *, has_flash: bool) -> list[Probe]:
-    """Return the probes for a machine with `num_gpus` visible GPUs."""
+def heavy(num_gpus: int, *, has_flash: bool, has_varlen: bool) -> list[Probe]:
+    """Return the probes for a machine with `num_gpus` visible GPUs, and with flash attention of a package or torch."""
     again = "Reinstall it for this machine: make install, or pip install --force-reinstall "
     network = "NCCL_DEBUG=INFO shows what it tried; NCCL_P2P_DISABLE=1 and NCCL_SOCKET_IFNAME help most often."
     local = "Check that this machine's host name resolves, or set a network interface: GLOO_SOCKET_IFNAME=lo."
@@ -105,6 +105,7 @@ def heavy(num_gpus: int, *, has_flash: bool) -> list[Probe]:
         Probe("DeepSpeed", ["deepspeed"], f"{again}deepspeed."),
         Probe("bitsandbytes", ["bitsandbytes"], f"{again}bitsandbytes; only quantized recipes need it."),
         *([Probe("flash attention", ["flash-attention"], f"{again}flash-attn.")] if has_flash and num_gpus else []),
+        *([Probe("attention by lengths", ["varlen"], f"{again}torch.")] if has_varlen else []),
         Probe("all-reduce", ["all-reduce", str(num_gpus or 2)], network if num_gpus else local),
     ]
 
@@ -114,6 +115,8 @@ Answer = tuple[str, str]
 
 _NF4_ERROR = 0.15
 """Limit of the relative error of a 4-bit round trip: 0.09 for nf4 on normal numbers, in bitsandbytes 0.50.2."""
+_BF16_ERROR = 0.02
+"""Limit of a relative error in bf16: 0.004 is a rounding, and a token too many or too few is off by 0.1 and more."""
 _OPS = ("cpu_adam", "fused_adam", "async_io")
 
 
@@ -196,6 +199,31 @@ def flash_attention() -> Answer:
     return "ok" if apart < 0.01 else "failed", f"flash_attn {version('flash_attn')}, {apart:.4f} from torch's attention"
 
 
+def varlen() -> Answer:
+    """Compare torch's flash attention of two packed samples on the first GPU with SDPA of each of them on the CPU."""
+    import torch
+
+    from tuner.models import attention
+
+    torch.manual_seed(0)
+    lengths: dict[str, Any] = {"cu_seq_lens_q": torch.tensor([0, 33, 100], dtype=torch.int32), "max_length_q": 67}
+    apart, heads = 0.0, (4, 2, 2)  # of queries, keys and values
+    for window in (None, 16):
+        states = [torch.randn(1, count, 100, 64, requires_grad=True) for count in heads]
+        answers = []
+        for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+            placed = [rows.detach().to(device, dtype).requires_grad_() for rows in states]
+            options = lengths | {"cu_seq_lens_q": lengths["cu_seq_lens_q"].to(device), "sliding_window": window}
+            query, key, value = placed
+            attended, _ = attention.attend(torch.nn.Module(), query, key, value, None, **options)
+            attended.square().sum().backward()
+            answers.append([attended, *(rows.grad for rows in placed)])
+        pairs = zip(*answers, strict=True)
+        apart = max(apart, *(float((ours.cpu().float() - theirs).norm() / theirs.norm()) for theirs, ours in pairs))
+    status = "ok" if apart < _BF16_ERROR else "failed"
+    return status, f"torch {torch.__version__} computes packed samples, {apart:.4f} from each of them alone"
+
+
 def all_reduce(ranks: str) -> Answer:
     """Run an all-reduce over `ranks` processes of this machine, with NCCL on NVIDIA GPUs and gloo on a CPU."""
     import torch
@@ -229,6 +257,7 @@ PROBES: dict[str, Callable[..., Answer]] = {
     "deepspeed": deepspeed_ops,
     "bitsandbytes": four_bits,
     "flash-attention": flash_attention,
+    "varlen": varlen,
     "all-reduce": all_reduce,
 }
 

@@ -29,6 +29,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.progress import told
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.runs import creation, metrics
 from tuner.runs.directory import RunDirectory
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the real weights."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
-_ON_A_CPU = {None, "auto", "sdpa", "eager"}
+_ON_A_CPU = {None, "auto", "sdpa", "eager", VARLEN}
 _ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "FusedAdam", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 

@@ -33,6 +33,7 @@ from tuner.machine import hardware
 from tuner.progress import told
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.runs import creation, metrics
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.runs.records import RunStatus
@@ -226,7 +227,7 @@ def _kernels(config: RecipeConfig) -> Iterator[dict[str, object]]:
     model = config.model
     if model.use_liger_kernel is True:
         yield {"use_liger_kernel": False}
-    if str(model.attn_implementation).startswith("flash_attention"):
+    if str(model.attn_implementation).startswith(("flash_attention", VARLEN)):
         yield {"attn_implementation": "sdpa"}
 
 

@@ -8,7 +8,8 @@ from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import KEEPS_IMAGES_APART, VARLEN, WITH_VARLEN
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
 """model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
@@ -22,7 +23,7 @@ def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
     """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on these GPUs."""
     model = loaded.config.model
     if model.attn_implementation == "auto":
-        name, why = _attention(loaded.config.architecture, hardware, dtype)
+        name, why = _attention(loaded.config, hardware, dtype)
         loaded = loaded.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
     if model.use_liger_kernel == "auto":
         why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
@@ -32,15 +33,18 @@ def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
     return loaded
 
 
-def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
+def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
     """Return the newest flash attention for this model on these GPUs, or transformers' choice, and why.
 
     A known choice of transformers is named, so that memory is planned for that attention.
     """
-    lacks, other = None, None
+    lacks, other, architecture = None, None, config.architecture
     if architecture is not None and has_formula(architecture):
         other = default_attention(architecture)
+    varlen_lacks = what_varlen_lacks(config, hardware, dtype)
     if not hardware.gpus:
+        if varlen_lacks is None:
+            return VARLEN, "samples of a row are computed one by one"
         lacks = "no GPU is visible"
     elif not hardware.has_nvidia:
         lacks = "flash attention needs NVIDIA GPUs"
@@ -53,4 +57,33 @@ def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str
     if lacks:
         return other, lacks
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
-    return (names[0], "installed, and these GPUs support it") if names else (other, "flash attention is not installed")
+    if names:
+        return names[0], "installed, and these GPUs support it"
+    if varlen_lacks is None:
+        return VARLEN, "torch's flash attention keeps the samples of a row apart"
+    return other, f"flash attention is not installed, and that of torch {varlen_lacks}"
+
+
+def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> str | None:
+    """Return why `models.attention` is not for this run, or None: rows of several samples, which it keeps apart."""
+    architecture, has_gpus = config.architecture, bool(hardware.gpus)
+    kind = architecture.model_type if architecture else None
+    keeps_apart = kind in WITH_VARLEN
+    if config.reads_images:
+        tower = architecture.vision_config if architecture else None
+        keeps_apart &= tower is not None and tower.model_type in KEEPS_IMAGES_APART
+    if not keeps_apart:
+        return "is not tested with this model"
+    if not config.objective.facts.packs or config.train_cfg.sequence_parallel_size > 1:
+        return "is for rows of several samples on one rank"
+    if not has_gpus:
+        return None
+    if config.train_cfg.torch_compile:
+        return "is not tested with torch.compile"
+    if not hardware.has_nvidia or dtype == "fp32":
+        return "needs NVIDIA GPUs and 16 bits"
+    if not libraries.has_varlen_attention(gpu.compute_capability for gpu in hardware.gpus):
+        return "needs torch 2.12 and GPUs of compute capability 8.0"
+    if architecture and max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
+        return f"supports heads up to {_MAX_HEAD}"
+    return None

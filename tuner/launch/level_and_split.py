@@ -20,8 +20,7 @@ from tuner.machine.hardware import Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
-from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import sees_whole_samples
+from tuner.recipes.schema.architecture import VARLEN, Architecture
 from tuner.zero import presets
 from tuner.zero.choice import open_chosen
 from tuner.zero.config import NONE, Document, FinalConfig, stage
@@ -251,21 +250,14 @@ def _as_gpus(
     Elsewhere samples that are not packed cost the least one by one, without padding.
     """
     values: dict[str, object] = {}
-    if architecture is not None and _is_by_sample(config, architecture):
+    if config.model.attn_implementation == VARLEN:
         config = data_rows.with_sampled_length(config, least.samples)
-        values["model.attn_implementation"] = "flash_attention_2"  # which takes no mask and saves as much
     elif not config.train_dataloader.dataset.packing:
         values["train_dataloader.batch_size"] = least.micro_batch
     if config.train_cfg.loss == "auto":
         values["train_cfg.loss"] = "whole"
     per_rank = int(OF_HOST * machines.host_bytes / machines.gpus_per_node)
     return config.with_values(values), machines._replace(gpu_bytes=per_rank)
-
-
-def _is_by_sample(config: RecipeConfig, architecture: Architecture) -> bool:
-    """Return whether `worker.long_rows` computes this model on a CPU."""
-    is_sdpa = activations.attention_of(config, architecture) == "sdpa"
-    return is_sdpa and sees_whole_samples(config, architecture.model_dump())
 
 
 # --- The loss ---

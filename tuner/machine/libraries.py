@@ -101,6 +101,15 @@ def installed_flash_attention(capabilities: Iterable[tuple[int, int]]) -> list[s
     ]
 
 
+def has_varlen_attention(capabilities: Iterable[tuple[int, int]]) -> bool:
+    """Return whether torch has flash attention for samples of all lengths, with windows and shared key-value heads.
+
+    Source: docs.pytorch.org, torch.nn.attention.varlen: 2.12 is the first with `enable_gqa`; for Ampere and later.
+    """
+    version = version_of("torch")
+    return version is not None and numbers(version) >= (2, 12) and min(capabilities) >= (8, 0)
+
+
 def missing_kernels(packages: Iterable[str]) -> str:
     """Return those of the packages of CUDA kernels that are not installed, in pip's words; '' where all are there."""
     return " ".join(KERNELS[name] for name in packages if not is_installed(name))

@@ -21,11 +21,12 @@ from tuner import vocabulary as vocabularies
 from tuner.errors import ModelError
 from tuner.files import disk_errors, make_folder, read_bytes, scratch_folder
 from tuner.machine.libraries import FLASH
-from tuner.models import adapters, compat, integrity, llava, vision
+from tuner.models import adapters, attention, compat, integrity, llava, vision
 from tuner.models.arguments import LoadOptions, at, pinned
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.recipes.schema.objectives import Teacher
 from tuner.vocabulary import Vocabulary
 
@@ -261,7 +262,10 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         arguments["use_safetensors"] = True  # old repositories on the hub have only pickles, which may hold code
     if _can_attend(model.attn_implementation):
         name = model.attn_implementation
-        arguments["attn_implementation"] = dict.fromkeys(_WITH_ATTENTION, name) if model.images is True else name
+        # A tower has no samples of several lengths: each patch attends to all of its image.
+        parts = ("text_config",) if name == VARLEN else _WITH_ATTENTION
+        arguments["attn_implementation"] = dict.fromkeys(parts, name) if model.images is True else name
+        attention.register()
     compat.hide_kernels_of_gpus()
     if torch.cuda.is_available():
         compat.repeat_heads_on_old_gpus(torch.cuda.get_device_capability())

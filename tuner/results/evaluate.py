@@ -55,7 +55,7 @@ from tuner.results.saved import SOURCE
 from tuner.runs import checkpoints
 from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
-from tuner.worker.compat import takes_mask
+from tuner.worker.compat import needs_mask
 from tuner.worker.generation import Settings, on_device
 from tuner.worker.samples import before_answer, prompts, right_answer, shown
 from tuner.worker.trainer_setup import evaluator
@@ -324,7 +324,7 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     pad_id, reads_images = loaded.encoder.pad_id, loaded.spec.model.images is True
     end_to_end = lays_end_to_end(loaded.model, reads_images=reads_images)
     encoder = cast(PixelMaker, loaded.encoder)
-    of_text = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), takes_mask(loaded.model))
+    of_text = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), needs_mask(loaded.model))
     collate = ImageCollator(of_text, encoder) if reads_images else of_text
     loader = PixelLoader(encoder, 0)
     total, num_tokens = 0.0, 0

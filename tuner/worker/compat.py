@@ -32,8 +32,10 @@ from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
 from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
+from tuner.models import attention
 from tuner.models import compat as models
 from tuner.models.integrity import HEAD
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker import compat_checkpoints
 from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 _RELEASES = "_PartitionedParameterCoordinator__params_to_release"
-BY_SAMPLE = "sdpa_by_sample"
-"""The name under which `long_rows` registers its attention with transformers."""
 
 
 def check_names() -> None:
@@ -252,12 +252,17 @@ def attention_of(model: PreTrainedModel) -> str:
     return name
 
 
-def takes_mask(model: PreTrainedModel) -> bool:
+def needs_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention of a model computes all pairs of tokens and separates samples by a mask."""
-    return attention_of(model) in ("eager", "sdpa", BY_SAMPLE)
+    return attention_of(model) in ("eager", "sdpa")
 
 
-def share_samples(trainer: BuiltTrainer, by_sample: Callable[[Attention], Attention]) -> None:
+def takes_mask(model: PreTrainedModel) -> bool:
+    """Return whether the attention of a model computes rows that are padded on the left, with a mask."""
+    return needs_mask(model) or attention_of(model) == VARLEN
+
+
+def share_samples(trainer: BuiltTrainer) -> None:
     """Repair how accelerate 1.14 and DeepSpeed's Ulysses let ranks share samples; call it once per process.
 
     - Ulysses expects as many rows as a micro-batch has; our samples lie end to end in one row.
@@ -272,7 +277,6 @@ def share_samples(trainer: BuiltTrainer, by_sample: Callable[[Attention], Attent
 
     Args:
         trainer: The trainer of this process.
-        by_sample: Turns transformers' SDPA into an attention that separates the samples of a row without a mask.
     """
     register = UlyssesSPAttentionHF.register_with_transformers
 
@@ -282,7 +286,7 @@ def share_samples(trainer: BuiltTrainer, by_sample: Callable[[Attention], Attent
     ) -> SimpleNamespace:
         alone = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         if core_attn_implementation == "sdpa":
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = by_sample(alone)
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = attention.attend  # which needs no mask of all pairs
         options |= {"micro_batch_size": 1, "disable_in_eval": False}
         groups = register(*args, core_attn_implementation=core_attn_implementation, **options)
         together = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]

@@ -1,10 +1,9 @@
 """How a model computes rows that hold many tokens.
 
-    by sample    attention over one sample after the other, for rows that hold several samples end to end
     in tiles     MLPs that compute some tokens at a time
     shared       one row over several ranks (DeepSpeed's Ulysses): which part of a batch each rank has
 
-`compat` holds what tuner changes in libraries for it.
+`models.attention` computes their samples one by one; `compat` holds what tuner changes in libraries for it.
 """
 
 from __future__ import annotations
@@ -20,85 +19,17 @@ from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DeepSpeedSequenceParallelConfig
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface, TrainingArguments
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import TrainingArguments
 
 from tuner.data.sample import IGNORED
 from tuner.errors import Key, ModelError
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window, num_tiles, sees_whole_samples
+from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window, num_tiles
 from tuner.worker import compat
-from tuner.worker.trainer_types import Attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-# By sample
-
-
-def attend_by_sample(model: PreTrainedModel, config: RecipeConfig) -> bool:
-    """Let a model on a CPU compute attention by sample, if a token attends to all earlier ones of its sample.
-
-    SDPA keeps samples apart with a mask, and computes all (S x T)^2 pairs of a row of S samples of T tokens each:
-    without a mask it computes S x T^2 of them. On a CPU a step over packed rows of 2,048 tokens took 1.7 times as long
-    with the mask (`python -m bench short`, SmolLM2-135M, LoRA); for ranks that share long rows the mask is too large.
-    On GPUs flash attention does the same in one kernel.
-
-    Batches of prompts, and generation with a cache, still use SDPA's mask.
-
-    Returns:
-        Whether the model now computes attention by sample.
-    """
-    facts = model.config.get_text_config().to_dict()
-    if compat.attention_of(model) != "sdpa" or not sees_whole_samples(config, facts):
-        return False
-    AttentionInterface.register(compat.BY_SAMPLE, sample_by_sample(sdpa_attention_forward))
-    AttentionMaskInterface.register(compat.BY_SAMPLE, _mask)
-    # A vision tower attends to all patches of an image, and to no other image.
-    of_text = {"text_config": compat.BY_SAMPLE} if config.reads_images else compat.BY_SAMPLE
-    model.set_attn_implementation(of_text)
-    return True
-
-
-def sample_by_sample(attention: Attention) -> Attention:
-    """Return an attention that computes the samples of a row one after the other, by their position_ids.
-
-    Args:
-        attention: transformers' SDPA; query, key and value have the shape [rows, heads, T, width].
-    """
-
-    def of_samples(
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        position_ids: Tensor | None = None,
-        **options: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        if mask is not None or query.shape[0] > 1 or query.shape[2] != key.shape[2] or position_ids is None:
-            return attention(module, query, key, value, mask, position_ids=position_ids, **options)
-        is_first = position_ids[0].diff(prepend=position_ids[0, :1]) != 1
-        starts = is_first.nonzero().flatten().tolist()
-        if len(starts) == 1:  # nothing to join: no copy is kept for the backward pass
-            return attention(module, query, key, value, None, **options)
-        lengths = [end - start for start, end in zip(starts, [*starts[1:], position_ids.shape[1]], strict=True)]
-        samples = zip(*(rows.split(lengths, dim=2) for rows in (query, key, value)), strict=True)
-        return torch.cat([attention(module, *states, None, **options)[0] for states in samples], dim=1), None
-
-    return of_samples
-
-
-def _mask(batch_size: int, q_length: int, kv_length: int, *args: object, **options: object) -> Tensor | None:
-    """Return no mask for one row without a cache or padding, and SDPA's mask otherwise."""
-    if batch_size == 1 and q_length == kv_length and options.get("attention_mask") is None:
-        return None
-    mask: Tensor | None = sdpa_mask(batch_size, q_length, kv_length, *args, **options)
-    return mask
 
 
 # In tiles

@@ -133,7 +133,7 @@ def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: 
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         built.train_dataset, built.stream = stream.rows, stream
     if shared_by > 1:
-        compat.share_samples(built, long_rows.sample_by_sample)
+        compat.share_samples(built)
     if "optimizer" not in zero:
         built.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
@@ -158,9 +158,6 @@ def _constructed(
 ) -> BuiltTrainer:
     training = training_of(config.objective.type)
     training.before(settings, config, models[0])
-    by_sample = (
-        settings.use_cpu and getattr(settings, "padding_free", False) and long_rows.attend_by_sample(models[0], config)
-    )
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if collate := training.collator(config, encoder.pad_id):
         more["data_collator"] = collate
@@ -171,7 +168,7 @@ def _constructed(
             model=models[0], args=settings, processing_class=encoder.library_object, **rows, **more
         )
     built.remove_callback(PrinterCallback)
-    training.after(built, config, by_sample=by_sample)
+    training.after(built, config)
     if config.reads_images:
         read_images(built, models[0], cast(PixelMaker, encoder), config.train_dataloader.num_workers)
     return built

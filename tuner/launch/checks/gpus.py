@@ -12,10 +12,11 @@ from tuner.errors import Key, MachineError, Option, RecipeError
 from tuner.fit.parameters import built, has_formula
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
+from tuner.launch.kernels import what_varlen_lacks
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, GpuUse
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.architecture import VARLEN, Architecture
 
 _WHERE = "model.attn_implementation"
 _BLOCK = 64
@@ -27,6 +28,9 @@ _HIDDEN_BYTES = 1024**3
 def attention(run: ResolvedRun) -> Iterator[Finding]:
     """Find flash attention without a GPU that supports it, without its package, or with fp32."""
     wanted = run.recipe.config.model.attn_implementation
+    if wanted == VARLEN and (lacks := what_varlen_lacks(run.recipe.config, run.hardware, run.precision.dtype)):
+        fix = f"Use {Key('model.attn_implementation', 'auto')}."
+        yield RecipeError(f"{VARLEN} attention {lacks}", where=_WHERE, fix=fix)
     if wanted not in libraries.FLASH:
         return
     instead = f"{Key('model.attn_implementation', 'sdpa')}, which packs and masks the same way."

@@ -60,17 +60,6 @@ def forgets_window(config: RecipeConfig, model: JsonObject, attention: str | Non
     return ModelError(message, where=SHARED_BY, fix=f"Use flash attention, or {fix}.")
 
 
-def sees_whole_samples(config: RecipeConfig, model: JsonObject) -> bool:
-    """Return whether each token attends to all earlier tokens of its sample, in SFT and pretraining.
-
-    Args:
-        config: The recipe, with the lengths of its samples.
-        model: The known keys of config.json.
-    """
-    is_known = model.get("model_type") in KINDS and config.objective.facts.packs
-    return is_known and config.train_cfg.sequence_parallel_size == 1 and not _longer_than_window(config, model)
-
-
 def _longer_than_window(config: RecipeConfig, model: JsonObject) -> list[str]:
     """Return the loaders with samples that may be longer than the model's sliding window."""
     window = model.get("sliding_window") if model.get("use_sliding_window", True) else None

@@ -69,13 +69,12 @@ class Training:
             ModelError: the model cannot be trained so.
         """
 
-    def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+    def after(self, built: Any, config: RecipeConfig) -> None:
         """Change the trainer after it is built.
 
         Args:
             built: Of the class `trainer`.
             config: The recipe.
-            by_sample: The attention computes one sample after the other.
         """
 
     def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> Sequence[str]:

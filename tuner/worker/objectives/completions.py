@@ -338,7 +338,7 @@ class GeneratingTraining(Training):
             # The other form fails while weights are gathered: DeepSpeed issue 8130.
             settings.gradient_checkpointing_kwargs = {"use_reentrant": True}
 
-    def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+    def after(self, built: Any, config: RecipeConfig) -> None:
         """End completions where answers end in the chat template."""
         end = templates.answers_end(built.processing_class) if built.processing_class.chat_template else None
         built.generates_until([] if end is None else [end])

@@ -115,12 +115,12 @@ class SftTraining(Training):
                     fix=f"Pad them instead: {Key(where, False)}.",
                 )
 
-    def after(self, built: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+    def after(self, built: Any, config: RecipeConfig) -> None:
         """Let a batch stand side by side where that is faster."""
         if config.train_cfg.sequence_parallel_size == 1:
             # The loss that balances a router would be one of padding too.
-            takes_mask = compat.takes_mask(built.model) and not built.aux_loss_enabled and not by_sample
-            built.data_collator = batches.SampleCollator(built.data_collator, takes_mask)
+            needs_mask = compat.needs_mask(built.model) and not built.aux_loss_enabled
+            built.data_collator = batches.SampleCollator(built.data_collator, needs_mask)
 
     def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> list[str]:
         """Return the list that the trainer fills in steps that are logged."""

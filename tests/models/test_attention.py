@@ -1,0 +1,148 @@
+"""Attention without a mask: packed samples get what each of them gets alone, in every family that may use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.configs.test_packing import LENGTHS, is_as_alone, model_of, packed, samples
+from tests.each import each
+from tuner.models import attention
+from tuner.recipes.schema.architecture import KEEPS_APART, VARLEN, WITH_VARLEN
+from tuner.worker import compat
+
+ENDS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+LENGTHS_OF_BATCH = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ENDS) | dict.fromkeys(
+    ("max_length_q", "max_length_k"), max(LENGTHS)
+)
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    attention.register()
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(kind: str = "llama", **more: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **heads, **more)).eval()
+
+
+def computed(model: PreTrainedModel, batches: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of samples that lie end to end in all batches, and the gradient of a fixed sum of them."""
+    model.zero_grad()
+    logits = torch.cat([model(**batch, use_cache=False).logits for batch in batches], dim=1)
+    torch.manual_seed(1)
+    (logits * torch.randn(1, logits.shape[1], 1)).sum().backward()
+    gradients = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    return logits.detach(), torch.cat(gradients)
+
+
+def distances(model: PreTrainedModel, **of_batch: Any) -> list[float]:
+    """Return how far logits and gradients of packed samples are from those of samples alone, in eager attention."""
+    parts, before = samples(model), compat.attention_of(model)
+    model.set_attn_implementation("eager")
+    alone = computed(model, [{"input_ids": part} for part in parts])
+    model.set_attn_implementation(VARLEN)
+    row = {"input_ids": torch.cat(parts, dim=1), "position_ids": POSITIONS, **of_batch}
+    together = computed(model, [row])
+    model.set_attn_implementation(before)  # others measure the same model
+    return [float((a - b).abs().max() / b.abs().max()) for a, b in zip(together, alone, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
+@each(sorted(WITH_VARLEN))
+def test_packed_samples_get_the_logits_and_gradients_that_they_get_alone(kind: str) -> None:
+    model = model_of(kind)
+
+    assert max(distances(model, **LENGTHS_OF_BATCH)) < 2e-5
+    assert max(distances(model)) < 2e-5
+
+
+@each(sorted(KEEPS_APART - WITH_VARLEN))
+def test_a_family_is_left_out_where_it_does_not_use_this_attention_or_computes_something_else(kind: str) -> None:
+    used: list[object] = []
+
+    def recorded(module: object, *states: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        used.append(module)
+        return attention.attend(module, *states, **options)
+
+    model = model_of(kind)
+    before = compat.attention_of(model)
+    AttentionInterface.register(VARLEN, recorded)
+    model.set_attn_implementation(VARLEN)
+    try:
+        assert not is_as_alone(kind, packed) or not used
+    except NotImplementedError as error:  # a cap on the scores
+        assert "softcap" in str(error)
+    finally:
+        model.set_attn_implementation(before)
+
+
+@each(["mistral", "qwen2", "gemma3_text", "olmo3", "cohere2", "exaone4"])
+def test_a_window_is_kept_within_each_sample(kind: str) -> None:
+    window = 4
+    more = {"qwen2": {"use_sliding_window": True, "max_window_layers": 0}, "gemma3_text": {"head_dim": 8}}.get(kind, {})
+    types = {} if kind == "mistral" else {"layer_types": ["sliding_attention", "full_attention"]}
+    model, wide = (small(kind, sliding_window=size, **more, **types) for size in (window, 4 * max(LENGTHS)))
+
+    assert max(distances(model, **LENGTHS_OF_BATCH)) < 2e-5
+    assert max(distances(model)) < 2e-5
+    outputs = [one(input_ids=torch.cat(samples(model), dim=1)).logits for one in (model, wide)]
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-4, "the window matters at this length"
+
+
+def test_no_mask_is_made_for_a_packed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    model.set_attn_implementation(VARLEN)
+    made: list[int] = []
+    monkeypatch.setattr(attention, "sdpa_mask", lambda *given, **_: made.append(given[1]))
+
+    model(input_ids=torch.ones(1, sum(LENGTHS), dtype=torch.long), position_ids=POSITIONS)
+    assert not made
+
+    model(input_ids=torch.ones(2, 4, dtype=torch.long))
+    assert made == [4]
+
+
+def test_answers_of_padded_prompts_and_with_a_cache_are_those_of_sdpa() -> None:
+    prompts = {
+        "input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+    }
+    plain, ours = small(), small()
+    ours.set_attn_implementation(VARLEN)
+
+    for batch in (prompts, {name: rows[:1] for name, rows in prompts.items()}):
+        answers = [model.generate(**batch, max_new_tokens=8, do_sample=False).tolist() for model in (plain, ours)]
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias"])
+def test_what_would_change_the_scores_is_never_left_out(option: str) -> None:
+    states = torch.randn(1, 2, 3, 8)
+
+    with pytest.raises(NotImplementedError):
+        attention.attend(torch.nn.Module(), states, states, states, None, **{option: 1.0})
+
+
+def test_the_name_of_this_attention_is_not_saved_with_the_model(tmp_path: Path) -> None:
+    model = small()
+    model.set_attn_implementation(VARLEN)
+
+    model.save_pretrained(tmp_path)
+
+    assert VARLEN not in (tmp_path / "config.json").read_text()
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
