@@ -21,7 +21,7 @@ from tuner import vocabulary as vocabularies
 from tuner.errors import ModelError
 from tuner.files import disk_errors, make_folder, read_bytes, scratch_folder
 from tuner.machine.libraries import FLASH
-from tuner.models import adapters, attention, compat, integrity, llava, vision
+from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, vision
 from tuner.models.arguments import LoadOptions, at, pinned
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class, tqdm_hook
@@ -147,6 +147,8 @@ def load_model(
     trained = model
     if config.adapter:
         trained = adapters.with_adapter(model, config, path)
+        if not shards and not config.train_cfg.torch_compile:  # a compiler fuses by itself
+            fused_lora.fuse(trained)
     elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     if not config.model.remote_code:
