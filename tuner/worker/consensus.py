@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import NotANumber
-from tuner.worker import compat
+from tuner.worker import compat, compat_update
 from tuner.worker.guard import Guard
 from tuner.worker.trainer_types import BuiltTrainer
 
@@ -60,6 +60,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         compat.check_gradients(self.trainer.deepspeed, self._end_by_gradient)
+        compat_update.step_at_once(self.trainer.deepspeed)
         # Before the first step there is nothing to save: a signal ends the rank at once.
         self.guard.can_stop_at_a_step = state.global_step > 0
 

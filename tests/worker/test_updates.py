@@ -1,0 +1,36 @@
+"""The update of one rank at stage 0 in 16 bits is DeepSpeed's, with one wait for a GPU in the place of one a tensor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import environment
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_weights_norms_and_skipped_steps_are_deepspeeds_and_one_value_is_read(dtype: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.updates", dtype, tmp_path / "meeting"],
+        cwd=Path(__file__).parents[2],
+        env=environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    deepspeeds, ours = json.loads(done.stdout.splitlines()[-1])
+
+    assert ours["taken"] == deepspeeds["taken"] == [True, True, True, False, True, True]
+    assert ours["num_updates"] == deepspeeds["num_updates"]
+    assert ours["scale"] == deepspeeds["scale"]
+    assert ours["norms"] == pytest.approx(deepspeeds["norms"], rel=1e-5)
+    assert max(norm for norm in ours["norms"] if norm < float("inf")) > 0.5, "some gradients are clipped"
+    assert ours["weights"] == pytest.approx(deepspeeds["weights"], abs=1e-6)
+    assert ours["in_16_bits"] == pytest.approx(deepspeeds["in_16_bits"], abs=1e-2)
+    assert deepspeeds["reads"] > deepspeeds["tensors"]
+    assert ours["reads"] == 1
