@@ -18,6 +18,21 @@ def test_a_model_part_has_the_facts_of_the_part_it_names() -> None:
     assert shared.values["model"] != own.values["model"]
 
 
+def test_a_model_part_changes_single_facts_of_the_part_it_builds_on(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name, base, length in (("mine", "llama3_8b", 99), ("longer", "mine", 100)):
+        facts = f'architecture = dict(\n    _base_="{base}",\n    max_position_embeddings={length},\n)\n'
+        (tmp_path / "models" / f"{name}.py").write_text(f'model = dict(path="x")\n{facts}')
+
+    with catalog.using(tmp_path):
+        longer = read_part("models", "longer")
+
+    llama = read_part("models", "llama3_8b").values["architecture"]
+    assert longer.values["architecture"] == llama | {"max_position_embeddings": 100}
+    assert longer.where(("architecture", "max_position_embeddings")) == f"{tmp_path}/models/longer.py:4"
+    assert longer.where(("architecture", "hidden_size")) == f"{tmp_path}/models/longer.py:2"
+
+
 def test_shared_facts_come_from_the_line_that_names_them() -> None:
     found = loading.load("llama3_8b_instruct_full_alpaca_e1")
 
@@ -27,15 +42,20 @@ def test_shared_facts_come_from_the_line_that_names_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "refusal"),
-    [("llama3_8c", "no model 'llama3_8c'.*Did you mean 'llama3_8b'"), ("llama3_8b", "'llama3_8b' has no facts")],
+    ("architecture", "refused"),
+    [
+        ('"llama3_8c"', "mine"),  # there is no such model
+        ('dict(_base_="llama3_8c")', "mine"),
+        ('"llama3_8b"', "llama3_8b"),  # it names itself
+        ('dict(_base_="llama3_8b", vocab_size=9)', "llama3_8b"),
+    ],
 )
-def test_a_name_without_facts_is_refused_with_its_line(named: str, refusal: str, tmp_path: Path) -> None:
+def test_a_name_without_facts_is_refused_with_its_line(architecture: str, refused: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     for name in ("llama3_8b", "mine"):
-        (tmp_path / "models" / f"{name}.py").write_text(f'model = dict(path="x")\narchitecture = "{named}"\n')
+        (tmp_path / "models" / f"{name}.py").write_text(f'model = dict(path="x")\narchitecture = {architecture}\n')
 
-    with catalog.using(tmp_path), pytest.raises(RecipeError, match=refusal) as caught:
+    with catalog.using(tmp_path), pytest.raises(RecipeError) as caught:
         read_part("models", "mine")
 
-    assert caught.value.where == f"{tmp_path}/models/mine.py:2"
+    assert caught.value.where == f"{tmp_path}/models/{refused}.py:2"

@@ -232,29 +232,36 @@ class _Reader:
 def read_part(kind: str, name: str) -> RecipeFile:
     """Read a part of one of `catalog.KINDS`.
 
-    If `architecture` of a model part is the name of another model part, the part gets its facts.
+    `architecture` of a model part may build on that of another one: it is the name of that part, or `dict(_base_=...)`
+    with this name and the facts that differ.
 
     Raises:
-        RecipeError: there is no such part, its file is not data, or `architecture` names a part without facts of its
-            own.
+        RecipeError: there is no such part, its file is not data, or `architecture` builds on a part without facts of
+            its own.
     """
-    source = _read_named(kind, name)
-    other = source.values.get("architecture")
-    if not isinstance(other, str):
-        return source
-    where, known = source.where(("architecture",)), catalog.names("models")
-    if other not in known:
-        raise RecipeError(f"no model {other!r} to share facts with", where=where, fix=did_you_mean(other, known))
-    facts = _holder(source, other).values.get("architecture")
-    if not isinstance(facts, dict):
+    return _with_facts(_read_named(kind, name), (name,))
+
+
+def _with_facts(part: RecipeFile, names: tuple[str, ...]) -> RecipeFile:
+    """Return a part with the facts that its `architecture` builds on; `names` are its own and those of parts above."""
+    written = part.values.get("architecture")
+    differing: JsonObject = {**written} if isinstance(written, dict) else {"_base_": written}
+    base = differing.pop("_base_", None)
+    if not isinstance(base, str):
+        return part
+    where, known = part.where(("architecture",)), catalog.names("models")
+    if base not in known:
+        raise RecipeError(f"no model {base!r} to share facts with", where=where, fix=did_you_mean(base, known))
+    shared = None if base in names else _with_facts(_holder(part, base), (*names, base)).values.get("architecture")
+    if not isinstance(shared, dict):
         fix = "Give the part that holds them."
-        raise RecipeError(f"model {other!r} has no facts of its own", where=where, fix=fix)
-    return source._replace(values={**source.values, "architecture": facts})
+        raise RecipeError(f"model {base!r} has no facts of its own", where=where, fix=fix)
+    return part._replace(values={**part.values, "architecture": shared | differing})
 
 
-def _holder(source: RecipeFile, name: str) -> RecipeFile:
+def _holder(part: RecipeFile, name: str) -> RecipeFile:
     """Return the model part that another part names; a part of the package means the package's own."""
-    if source.kind is Kind.PACKAGE:
+    if part.kind is Kind.PACKAGE:
         return read_file(assets.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
     return _read_named("models", name)
 

@@ -1,15 +1,4 @@
 """Llama 2 13B, Meta's base model, trained on text."""
 
 model = dict(path="meta-llama/Llama-2-13b-hf", chat_template="llama2")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=40,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=32000,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = dict(_base_="llama_13b", max_position_embeddings=4096)

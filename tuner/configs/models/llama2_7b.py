@@ -1,15 +1,4 @@
 """Llama 2 7B, Meta's base model, trained on text."""
 
 model = dict(path="meta-llama/Llama-2-7b-hf", chat_template="llama2")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    vocab_size=32000,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = dict(_base_="llama_7b", max_position_embeddings=4096)

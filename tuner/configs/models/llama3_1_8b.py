@@ -1,15 +1,4 @@
 """Llama 3.1 8B, Meta's base model with a context of 128 thousand tokens."""
 
 model = dict(path="meta-llama/Llama-3.1-8B", chat_template="llama3_1")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
-)
+architecture = dict(_base_="llama3_8b", max_position_embeddings=131072)

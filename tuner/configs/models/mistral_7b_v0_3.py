@@ -1,15 +1,4 @@
 """Mistral 7B v0.3, Mistral AI's base model with tokens for tools."""
 
 model = dict(path="mistralai/Mistral-7B-v0.3", chat_template="mistral")
-architecture = dict(
-    model_type="mistral",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=32768,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = dict(_base_="mistral_7b", vocab_size=32768)

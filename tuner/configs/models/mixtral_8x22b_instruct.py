@@ -1,17 +1,4 @@
 """Mixtral 8x22B Instruct, Mistral AI's chat model with 8 experts, 39B active."""
 
 model = dict(path="mistralai/Mixtral-8x22B-Instruct-v0.1")
-architecture = dict(
-    model_type="mixtral",
-    num_hidden_layers=56,
-    hidden_size=6144,
-    intermediate_size=16384,
-    num_attention_heads=48,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=32768,
-    tie_word_embeddings=False,
-    max_position_embeddings=65536,
-    num_experts_per_tok=2,
-    num_local_experts=8,
-)
+architecture = dict(_base_="mixtral_8x22b", vocab_size=32768)

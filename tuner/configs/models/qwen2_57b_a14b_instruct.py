@@ -1,18 +1,4 @@
 """Qwen2 57B-A14B Instruct, Alibaba's chat model with 64 experts, 14B active."""
 
 model = dict(path="Qwen/Qwen2-57B-A14B-Instruct")
-architecture = dict(
-    model_type="qwen2_moe",
-    num_hidden_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-    num_experts=64,
-    num_experts_per_tok=8,
-    moe_intermediate_size=2560,
-    shared_expert_intermediate_size=20480,
-)
+architecture = dict(_base_="qwen2_57b_a14b", max_position_embeddings=32768)

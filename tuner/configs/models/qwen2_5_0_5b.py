@@ -1,14 +1,4 @@
 """Qwen2.5 0.5B, Alibaba's base model, trained on text."""
 
 model = dict(path="Qwen/Qwen2.5-0.5B")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=24,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    vocab_size=151936,
-    tie_word_embeddings=True,
-    max_position_embeddings=32768,
-)
+architecture = dict(_base_="qwen2_0_5b", max_position_embeddings=32768)

@@ -1,14 +1,4 @@
 """Qwen2.5 Math 1.5B, Alibaba's base model, trained on mathematics."""
 
 model = dict(path="Qwen/Qwen2.5-Math-1.5B")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=28,
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_attention_heads=12,
-    num_key_value_heads=2,
-    vocab_size=151936,
-    tie_word_embeddings=True,
-    max_position_embeddings=4096,
-)
+architecture = dict(_base_="qwen2_1_5b", max_position_embeddings=4096)

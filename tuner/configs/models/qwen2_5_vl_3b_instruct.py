@@ -2,14 +2,7 @@
 
 model = dict(path="Qwen/Qwen2.5-VL-3B-Instruct")
 architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=36,
-    hidden_size=2048,
-    intermediate_size=11008,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    vocab_size=151936,
-    tie_word_embeddings=True,
+    _base_="qwen2_5_3b",
     max_position_embeddings=128000,
     vision_config=dict(
         model_type="qwen2_5_vl",

@@ -1,18 +1,4 @@
 """Qwen3 235B-A22B Instruct 2507, Alibaba's chat model with 128 experts, 22B active."""
 
 model = dict(path="Qwen/Qwen3-235B-A22B-Instruct-2507")
-architecture = dict(
-    model_type="qwen3_moe",
-    num_hidden_layers=94,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_attention_heads=64,
-    num_key_value_heads=4,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=262144,
-    num_experts=128,
-    num_experts_per_tok=8,
-    moe_intermediate_size=1536,
-)
+architecture = dict(_base_="qwen3_235b_a22b", max_position_embeddings=262144)

@@ -2,15 +2,7 @@
 
 model = dict(path="Qwen/Qwen3-VL-8B-Instruct")
 architecture = dict(
-    model_type="qwen3",
-    num_hidden_layers=36,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
+    _base_="qwen3_8b",
     max_position_embeddings=262144,
     vision_config=dict(
         model_type="qwen3_vl",

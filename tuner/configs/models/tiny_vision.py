@@ -2,16 +2,7 @@
 
 model = dict(path="package:tiny_vision", images=True)
 architecture = dict(
-    model_type="llama",
-    num_hidden_layers=3,
-    hidden_size=128,
-    intermediate_size=384,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    vocab_size=1664,
-    tie_word_embeddings=True,
-    max_position_embeddings=512,
+    _base_="tiny",
     vision_config=dict(
         model_type="llava",
         num_hidden_layers=3,

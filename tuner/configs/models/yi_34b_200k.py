@@ -1,15 +1,4 @@
 """Yi 34B 200K, 01.AI's base model with a context of 200 thousand tokens."""
 
 model = dict(path="01-ai/Yi-34B-200K", chat_template="chatml")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=60,
-    hidden_size=7168,
-    intermediate_size=20480,
-    num_attention_heads=56,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=64000,
-    tie_word_embeddings=False,
-    max_position_embeddings=200000,
-)
+architecture = dict(_base_="yi_34b", max_position_embeddings=200000)
