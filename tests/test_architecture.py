@@ -447,7 +447,9 @@ def test_a_part_repeats_no_default(kind: str, name: str) -> None:
 @each(catalog.names("recipes"))
 def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
     delta = read_part("recipes", name).values
-    parts = [layer_of(part) for part in itertools.starmap(read_part, catalog.parse(delta["_base_"]).kinds())]
+    reading = catalog.find(delta["_base_"])
+    assert reading and isinstance(reading.base, catalog.Parts)
+    parts = [layer_of(part) for part in itertools.starmap(read_part, reading.base.kinds())]
     below = Merged()
     for layer in (layer_of(read_file(catalog.BASE)), *with_numbers(parts)):
         below.lay(layer)

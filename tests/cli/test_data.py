@@ -16,7 +16,7 @@ from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
 from tuner.cli.data_tables import print_samples
 from tuner.data import inspection
-from tuner.data.inspection import Difference, Shown
+from tuner.data.inspection import Shown, TemplateDifference
 from tuner.models import load
 from tuner.models.load import load_tokenizer
 
@@ -290,7 +290,7 @@ def test_training_and_serving_are_compared_where_it_is_asked(
     path = rows(GOOD)
     alike = tuner("data", SFT, "--data", path, "--template-check").out
     without_recipe = tuner("data", "--model", "package:tiny", "--data", path, "--template-check").out
-    unlike = Difference("rows.jsonl:1", 2, "answer", 7, "<think>", "Because")
+    unlike = TemplateDifference("rows.jsonl:1", 2, "answer", 7, "<think>", "Because")
     monkeypatch.setattr(inspection, "template_check", lambda *_: iter([unlike]))
 
     told = tuner("data", SFT, "--data", path, "--template-check").out

@@ -36,7 +36,7 @@ def test_a_list_that_is_piped_has_every_part_on_a_line_with_its_summary(tuner: T
     for kind in catalog.KINDS:
         for name in catalog.names(kind):
             assert any(
-                line.startswith(f"  {name} ") and line.endswith(f"  {catalog.summary(kind, name)}")
+                line.startswith(f"  {name} ") and line.endswith(f"  {catalog.summary(catalog.part_file(kind, name))}")
                 for line in result.out.splitlines()
             )
     assert all(preset in result.out for preset in catalog.presets())
@@ -52,7 +52,7 @@ def test_a_list_on_a_terminal_is_short_and_keeps_every_name(tuner: Tuner, monkey
     assert {*text.split()} >= {name for kind in catalog.KINDS for name in catalog.names(kind)}
     assert {*text.split()} >= {*catalog.presets()}
     assert len(text.splitlines()) < sum(len(catalog.names(kind)) for kind in catalog.KINDS) / 2
-    assert catalog.summary("models", "tiny") not in text
+    assert catalog.summary(catalog.part_file("models", "tiny")) not in text
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,11 @@ def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tun
     assert [*found] == [*catalog.KINDS, "presets", "own"]
     for kind in catalog.KINDS:
         assert [*found[kind]] == [*catalog.names(kind)]
-    facts = {"summary": catalog.summary("methods", "lora"), "origin": "tuner", "file": "configs/methods/lora.py"}
+    facts = {
+        "summary": catalog.summary(catalog.part_file("methods", "lora")),
+        "origin": "tuner",
+        "file": "configs/methods/lora.py",
+    }
     assert found["methods"]["lora"] == facts
     assert found["models"]["qwen3_8b"]["path"] == "Qwen/Qwen3-8B"
     assert found["models"]["qwen3_8b"]["parameters"] == 8_190_735_360  # as published

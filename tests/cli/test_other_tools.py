@@ -333,7 +333,7 @@ def test_code_whose_imports_are_missing_is_one_message(tuner: Tuner, name: str) 
 
     assert (result.code, result.out, len(result.messages)) == (2, "", 1)
     assert "Traceback" not in result.err
-    assert ("is not plain data" if name == "xtuner" else "No module named 'not_installed_here'") in result.err
+    assert ("is not data" if name == "xtuner" else "No module named 'not_installed_here'") in result.err
 
 
 def test_with_json_a_mistake_is_one_object_on_standard_error(tuner: Tuner) -> None:

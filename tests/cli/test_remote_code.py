@@ -17,7 +17,7 @@ PINNED = ("--set", f"model.revision={'0123456789' * 4}", "--set", "model.trust_r
 REMOTE = [
     name
     for name in catalog.names("models")
-    if read_file(catalog.part_path("models", name)).values["model"].get("remote_code")
+    if read_file(catalog.part_file("models", name).path).values["model"].get("remote_code")
 ]
 
 
@@ -57,7 +57,11 @@ def test_another_model_in_its_place_is_not_refused() -> None:
 
 def test_exactly_these_parts_say_so_in_their_summary() -> None:
     assert REMOTE
-    said = [name for name in catalog.names("models") if "remote code only" in catalog.summary("models", name)]
+    said = [
+        name
+        for name in catalog.names("models")
+        if "remote code only" in catalog.summary(catalog.part_file("models", name))
+    ]
     assert said == REMOTE
 
 

@@ -114,7 +114,10 @@ def test_a_list_is_whole_in_80_columns(narrow: Tuner, arguments: tuple[str, ...]
     assert [line for line in done.out.splitlines() if len(line) > 80 and " " in line.strip()] == []
     if arguments == ("--datasets",):
         told = " ".join(done.out.split())
-        assert all(" ".join(catalog.summary("datasets", name).split()) in told for name in catalog.names("datasets"))
+        assert all(
+            " ".join(catalog.summary(catalog.part_file("datasets", name)).split()) in told
+            for name in catalog.names("datasets")
+        )
 
 
 def test_a_recipe_is_whole_in_80_columns(narrow: Tuner) -> None:

@@ -105,7 +105,7 @@ def test_tools_and_their_calls_reach_the_conversation() -> None:
 
 @each(catalog.names("datasets"))
 def test_a_part_says_in_one_line_what_it_is(name: str) -> None:
-    summary = catalog.summary("datasets", name)
+    summary = catalog.summary(catalog.part_file("datasets", name))
 
     assert summary.endswith(".")
     assert len(summary) < 120

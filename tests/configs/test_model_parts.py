@@ -32,11 +32,11 @@ def test_model_part_states_each_fact_that_every_model_has(part: str) -> None:
 
 @each(PARTS)
 def test_model_part_begins_with_one_line_on_the_model(part: str) -> None:
-    docstring = ast.get_docstring(ast.parse(catalog.part_path("models", part).read_text(encoding="utf-8")))
+    docstring = ast.get_docstring(ast.parse(catalog.part_file("models", part).path.read_text(encoding="utf-8")))
 
     assert docstring is not None
     assert "\n" not in docstring
-    assert catalog.summary("models", part) == docstring
+    assert catalog.summary(catalog.part_file("models", part)) == docstring
 
 
 @each(PARTS)
@@ -54,7 +54,7 @@ def test_facts_stand_in_one_part_alone() -> None:
     """Parts of one architecture name the part that holds its facts, and so do those with another context alone."""
     holders: dict[str, list[str]] = {}
     for part in PARTS:
-        facts = read_file(catalog.part_path("models", part)).values.get("architecture")
+        facts = read_file(catalog.part_file("models", part).path).values.get("architecture")
         if isinstance(facts, dict) and "_base_" not in facts:
             del facts["max_position_embeddings"]
             holders.setdefault(repr((part[:4], sorted(facts.items()))), []).append(part)
@@ -65,7 +65,7 @@ def test_facts_stand_in_one_part_alone() -> None:
 def test_a_part_that_builds_on_another_repeats_none_of_its_facts() -> None:
     repeated = []
     for part in PARTS:
-        facts = read_file(catalog.part_path("models", part)).values.get("architecture")
+        facts = read_file(catalog.part_file("models", part).path).values.get("architecture")
         if isinstance(facts, dict) and (base := facts.pop("_base_", None)):
             shared = values_of(base)["architecture"]
             repeated += [(part, key) for key, value in facts.items() if shared.get(key) == value]

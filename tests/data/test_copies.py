@@ -13,7 +13,7 @@ import pytest
 from tuner.data import copies
 from tuner.data.formats import FORMATS
 from tuner.data.pipeline import Pipeline
-from tuner.recipes.schema import Dataset, Share
+from tuner.recipes.schema import Dataset, MixtureEntry
 
 Row = dict[str, Any]
 
@@ -93,7 +93,7 @@ def test_without_copies_both_ways_hold_out_the_same_rows(tmp_path: Path) -> None
 def test_copies_in_two_data_sets_of_a_mixture_are_on_one_side(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", (chat(f"Q {number}", "A") for number in range(60)))
     other = written(tmp_path / "b.jsonl", ({"instruction": f"q {number}", "output": "A"} for number in range(60)))
-    shares = (Share(path=one), Share(path=other, weight=2.0))
+    shares = (MixtureEntry(path=one), MixtureEntry(path=other, weight=2.0))
 
     train, held_out = both_sides(split(None, mixture=shares))
 

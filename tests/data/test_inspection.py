@@ -15,7 +15,7 @@ from tuner.data.inspection import bad_rows, histogram, view
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.files import sha256
-from tuner.recipes.schema import Dataset, Share
+from tuner.recipes.schema import Dataset, MixtureEntry
 
 GOOD = {"instruction": "Why is it so?", "output": "It is so because it is so."}
 MISSING = {"instruction": "Why?"}
@@ -81,7 +81,10 @@ def test_a_bar_holds_both_its_ends(lengths: list[int], bars: list[tuple[int, int
 def test_bad_rows_come_in_the_order_of_reading_and_once(jsonl: Write) -> None:
     first = jsonl([MISSING, GOOD, MISSING], "first.jsonl")
     second = jsonl([GOOD, MISSING], "second.jsonl")
-    shares = (Share(path=str(first), format="alpaca", weight=2.0), Share(path=str(second), format="alpaca"))
+    shares = (
+        MixtureEntry(path=str(first), format="alpaca", weight=2.0),
+        MixtureEntry(path=str(second), format="alpaca"),
+    )
 
     found = wrong(dataset(None, mixture=shares), make_tokenizer())
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tuner.data import mixing
 from tuner.data.holdout import Holdout
 from tuner.errors import DataError
-from tuner.recipes.schema import Dataset, Share
+from tuner.recipes.schema import Dataset, MixtureEntry
 
 
 def write(folder: Path, name: str, count: int) -> str:
@@ -27,7 +27,7 @@ def write(folder: Path, name: str, count: int) -> str:
 
 
 def block(*shares: dict[str, Any], **settings: Any) -> Dataset:
-    mixed = {"mixture": tuple(Share(**share) for share in shares)} if shares else {}
+    mixed = {"mixture": tuple(MixtureEntry(**share) for share in shares)} if shares else {}
     return Dataset(**{"path": None, "max_length": 16, "packing": True, **mixed, **settings})
 
 

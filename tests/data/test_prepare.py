@@ -19,7 +19,7 @@ from tuner.data import masks, packing
 from tuner.data.prepare import describe, prepare
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, DiskError
-from tuner.recipes.schema import Share
+from tuner.recipes.schema import MixtureEntry
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -223,7 +223,7 @@ def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokeni
 
 def test_a_mixture_is_one_data_set_told_part_by_part(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     chats, alpaca = jsonl([conversation("one", "two")] * 3), [{"instruction": "five", "output": "six"}] * 4
-    shares = (Share(path=str(chats)), Share(path=str(jsonl(alpaca, "alpaca.jsonl")), weight=0.5))
+    shares = (MixtureEntry(path=str(chats)), MixtureEntry(path=str(jsonl(alpaca, "alpaca.jsonl")), weight=0.5))
     settings = Settings(path=None, mixture=shares, max_length=64)
 
     prepared = prepare(settings, TextEncoder(tokenizer), objective="sft")
@@ -239,7 +239,10 @@ def test_a_mixture_is_one_data_set_told_part_by_part(jsonl: Callable[..., Path],
 
 
 def test_texts_and_conversations_may_be_mixed_for_pretraining(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    shares = (Share(path=str(jsonl([conversation("one", "two")]))), Share(path=str(jsonl(texts(2), "texts.jsonl"))))
+    shares = (
+        MixtureEntry(path=str(jsonl([conversation("one", "two")]))),
+        MixtureEntry(path=str(jsonl(texts(2), "texts.jsonl"))),
+    )
     settings = Settings(path=None, mixture=shares, packing=False)
 
     prepared = prepare(settings, TextEncoder(tokenizer), objective="pretrain")

@@ -18,16 +18,16 @@ import pytest
 from tests.data.conftest import conversation
 from tests.refused import refused
 from tuner.data import blocks, readers
-from tuner.data.blocks import Maker, Start
+from tuner.data.blocks import BlockStart, Maker
 from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import prepare
 from tuner.data.readers.text_files import Cursor
-from tuner.data.stream import Rows, Stream, spans
+from tuner.data.stream import Stream, StreamedRows, spans
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError, TunerError
 from tuner.recipes.schema import Dataset
 
-GLOBAL_BATCH, BEGIN = 4, Start()
+GLOBAL_BATCH, BEGIN = 4, BlockStart()
 
 
 def block_of(path: object, **more: Any) -> Dataset:
@@ -47,7 +47,7 @@ class Trained:
     """A stream as one rank sees it that takes `GLOBAL_BATCH` rows a step."""
 
     def __init__(
-        self, home: Path, dataset: Dataset, tokenizer: Any, start: Start = BEGIN, *, first: int = 0, most: int = 10
+        self, home: Path, dataset: Dataset, tokenizer: Any, start: BlockStart = BEGIN, *, first: int = 0, most: int = 10
     ) -> None:
         home.mkdir()
         objective = objective_of(dataset)
@@ -57,7 +57,7 @@ class Trained:
         self.maker = Maker(self.pipeline, TextEncoder(tokenizer), home, start, **how)
         self.maker.passed(first)
         self.ticks = 0
-        rows, go_on = Rows(home, 10_000, 7, objective), self.maker.go_on
+        rows, go_on = StreamedRows(home, 10_000, 7, objective), self.maker.go_on
         try:
             self.stream = Stream(rows, first, go_on, is_over=lambda: False, tick=self._tick)
         except BaseException:
@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_the_very_rows_that_would_have_followed(
         stopped = started(dataset)
         stopped.take(step * GLOBAL_BATCH)
         start, sha256 = stopped.maker.at(step * GLOBAL_BATCH)
-        start = Start(**json.loads(json.dumps(start._asdict())))
+        start = BlockStart(**json.loads(json.dumps(start._asdict())))
         resumed = started(dataset, start, first=step * GLOBAL_BATCH)
 
         assert resumed.take(80 - step * GLOBAL_BATCH) == rows[step * GLOBAL_BATCH :], (step, start)
@@ -334,7 +334,7 @@ def test_signals_that_ask_the_rank_to_stop_leave_its_next_rows_to_come(
 
 def test_who_waits_for_a_rank_that_has_failed_says_so(tmp_path: Path) -> None:
     with pytest.raises(TunerError, match="has failed"):
-        Stream(Rows(tmp_path, 10, 7, "sft"), 0, None, is_over=lambda: True, tick=lambda: None)
+        Stream(StreamedRows(tmp_path, 10, 7, "sft"), 0, None, is_over=lambda: True, tick=lambda: None)
 
 
 @pytest.mark.parametrize(

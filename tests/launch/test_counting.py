@@ -24,7 +24,7 @@ from tuner.launch import data_rows
 from tuner.launch.steps import Certainty
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Dataset, Rows, Share
+from tuner.recipes.schema import Dataset, MixtureEntry, Rows
 
 FILES = {
     "lines.jsonl": '{"a": 1}\n\n  \n{"a": 2}\r\n{"a": 3}',
@@ -79,7 +79,10 @@ def test_any_text_has_as_many_rows_as_the_readers_find_or_is_not_counted(tmp_pat
 def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_split: float | None) -> None:
     for name, rows in (("a", 40), ("b", 90)):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "x"}\n' * rows)
-    shares = (Share(path=str(tmp_path / "a.jsonl"), max_rows=5), Share(path=str(tmp_path / "b.jsonl"), max_rows=60))
+    shares = (
+        MixtureEntry(path=str(tmp_path / "a.jsonl"), max_rows=5),
+        MixtureEntry(path=str(tmp_path / "b.jsonl"), max_rows=60),
+    )
     dataset = Dataset(path=None, mixture=shares, max_length=16, packing=False, val_split=val_split)
 
     assert data_rows.num_rows(dataset) == 65

@@ -13,7 +13,7 @@ from tests.refused import refused
 from tuner import assets
 from tuner.errors import RecipeError, visible
 from tuner.recipes import catalog, loading
-from tuner.recipes.catalog import Parts, default_objective, names, parse, suggest
+from tuner.recipes.catalog import Parts, default_objective, names, suggest
 from tuner.recipes.recipe_file import read_part
 
 TRAININGS = list(itertools.product(names("objectives"), names("methods")))
@@ -29,8 +29,16 @@ COMPOSED = [
 """Every model and every data set with every training; not the product of all three, which is a million."""
 
 
+def composed_parts(name: str) -> Parts | None:
+    """Return the parts that a name is composed of, also of one that is a recipe of the catalog."""
+    reading = catalog.find(name)
+    if reading and isinstance(reading.base, str):
+        reading = catalog.find(name, hidden=reading.base)
+    return reading.base if reading and isinstance(reading.base, Parts) else None
+
+
 def test_every_composed_name_reads_back_to_its_parts() -> None:
-    assert [parts for parts in COMPOSED if parse(parts.name) != parts] == []
+    assert [parts for parts in COMPOSED if composed_parts(parts.name) != parts] == []
 
 
 def test_no_two_compositions_have_one_name() -> None:
@@ -74,20 +82,14 @@ def with_known_epochs(name: str) -> tuple[str, int]:
 def test_a_recipe_of_the_catalog_hides_only_the_composition_it_builds_on() -> None:
     for name in names("recipes"):
         composed = composed_parts(f"{name}_e3")
-        base = parse(read_part("recipes", name).values["_base_"])
-        assert composed is None or base._replace(epochs=3) == composed
-
-
-def composed_parts(name: str) -> Parts | None:
-    try:
-        return parse(name)
-    except RecipeError:
-        return None
+        base = composed_parts(read_part("recipes", name).values["_base_"])
+        assert composed is None or (base and base._replace(epochs=3) == composed)
 
 
 @pytest.mark.parametrize("epochs", [1, 9, 10, 9999])
 def test_epochs_stand_in_the_name(epochs: int) -> None:
-    assert parse(f"tiny_full_custom_e{epochs}").epochs == epochs
+    parts = composed_parts(f"tiny_full_custom_e{epochs}")
+    assert parts and parts.epochs == epochs
     assert loading.load(f"tiny_full_custom_e{epochs}").config.train_cfg.max_epochs == epochs
 
 
@@ -103,12 +105,13 @@ def test_a_recipe_of_the_catalog_takes_epochs_from_its_name() -> None:
 
 def test_the_default_objective_is_not_written_in_names() -> None:
     assert Parts("tiny", default_objective(), "full", "sample", 3).name == "tiny_full_sample_e3"
-    with pytest.raises(RecipeError, match="Did you mean 'tiny_full_sample_e3'"):
-        parse("tiny_sft_full_sample_e3")
+    assert catalog.find("tiny_sft_full_sample_e3") is None
+    assert suggest("tiny_sft_full_sample_e3") == "tiny_full_sample_e3"
 
 
 def test_the_parts_are_merged_in_the_order_of_the_name() -> None:
-    files = [f"{kind}/{name}" for kind, name in parse("tiny_pretrain_qlora_sample_e3").kinds()]
+    parts = composed_parts("tiny_pretrain_qlora_sample_e3")
+    files = [f"{kind}/{name}" for kind, name in parts.kinds()] if parts else []
 
     assert files == ["models/tiny", "methods/qlora", "objectives/pretrain", "datasets/sample"]
 
@@ -228,10 +231,7 @@ def test_a_path_is_a_file_and_never_a_name(
 @given(st.text(st.characters(exclude_categories=()), max_size=40) | st.from_regex(r"[a-z0-9_]{1,40}", fullmatch=True))
 @settings(max_examples=150, deadline=None)
 def test_any_text_is_a_name_or_one_message(name: str) -> None:
-    try:
-        parse(name)
-    except RecipeError as error:
-        assert str(error).startswith("bad-recipe: ")
+    assert catalog.find(name) or catalog.unknown(name).code == "bad-recipe"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_epochs_are_the_number_at_the_end(name: str, split: tuple[str, int | Non
 def test_every_part_says_in_its_first_line_what_it_is() -> None:
     for kind in catalog.KINDS:
         for name in names(kind):
-            assert len(catalog.summary(kind, name)) > 10
+            assert len(catalog.summary(catalog.part_file(kind, name))) > 10
 
 
 def test_an_asset_is_a_file_of_the_package() -> None:

@@ -265,6 +265,6 @@ def test_any_bytes_in_an_own_part_are_one_message_and_hide_no_other(kind: str) -
 
     with pytest.raises(TunerError):
         loading.check_part(kind, "torn")
-    assert catalog.summary(kind, "torn") == ""
+    assert catalog.summary(catalog.part_file(kind, "torn")) == ""
     assert catalog.part_named("Qwen/Qwen3-8B") == "qwen3_8b"
     assert loading.load("tiny_full_sample_e1").name == "tiny_full_sample_e1"

@@ -12,10 +12,10 @@ from tuner import paths
 from tuner.errors import DataError, RecipeError
 from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Dataset, Share
+from tuner.recipes.schema import Dataset, MixtureEntry
 
-ALPACA = Share(path="tatsu-lab/alpaca", format="alpaca")
-OASST1 = Share(path="timdettmers/openassistant-guanaco", format="oasst1")
+ALPACA = MixtureEntry(path="tatsu-lab/alpaca", format="alpaca")
+OASST1 = MixtureEntry(path="timdettmers/openassistant-guanaco", format="oasst1")
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +42,14 @@ def test_a_part_stands_for_its_rows_and_what_is_said_beside_it() -> None:
     assert dataset_of(write(made)).mixture == (
         ALPACA,
         OASST1.model_copy(update={"weight": 0.5}),
-        Share(path="my.jsonl", weight=2.0),
+        MixtureEntry(path="my.jsonl", weight=2.0),
     )
 
 
 def test_a_part_can_be_read_from_a_copy() -> None:
     (share,) = dataset_of(write("mixture=[dict(part='alpaca', path='alpaca.jsonl')]")).mixture or ()
 
-    assert share == Share(path="alpaca.jsonl", format="alpaca")
+    assert share == MixtureEntry(path="alpaca.jsonl", format="alpaca")
 
 
 def test_a_part_keeps_its_columns_and_system() -> None:
@@ -75,7 +75,7 @@ def test_weights_multiply_through_every_level(monkeypatch: pytest.MonkeyPatch, t
 
     (share,) = dataset_of(write("mixture=[dict(part='one', weight=4)]", base="tiny_full_one_e1")).mixture or ()
 
-    assert share == Share(path="x", weight=6.0)
+    assert share == MixtureEntry(path="x", weight=6.0)
 
 
 def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **made: str) -> None:

@@ -38,7 +38,7 @@ def changed(name: str, *pairs: str) -> Recipe:
             "loss_type=ipo",
             ("objective.loss_type belongs to dpo, kto", "Remove loss_type"),
         ),
-        (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("batch_size must be 2 or more for kto",)),
+        (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("train_dataloader.batch_size = 1",)),
         ("tiny_full_sample_e1", "dtype=bf61", ("optim_wrapper.dtype = 'bf61'", "Did you mean 'bf16'?")),
     ],
 )

@@ -553,7 +553,7 @@ def test_a_long_value_is_cut_in_messages() -> None:
 
 def test_shipped_recipes_are_small_deltas() -> None:
     for name in catalog.names("recipes"):
-        path = catalog.part_path("recipes", name)
+        path = catalog.part_file("recipes", name).path
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 25
         assert "_base_" in read_file(path).values
         loading.load(name)

@@ -32,7 +32,12 @@ from tuner.recipes.recipe_file import (
 
 SHIPPED = [
     catalog.BASE,
-    *(catalog.part_path(kind, name) for kind in catalog.KINDS if kind != "recipes" for name in catalog.names(kind)),
+    *(
+        catalog.part_file(kind, name).path
+        for kind in catalog.KINDS
+        if kind != "recipes"
+        for name in catalog.names(kind)
+    ),
 ]
 STANDALONE = (
     "tiny_full_sample_e3",

@@ -40,7 +40,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.progress import show_on
 from tuner.recipes import loading, names, python_calls
 from tuner.recipes.names import Name, NameKind
-from tuner.recipes.recipe import Asked, Overrides, Recipe
+from tuner.recipes.recipe import LoadArguments, Overrides, Recipe
 from tuner.results.saved import check_dest, find
 from tuner.worker.quiet import quiet
 
@@ -602,26 +602,26 @@ def _rows(argument: str, rows: object) -> object:
     return sources.file_of_rows(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
 
 
-def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) -> Asked:
+def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) -> LoadArguments:
     """Return what to load a recipe by. Overrides for a `Recipe` are added to those that it was loaded with."""
     changes = python_calls.overrides_of(
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
-        source = recipe.arguments or Asked(names.identify(recipe.name), Overrides())
-        return Asked(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
+        source = recipe.arguments or LoadArguments(names.identify(recipe.name), Overrides())
+        return LoadArguments(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
     if recipe is None:
-        return Asked(None, changes, allow_code)
+        return LoadArguments(None, changes, allow_code)
     name = names.identify(os.fspath(recipe))
     if name.kind is NameKind.OTHER_TOOL:
         converted = recipe_of_other_tool(name.text, os.environ)  # effect: where tuner's cache is
         name = Name(str(converted.path), NameKind.RECIPE_FILE, converted.path)
-    return Asked(name, changes, allow_code)
+    return LoadArguments(name, changes, allow_code)
 
 
 def _asked_with(
     recipe: Source, deepspeed: PathLike | Mapping[str, object] | None, overrides: Mapping[str, object], allow_code: bool
-) -> tuple[Asked, str | None]:
+) -> tuple[LoadArguments, str | None]:
     """Return what to load a recipe by, and the name of the DeepSpeed config; a config as a dict becomes an override."""
     if isinstance(deepspeed, Mapping):
         return _asked(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None

@@ -23,7 +23,7 @@ from tuner.recipes.schema import Dataset
 
 if TYPE_CHECKING:
     from tuner.data.encoder import Encoder
-    from tuner.data.inspection import Difference, View
+    from tuner.data.inspection import TemplateDifference, View
 
 _FIRST_ROWS = 1_000
 _MAX_BAD = 20
@@ -151,7 +151,7 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
 
 
 def _print_json(
-    name: str, objective: str, views: Mapping[str, View], differences: list[Difference] | None, *, bad: bool
+    name: str, objective: str, views: Mapping[str, View], differences: list[TemplateDifference] | None, *, bad: bool
 ) -> None:
     changed = {split: {"changed": list(view.prepared.changed())} if bad else {} for split, view in views.items()}
     data = {split: view.to_json() | changed[split] for split, view in views.items()}
@@ -173,7 +173,7 @@ def _leak_warning(views: Mapping[str, View]) -> str | None:
 def _print(
     name: str,
     views: Mapping[str, View],
-    differences: list[Difference] | None,
+    differences: list[TemplateDifference] | None,
     *,
     every: bool,
     streams: bool,

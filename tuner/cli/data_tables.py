@@ -14,7 +14,7 @@ from rich.text import Text
 from tuner.errors import shortened, visible
 
 if TYPE_CHECKING:
-    from tuner.data.inspection import Difference, Piece, Shown, View
+    from tuner.data.inspection import Piece, Shown, TemplateDifference, View
 
 _BAR_WIDTH = 40
 _MAX_DIFFERENCES = 10
@@ -58,7 +58,7 @@ def print_changed(console: Console, split: str, view: View, *, without: Sequence
     console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
 
 
-def print_differences(console: Console, differences: Sequence[Difference]) -> None:
+def print_differences(console: Console, differences: Sequence[TemplateDifference]) -> None:
     """Print where training reads a conversation otherwise than serving, the first of them."""
     from tuner.data.inspection import CHECKED_SAMPLES
 

@@ -48,7 +48,7 @@ def ask(changes: Changes) -> Changes:
     say("What to train, in three questions. q leaves; nothing starts before you have seen the plan.", err=True)
     model = _ask("Model", models() or [Choice(_SMALL, "is downloaded from the hub")], _model_of, "a folder or a hub id")
     data = changes["data"] or (_ask("Data", data_files(), _data_of, "a file, a folder or a hub id"),)
-    summaries = [Choice(name, catalog.summary("methods", name)) for name in _METHODS]
+    summaries = [Choice(name, catalog.summary(catalog.part_file("methods", name))) for name in _METHODS]
     method = changes["method"] or _ask("Method", summaries, _method_of, "or a name that `tuner list --methods` prints")
     return {**changes, "model": model, "data": data, "method": method}
 

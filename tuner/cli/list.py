@@ -148,7 +148,7 @@ def _own(kind: str) -> dict[str, str]:
 def _details(kind: str, name: str) -> JsonObject:
     """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
     file = catalog.part_file(kind, name)
-    facts: JsonObject = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
+    facts: JsonObject = {"summary": catalog.summary(file), "origin": file.folder.origin, "file": file.shown}
     if file.shadowed:
         facts["shadows"] = [folder.origin for folder in file.shadowed]
     if wrong := _mistake(kind, name):
@@ -191,7 +191,7 @@ def _print_summaries(parts: Parts) -> None:
         lines.append(f"{kind}:")
         own, files = _own(kind), catalog.files(kind)
         for name in names:
-            summary = f"{catalog.summary_of(files[name])} {own.get(name, '')}".strip()
+            summary = f"{catalog.summary(files[name])} {own.get(name, '')}".strip()
             lines.append(wrapped(f"  {name:<{width}}  {visible(summary)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
         for title, names in _titled(_others()):

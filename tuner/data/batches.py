@@ -139,7 +139,7 @@ def _padded(sides: Sequence[_Side], pad_id: int) -> Batch:
     masks = [(torch.tensor(labels) != IGNORED).long() for _, labels in sides]
     return {
         "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_id),
-        "attention_mask": pad_sequence([torch.ones_like(one) for one in ids], batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(tokens) for tokens in ids], batch_first=True),
         "completion_mask": pad_sequence(masks, batch_first=True),
     }
 

@@ -36,7 +36,7 @@ _READY = 2
 _END_BYTES = 64 * 1024
 
 
-class Start(NamedTuple):
+class BlockStart(NamedTuple):
     """Where a block begins: with row `first` of the run, which is read in pass `epoch` over the files.
 
     There, `file`, `row`, `offset` and `taken` are those of a `Cursor`; `bad` rows of the pass were left out before.
@@ -51,10 +51,10 @@ class Start(NamedTuple):
     taken: int = 0
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Rows `start.first` to `end` of the run, less that, in `folder`; `sha256` is of their values, in their order."""
 
-    start: Start
+    start: BlockStart
     end: int
     folder: Path
     sha256: str
@@ -68,9 +68,9 @@ def opened(pipeline: Pipeline) -> dict[str, Any]:
     Raises:
         DataError: a file, or the data set, cannot be read from any row on.
     """
-    (one,) = pipeline.mixture.sets
-    files, sizes, ends = one.source.files, [], hashlib.sha256()
-    sources.check_stream(one.place, files)
+    (data_set,) = pipeline.mixture.sets
+    files, sizes, ends = data_set.source.files, [], hashlib.sha256()
+    sources.check_stream(data_set.place, files)
     for file in files:
         try:
             with open_regular(file) as stream:
@@ -92,7 +92,15 @@ class Maker:
     """
 
     def __init__(
-        self, pipeline: Pipeline, encoder: Encoder, home: Path, start: Start, *, most: int, ahead: int, num_rows: int
+        self,
+        pipeline: Pipeline,
+        encoder: Encoder,
+        home: Path,
+        start: BlockStart,
+        *,
+        most: int,
+        ahead: int,
+        num_rows: int,
     ) -> None:
         """Begin.
 
@@ -105,7 +113,7 @@ class Maker:
             ahead: How many rows after the last one that is passed must be there, or training would wait for ever.
             num_rows: Of the run.
         """
-        self.home, self.ready = home, list[Block]()
+        self.home, self.ready = home, list[RowBlock]()
         self._start = self._next = start
         self._num_rows, self._ahead = num_rows, ahead
         self._num_proc: Any = pipeline.dataset.num_proc
@@ -144,7 +152,7 @@ class Maker:
             shutil.rmtree(self.ready.pop(0).folder)
         self.go_on()
 
-    def at(self, number: int) -> tuple[Start, str | None]:
+    def at(self, number: int) -> tuple[BlockStart, str | None]:
         """Return where the block of a row begins, and its hash; None where it is not made yet."""
         while self._is_making and number > self._next.first:  # it is there, and read; word of it is on its way
             self.go_on(POLL_S)
@@ -167,11 +175,11 @@ class _Part:
 
     def __iter__(self) -> Iterator[NumberedRow | DataError]:
         num_bytes = 0
-        for number, one in enumerate(self._rows, 1):
-            yield one
-            if isinstance(one, DataError):  # the row that follows it has been read
+        for number, row in enumerate(self._rows, 1):
+            yield row
+            if isinstance(row, DataError):  # the row that follows it has been read
                 continue
-            num_bytes += limits.size(one)
+            num_bytes += limits.size(row)
             if number >= self._most or num_bytes > _MAX_BYTES:
                 return
         self.is_last = True
@@ -185,11 +193,11 @@ class _Make:
 
     def __init__(self, pipeline: Pipeline, encoder: Encoder, home: Path, most: int, signs: mmap.mmap) -> None:
         self.pipeline, self.encoder, self.home, self.most, self.signs = pipeline, encoder, home, most, signs
-        self._after: Start | None = None
+        self._after: BlockStart | None = None
 
-    def __call__(self, order: tuple[Start, Any]) -> tuple[Block, Start]:
+    def __call__(self, order: tuple[BlockStart, Any]) -> tuple[RowBlock, BlockStart]:
         start, num_proc = order
-        block: Block | None = None
+        block: RowBlock | None = None
         try:
             with disk_errors(self.home):
                 while block is None:
@@ -203,7 +211,7 @@ class _Make:
             raise
         return block, start
 
-    def _made(self, start: Start, num_proc: Any) -> tuple[Block | None, Start]:
+    def _made(self, start: BlockStart, num_proc: Any) -> tuple[RowBlock | None, BlockStart]:
         """Return the block of the next rows (None if training takes no row of it) and the start of the next block."""
         if start != self._after:
             self._at = Cursor(start.file, start.row, start.offset, start.taken)
@@ -216,14 +224,14 @@ class _Make:
             if part.is_last and not end:
                 refuse_nothing(self.pipeline, tally)
             if part.is_last:
-                after, self._after = Start(end, start.epoch + 1), None
+                after, self._after = BlockStart(end, start.epoch + 1), None
             else:
-                after = self._after = Start(end, start.epoch, bad, at.file, at.row, at.offset, at.taken)
+                after = self._after = BlockStart(end, start.epoch, bad, at.file, at.row, at.offset, at.taken)
             if end == start.first:
                 return None, after
             folder = folder_of(self.home, start.first, end)
             (scratch / DONE).replace(folder)
-        return Block(start, end, folder, Prepared.load(folder, self.pipeline.objective).sha256), after
+        return RowBlock(start, end, folder, Prepared.load(folder, self.pipeline.objective).sha256), after
 
     def _sign(self) -> None:
         self.signs[:] = (int.from_bytes(self.signs[:]) + 1).to_bytes(len(self.signs))

@@ -14,15 +14,15 @@ from typing import Any
 
 from tuner.data.sample import Chat, Feedback, Pair, Prompt, Sample
 
-Key = int
+RowKey = int
 _DIGEST_BYTES = 8
 """Two of ten million different rows have one key with a probability of 3 in a million."""
 
-Seen = tuple[Key, int]
+Seen = tuple[RowKey, int]
 """The key of a row, and the hash of its place: a mixture may read a row again, which is no copy."""
 
 
-def key_of(sample: Sample) -> Key:
+def key_of(sample: Sample) -> RowKey:
     """Return a number that samples with the same question and answer share.
 
     A prompt without an answer is its question alone, and a judgement is no part of an answer.
@@ -40,7 +40,7 @@ def key_of(sample: Sample) -> Key:
             return _hashed([sample.prompt, sample.tools])
 
 
-def key_of_row(row: Any) -> Key:
+def key_of_row(row: Any) -> RowKey:
     """Return the key of a row that is no sample: of all its columns."""
     return _hashed(row)
 
@@ -50,7 +50,7 @@ def place_of(place: str) -> int:
     return _digest(place.encode("utf-8", "surrogatepass"))
 
 
-def _hashed(value: Any) -> Key:
+def _hashed(value: Any) -> RowKey:
     return _digest(json.dumps(_folded(value), default=_plain, sort_keys=True).encode())
 
 
@@ -63,9 +63,9 @@ def _folded(value: Any) -> Any:
     if isinstance(value, str):
         return " ".join(value.split()).casefold()
     if isinstance(value, dict):
-        return {str(name): _folded(one) for name, one in value.items() if one is not None}
+        return {str(name): _folded(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return [_folded(one) for one in value]
+        return [_folded(inner) for inner in value]
     return value
 
 

@@ -88,7 +88,7 @@ class SampleEncoder:
             Differs: `fast` gives other tokens than the encoder.
         """
         if any(isinstance(sample, Prompt) for _, sample in batch):
-            return [one for placed in batch for one in self._prompt(*placed, on_error)]
+            return [encoded for placed in batch for encoded in self._prompt(*placed, on_error)]
         changes: dict[tuple[str, str], None] = {}  # once: the two sides of a pair have the same prompt
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
         try:
@@ -103,9 +103,9 @@ class SampleEncoder:
         except DataError as error:
             if not error.of_row:
                 raise
-            rows = [list(samples) for _, samples in itertools.groupby(batch, lambda one: one[0])]
+            rows = [list(samples) for _, samples in itertools.groupby(batch, lambda placed: placed[0])]
             if len(rows) > 1:
-                return [one for row in rows for one in self.encode(row, tally, on_error)]
+                return [encoded for row in rows for encoded in self.encode(row, tally, on_error)]
             on_error(error)
             return []
         sides, samples = iter(encoded), []

@@ -80,7 +80,7 @@ class FastTokens:
         Raises:
             Differs: they are not those of `exact`.
         """
-        return self._checked(texts, self._ids, exact, lambda one, other: one == other)
+        return self._checked(texts, self._ids, exact, lambda fast, other: fast == other)
 
     def with_offsets(self, texts: list[str], exact: Exact) -> list[tuple[Sequence[int] | Tokens, Sequence[Any]]]:
         """Return the ids of texts, and the characters of each token, start and end; no special token is added.
@@ -88,7 +88,9 @@ class FastTokens:
         Raises:
             Differs: they are not those of `exact`.
         """
-        return self._checked(texts, self._with_offsets, exact, lambda one, other: all(map(np.array_equal, one, other)))
+        return self._checked(
+            texts, self._with_offsets, exact, lambda fast, other: all(map(np.array_equal, fast, other))
+        )
 
     def _ids(self, text: str) -> list[int] | None:
         return self._encode(text, text.encode(), add_special_tokens=True)
@@ -116,13 +118,15 @@ class FastTokens:
         self, texts: list[str], fast: Callable[[str], Any], exact: Exact, is_same: Callable[[Any, Any], bool]
     ) -> list[Any]:
         encoded = [fast(text) for text in texts]
-        again = [at for at, one in enumerate(encoded) if one is None or at % EVERY == 0 or self._is_new(texts[at])]
-        for at, one in zip(again, exact([texts[at] for at in again]), strict=True):
+        again = [
+            at for at, tokens in enumerate(encoded) if tokens is None or at % EVERY == 0 or self._is_new(texts[at])
+        ]
+        for at, tokens in zip(again, exact([texts[at] for at in again]), strict=True):
             if encoded[at] is not None:
-                if not is_same(encoded[at], one):
+                if not is_same(encoded[at], tokens):
                     raise Differs
                 self._compared.update(texts[at])
-            encoded[at] = one
+            encoded[at] = tokens
         return encoded
 
     def _is_new(self, text: str) -> bool:
@@ -175,4 +179,4 @@ def _rules(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
     if rule is None:
         return []
     inner = rule.get("pretokenizers") or rule.get("processors") if rule["type"] == "Sequence" else None
-    return [rule] if inner is None else [one for part in inner for one in _rules(part)]
+    return [rule] if inner is None else [inner_rule for part in inner for inner_rule in _rules(part)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from tuner.data.copies import Key
+from tuner.data.copies import RowKey
 from tuner.recipes.schema import Dataset
 
 
@@ -80,10 +80,10 @@ class Sides:
     def __init__(self, holdout: Holdout) -> None:
         """Begin with the first row."""
         self._holdout = holdout
-        self._is_held: dict[Key, bool] = {}
+        self._is_held: dict[RowKey, bool] = {}
         self._num_new: Counter[int] = Counter()
 
-    def keeps(self, number: int, key: Key) -> bool:
+    def keeps(self, number: int, key: RowKey) -> bool:
         """Return whether a row of data set `number` of a mixture is read."""
         if key not in self._is_held:
             self._is_held[key] = self._holdout.holds(number, self._num_new[number])

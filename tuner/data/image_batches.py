@@ -108,7 +108,7 @@ class PixelLoader:
         return batch.pixels.result() if batch.pixels else self._make(batch.shown)
 
     def _make(self, shown: Sequence[Row]) -> Pixels:
-        opened = [_opened(one) for one in shown]
+        opened = [_opened(row) for row in shown]
         return self._encoder.pixels_of(opened) if opened else {}
 
 

@@ -5,7 +5,7 @@ A row keeps its images as they are stored: tokens are counted here, pixels are m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -16,10 +16,9 @@ import PIL.Image
 
 from tuner import assets
 from tuner.data import images, limits, masks, templates
-from tuner.data.encoder import Part, Unrendered
-from tuner.data.fast_tokens import FastTokens
+from tuner.data.encoder import Unrendered
 from tuner.data.rendering import Span, Template, rendered
-from tuner.data.sample import IGNORED, Chat, Image, Message, Thinking, images_of, text_of
+from tuner.data.sample import Chat, Image, Message, images_of, text_of
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
@@ -86,29 +85,6 @@ class ImageEncoder(TextEncoder):
     def template(self) -> Template:
         """The chat template, which renders an image as its placeholder."""
         return templates.with_images(templates.choose_template(self.tokenizer, self.day), self.image_token)
-
-    def encode(
-        self,
-        placed: Sequence[tuple[str, Chat | str]],
-        *,
-        train_all: bool = False,
-        thinking: Thinking | None = None,
-        special_tokens: bool = False,
-        fast: FastTokens | None = None,
-        on_change: Callable[[str, str], object] = lambda place, reason: None,
-    ) -> list[list[Part]]:
-        """Return tokens and labels; the tokens of images carry no loss. Arguments and errors as `Encoder.encode`."""
-        encoded = super().encode(
-            placed,
-            train_all=train_all,
-            thinking=thinking,
-            special_tokens=special_tokens,
-            fast=fast,
-            on_change=on_change,
-        )
-        for (ids, labels), _ in (part for parts in encoded for part in parts):
-            labels[ids == self.image_id] = IGNORED
-        return encoded
 
     def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
         """Return a rendered conversation with the tokens of its images, and where its answers are then.
@@ -187,7 +163,7 @@ class ImageEncoder(TextEncoder):
         """Return what the model takes for images that are read already."""
         text = [self.image_token] * len(opened)
         processed = self.processor(
-            images=[[self.fitted(one)] for one in opened], text=text, return_tensors="pt", padding=True
+            images=[[self.fitted(image)] for image in opened], text=text, return_tensors="pt", padding=True
         )
         return {name: values for name, values in processed.items() if name not in _OF_TEXT}
 

@@ -73,7 +73,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TemplateDifference:
     """The first token that differs up to the end of one assistant turn: `turn` counts from 1, `token` from 0.
 
     `part` is 'prompt' where it lies before the answer. The texts are the tokens around it, on both sides.
@@ -105,9 +105,9 @@ class View:
         return {
             **self.prepared.facts(),
             "efficiency": counts.efficiency if counts.packing else None,
-            "sets": [asdict(one) for one in self.prepared.sets],
+            "sets": [asdict(counts) for counts in self.prepared.sets],
             "lengths": bars,
-            "samples": [one.to_json() for one in self.samples],
+            "samples": [sample.to_json() for sample in self.samples],
         }
 
 
@@ -123,7 +123,7 @@ def view(dataset: Dataset, encoder: Encoder, objective: str, num_samples: int) -
     pipeline = Pipeline(dataset, objective)
     samples = SampleEncoder.of(pipeline, encoder)
     shown = itertools.chain.from_iterable(
-        _shown(samples, one, dataset) for one in _first_samples(pipeline, num_samples)
+        _shown(samples, placed, dataset) for placed in _first_samples(pipeline, num_samples)
     )
     return View(prepared, _lengths(prepared), list(itertools.islice(shown, num_samples)))
 
@@ -158,7 +158,7 @@ def _shown(samples: SampleEncoder, placed: PlacedSample, dataset: Dataset) -> It
             num_tokens,
             num_trained=num_trained(cut),
             num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
-            parts=_parts(sample, [_pieces(samples.encoder, one) for one in cut]),
+            parts=_parts(sample, [_pieces(samples.encoder, side) for side in cut]),
             splits=dataset.packing and not isinstance(sample, Pair | Feedback | Prompt),
             images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),
         )
@@ -170,8 +170,8 @@ def _encoded(samples: SampleEncoder, placed: PlacedSample) -> Iterator[tuple[str
         ids = prompt_ids(samples.encoder, sample)
         yield place, sample, [(ids, np.full_like(ids, IGNORED))]
         return
-    for one in samples.encode([placed], Tally(Counts(0, packing=False)), fail):
-        yield one.place, one.sample, one.sides
+    for encoded in samples.encode([placed], Tally(Counts(0, packing=False)), fail):
+        yield encoded.place, encoded.sample, encoded.sides
 
 
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
@@ -206,14 +206,14 @@ def _counted(token: str) -> Callable[[re.Match[str]], str]:
     """Return a function that writes a run of the token of images, here as a pattern, as one token and its number."""
 
     def text(run: re.Match[str]) -> str:
-        one = re.match(token, run[0])
-        assert one is not None
-        return f"({one[0]} x {len(run[0]) // len(one[0])})"
+        first = re.match(token, run[0])
+        assert first is not None
+        return f"({first[0]} x {len(run[0]) // len(first[0])})"
 
     return text
 
 
-def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[Difference]:
+def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[TemplateDifference]:
     """Yield where training reads the conversations of the first rows otherwise than a server would.
 
     Raises:
@@ -229,7 +229,7 @@ def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterat
             yield from _compare(encoder, thinking.applied(chat, dataset.thinking), parts, place)
 
 
-def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) -> Iterator[Difference]:
+def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) -> Iterator[TemplateDifference]:
     """Yield for each assistant turn with loss where training reads otherwise than serving.
 
     A server renders the turns before an answer with the start of one, and then the conversation up to the answer. The
@@ -243,12 +243,12 @@ def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) ->
             try:
                 served = encoder.serving_ids(Chat(chat.messages[:end], chat.tools), prompt=prompt)
             except Unrendered as error:
-                yield Difference(place, number + 1, name, 0, f"(not rendered: {error})", "")
+                yield TemplateDifference(place, number + 1, name, 0, f"(not rendered: {error})", "")
                 break
             at = num_alike(served, trained)
             if at < len(served):
                 around = (encoder.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
-                yield Difference(place, number + 1, name, at, *around)
+                yield TemplateDifference(place, number + 1, name, at, *around)
                 break
 
 
@@ -274,8 +274,8 @@ def _one_by_one(pipeline: Pipeline, encoder: Encoder, on_error: OnError) -> Iter
     """Take all rows through the pipeline; the last time, as far as they can be read."""
     try:
         tally, samples = pipeline.tally(), SampleEncoder.of(pipeline, encoder)
-        for one in pipeline.samples(tally, on_error):
-            samples.encode([one], tally, on_error)
+        for placed in pipeline.samples(tally, on_error):
+            samples.encode([placed], tally, on_error)
             yield
     except Unreadable as error:
         on_error(error)

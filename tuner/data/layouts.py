@@ -70,24 +70,24 @@ def of(objective: str, image_id: int | None = None) -> Layout:
     return replace(_LAYOUTS[facts.rows], cuts=facts.cuts, image_id=image_id)
 
 
-def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
+def fit(layout: Layout, encoded: Encoded, tally: Tally) -> Row | None:
     """Return a sample's row, cut unless it will be packed; None, counted, where nothing can be learned from it.
 
     That is: a side without a trained token in `max_length`, two sides that are equal in it, or one too long for a
     layout that does not cut.
     """
     max_length = tally.counts.max_length
-    shown = images_of(one.sample.messages) if isinstance(one.sample, Chat) else []
-    short = cut(one.sides, max_length, splits=tally.counts.packing and not shown)
-    if reason := _teaches_nothing(layout, one.sides, short, max_length):
-        tally.drop(one.place, reason, one.sides)
+    shown = images_of(encoded.sample.messages) if isinstance(encoded.sample, Chat) else []
+    short = cut(encoded.sides, max_length, splits=tally.counts.packing and not shown)
+    if reason := _teaches_nothing(layout, encoded.sides, short, max_length):
+        tally.drop(encoded.place, reason, encoded.sides)
         return None
-    tally.keep(one.place, one.sides, short)
-    row: Row = {"is_good": one.sample.label} if isinstance(one.sample, Feedback) else {}
-    if isinstance(one.sample, Prompt):
-        prompt = one.sample.prompt if one.sample.text is None else one.sample.text
-        tools = {"tools": one.sample.tools} if one.sample.tools else {}  # as the chat template takes them
-        row["row"] = json.dumps({**one.sample.columns, **tools, "prompt": prompt}, default=str)
+    tally.keep(encoded.place, encoded.sides, short)
+    row: Row = {"is_good": encoded.sample.label} if isinstance(encoded.sample, Feedback) else {}
+    if isinstance(encoded.sample, Prompt):
+        prompt = encoded.sample.prompt if encoded.sample.text is None else encoded.sample.text
+        tools = {"tools": encoded.sample.tools} if encoded.sample.tools else {}  # as the chat template takes them
+        row["row"] = json.dumps({**encoded.sample.columns, **tools, "prompt": prompt}, default=str)
     row["seq_lengths"] = [len(ids) for ids, _ in short]
     if layout.image_id is not None:
         sizes = map(images.size_of, shown)
@@ -152,6 +152,6 @@ def table(rows: Sequence[Row], layout: Layout) -> pa.RecordBatch:
 def write_rows(path: Path, tables: Iterable[pa.RecordBatch], layout: Layout) -> datasets.Dataset:
     """Write rows to `path` and return them memory-mapped."""
     with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, layout.schema) as writer:
-        for one in tables:
-            writer.write_batch(one)
+        for batch in tables:
+            writer.write_batch(batch)
     return datasets.Dataset.from_file(str(path))

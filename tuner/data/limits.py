@@ -48,11 +48,11 @@ def too_deep(value: Any) -> bool:
     """Return whether a value of JSON has more than `MAX_DEPTH` lists and objects inside each other, however many."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        blocks = (one for one in level if isinstance(one, dict | list))
-        level = [one for block in blocks for one in (block.values() if isinstance(block, dict) else block)]
+        blocks = (item for item in level if isinstance(item, dict | list))
+        level = [item for block in blocks for item in (block.values() if isinstance(block, dict) else block)]
         if not level:
             return False
-    return any(isinstance(one, dict | list) for one in level)
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def size(value: Any) -> int:
@@ -60,9 +60,9 @@ def size(value: Any) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, dict):
-        return sum(16 + size(key) + size(one) for key, one in value.items())
+        return sum(16 + size(key) + size(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return sum(16 + size(one) for one in value)
+        return sum(16 + size(item) for item in value)
     return sum(size(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 16
 
 

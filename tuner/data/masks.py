@@ -121,7 +121,7 @@ def encode_chats(
             first = replace(chat, messages=chat.messages[: text.num_turns])
             strings[at], spans[at] = expand(first, text.text, text.spans, place)
     _check_texts(tokenizer, [(place, text) for place, _, text in parts], strings)
-    encoded = [one for some in limits.batches(strings) for one in _encode_rendered(tokenizer, some, fast)]
+    encoded = [pair for some in limits.batches(strings) for pair in _encode_rendered(tokenizer, some, fast)]
     labelled = iter(
         _all_trained(ids) if train_all else _labelled(ids, offsets, some)
         for (ids, offsets), some in zip(encoded, spans, strict=True)
@@ -141,7 +141,7 @@ def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[st
 def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
     """Return a conversation whose answers do not end with what the template writes behind them: it does so once."""
     end = template.of(chat).end
-    ends = tuple(one for one in (end, end.strip()) if template.special.search(one))
+    ends = tuple(text for text in (end, end.strip()) if template.special.search(text))
     if not any(_ends(turn, ends) for turn in chat.messages):
         return chat
     on_change(place, _ENDS_ALREADY.format("an answer", end.strip()))
@@ -206,8 +206,8 @@ def _quote_special(value: Any, special: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return special.sub(f"{_QUOTE}\\g<0>{_QUOTE}", value.replace(_QUOTE, ""))
     if isinstance(value, dict):
-        return {key: _quote_special(one, special) for key, one in value.items()}
-    return [_quote_special(one, special) for one in value] if isinstance(value, list) else value
+        return {key: _quote_special(inner, special) for key, inner in value.items()}
+    return [_quote_special(inner, special) for inner in value] if isinstance(value, list) else value
 
 
 def _encode_rendered(tokenizer: Any, texts: list[str], fast: FastTokens | None) -> list[_WithOffsets]:

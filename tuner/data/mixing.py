@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from tuner import paths
 from tuner.data import sources
-from tuner.data.copies import Key, key_of_row
+from tuner.data.copies import RowKey, key_of_row
 from tuner.data.formats.image_places import ImagePaths
 from tuner.data.holdout import Holdout, Sides, is_drawn
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
-from tuner.recipes.schema import Dataset, Rows, Share
+from tuner.recipes.schema import Dataset, MixtureEntry, Rows
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class WeightedSource:
         return itertools.islice(self.source.read(on_error), self.max_rows)
 
 
-KeyOfRow = Callable[[WeightedSource, PlacedRow], Key]
+KeyOfRow = Callable[[WeightedSource, PlacedRow], RowKey]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Mixture:
     @property
     def place(self) -> str:
         """The paths or hub ids, as messages name them."""
-        return ", ".join(one.place for one in self.sets)
+        return ", ".join(data_set.place for data_set in self.sets)
 
     def fingerprint(self) -> str:
         """Return a hash that changes when rows, their order or how they are read does; it reads every local file.
@@ -110,15 +110,15 @@ class Mixture:
         """
         facts = [
             [
-                one.source.fingerprint(),
-                one.format,
-                one.columns,
-                one.system,
-                one.weight,
-                *one.image_facts,
-                *one.limit_facts,
+                data_set.source.fingerprint(),
+                data_set.format,
+                data_set.columns,
+                data_set.system,
+                data_set.weight,
+                *data_set.image_facts,
+                *data_set.limit_facts,
             ]
-            for one in self.sets
+            for data_set in self.sets
         ]
         return hashlib.sha256(
             json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
@@ -140,7 +140,7 @@ class Mixture:
         if holdout and holdout.taken:
             on_error = _ignore
         sides = Sides(holdout) if holdout and holdout.keeps_copies_together else None
-        merged = in_turns([(one.weight, one.read(on_error)) for one in self.sets])
+        merged = in_turns([(data_set.weight, data_set.read(on_error)) for data_set in self.sets])
         for number, (row, placed) in itertools.islice(merged, self.max_rows):
             of = self.sets[number]
             if sides:
@@ -152,11 +152,11 @@ class Mixture:
 
     def read_on(self, at: Cursor, on_error: OnError) -> Iterator[tuple[WeightedSource, PlacedRow]]:
         """Yield the rows of the only data set from a place on, which moves along; `on_error` as for `read`."""
-        (one,) = self.sets
+        (data_set,) = self.sets
         left = None if self.max_rows is None else self.max_rows - at.taken
-        for placed in itertools.islice(one.source.read(on_error, at), left):
+        for placed in itertools.islice(data_set.source.read(on_error, at), left):
             at.taken += 1
-            yield one, placed
+            yield data_set, placed
 
 
 def open(dataset: Dataset) -> Mixture:
@@ -175,7 +175,7 @@ def open(dataset: Dataset) -> Mixture:
 def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     assert share.path is not None, "checked before a run starts"
     source = sources.find(share.path, share.name, share.split)
-    weight, max_rows = (share.weight, share.max_rows) if isinstance(share, Share) else (1.0, None)
+    weight, max_rows = (share.weight, share.max_rows) if isinstance(share, MixtureEntry) else (1.0, None)
     folder = paths.expanded(share.image_folder) if share.image_folder else None
     images = ImagePaths(folder, source.files)
     return WeightedSource(
@@ -202,7 +202,9 @@ def in_turns(sets: Sequence[tuple[float, Iterable[T]]]) -> Iterator[tuple[int, T
         for count, row in enumerate(rows):
             yield (count / weight, number), row
 
-    merged = heapq.merge(*(timed(number, *one) for number, one in enumerate(sets)), key=lambda timed_row: timed_row[0])
+    merged = heapq.merge(
+        *(timed(number, *weighted) for number, weighted in enumerate(sets)), key=lambda timed_row: timed_row[0]
+    )
     for (_, number), row in merged:
         yield number, row
 

@@ -139,11 +139,11 @@ class Tally:
         for (owner, key), (rows, first) in part._unread.items():
             self.ignore(owner, key, first, rows)
         self.seen += part.seen
-        for one in part.kept_back or ():
-            if isinstance(one, DataError):
-                on_error(one)
+        for outcome in part.kept_back or ():
+            if isinstance(outcome, DataError):
+                on_error(outcome)
             else:
-                self._list(*one)
+                self._list(*outcome)
 
     def read(self, number: int) -> None:
         """Count one row of data set `number` as read."""
@@ -160,7 +160,7 @@ class Tally:
     def unread(self) -> list[Unread]:
         """Return the keys that nothing is made of, those of most rows first."""
         keys = [Unread(owner, key, rows, first) for (owner, key), (rows, first) in self._unread.items()]
-        return sorted(keys, key=lambda one: -one.rows)
+        return sorted(keys, key=lambda unread: -unread.rows)
 
     def refuse(self, error: DataError) -> None:
         """Leave a row out; a mixture may meet it more than once.
@@ -257,8 +257,8 @@ def unread_text(keys: Sequence[Unread]) -> str:
 
 def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
     """Return the line about keys that may say how a row is to be trained, by split; None without such keys."""
-    told = {split: [one for one in some if one.owner != "column"] for split, some in keys.items()}
-    parts = [f"{split}: {unread_text(some)}" for split, some in told.items() if some]
+    ambiguous = {split: [key for key in some if key.owner != "column"] for split, some in keys.items()}
+    parts = [f"{split}: {unread_text(some)}" for split, some in ambiguous.items() if some]
     return f"some keys of the rows are not read: {'; '.join(parts)}." if parts else None
 
 

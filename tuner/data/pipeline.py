@@ -15,7 +15,7 @@ from typing import TextIO
 
 from tuner import paths
 from tuner.data import formats, images, mixing, sources
-from tuner.data.copies import Key, key_of, key_of_row, place_of
+from tuner.data.copies import RowKey, key_of, key_of_row, place_of
 from tuner.data.formats.columns import renamed
 from tuner.data.hints import hint
 from tuner.data.outcomes import Counts, Tally
@@ -64,9 +64,11 @@ class Pipeline:
     def formats(self) -> tuple[str, ...]:
         """The row format of each data set: the recipe's, or the one told from its first rows."""
         return tuple(
-            one.format
-            or formats.detect(one.head(DETECT_ROWS), one.place, columns=one.columns, objective=self.objective)
-            for one in self.mixture.sets
+            data_set.format
+            or formats.detect(
+                data_set.head(DETECT_ROWS), data_set.place, columns=data_set.columns, objective=self.objective
+            )
+            for data_set in self.mixture.sets
         )
 
     @cached_property
@@ -76,9 +78,9 @@ class Pipeline:
         Nothing is said of a data set with a format that the user has named.
         """
         found = []
-        for one, name in zip(self.mixture.sets, self.formats, strict=True):
-            if one.format is None:
-                rows = [renamed(row, one.columns, one.place) for row in one.head(DETECT_ROWS)]
+        for data_set, name in zip(self.mixture.sets, self.formats, strict=True):
+            if data_set.format is None:
+                rows = [renamed(row, data_set.columns, data_set.place) for row in data_set.head(DETECT_ROWS)]
                 found.append(hint(rows, name, self.objective))
         return tuple(dict.fromkeys(filter(None, found)))
 
@@ -95,15 +97,15 @@ class Pipeline:
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from; `on_error` is called for each row that it cannot learn from."""
-        rows = ((one.number, placed) for one, placed in self.mixture.read(on_error, self.key_of))
+        rows = ((data_set.number, placed) for data_set, placed in self.mixture.read(on_error, self.key_of))
         return self.samples_of(rows, tally, on_error)
 
-    def key_of(self, one: mixing.WeightedSource, placed: PlacedRow) -> Key:
+    def key_of(self, data_set: mixing.WeightedSource, placed: PlacedRow) -> RowKey:
         """Return the key of a row's question and answer; of all its columns if it is no sample."""
-        name, (place, row) = self.formats[one.number], placed
+        name, (place, row) = self.formats[data_set.number], placed
         if ":" not in name:  # a function of the user's is called once for a row
             try:
-                return key_of(formats.FORMATS[name].read(renamed(row, one.columns, place)))
+                return key_of(formats.FORMATS[name].read(renamed(row, data_set.columns, place)))
             except (DataError, formats.Misfit):
                 pass
         return key_of_row(row)
@@ -119,10 +121,10 @@ class Pipeline:
         read = partial(self.mixture.read, key_of=self.key_of) if at is None else partial(self.mixture.read_on, at)
         errors: dict[str | None, DataError] = {}  # a mixture may meet the same row again
         try:
-            for one, placed in read(partial(self._keep_back, errors)):
+            for data_set, placed in read(partial(self._keep_back, errors)):
                 yield from errors.values()
                 errors.clear()
-                yield one.number, placed
+                yield data_set.number, placed
         except _TooMany:
             pass
         except Unreadable as error:
@@ -139,7 +141,7 @@ class Pipeline:
         facts = facts_of(self.objective)
         gives_columns = facts.rows == "prompts" and not facts.has_teacher  # rewards get them
         for number, (place, row) in rows:
-            one, name = self.mixture.sets[number], self.formats[number]
+            data_set, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)
             unread: list[tuple[Owner, str]] = []
             left_out_by: list[str] = []
@@ -148,16 +150,16 @@ class Pipeline:
                     name,
                     row,
                     place,
-                    columns=one.columns,
-                    system=one.system,
-                    images=one.images,
+                    columns=data_set.columns,
+                    system=data_set.system,
+                    images=data_set.images,
                     on_unread=unread.append,
                     on_left_out=None if gives_columns else left_out_by.append,
                 )
                 if self.decodes_images:
                     _check_images(sample, place)
                 parts = for_objective(sample, self.objective, name, place)
-                parts = tuple(with_columns(part, renamed(row, one.columns, place)) for part in parts)
+                parts = tuple(with_columns(part, renamed(row, data_set.columns, place)) for part in parts)
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
                     raise
@@ -188,11 +190,11 @@ class Pipeline:
             raise (self._several_shapes() or refused) from error
 
     def _several_shapes(self) -> DataError | None:
-        for one, name in zip(self.mixture.sets, self.formats, strict=True):
+        for data_set, name in zip(self.mixture.sets, self.formats, strict=True):
             if ":" in name:  # what a function of the user's takes, nobody knows
                 continue
-            rows = itertools.islice(one.source.read(lambda _: None), _SHAPE_ROWS)
-            if shapes := formats.mixed(rows, one.place, columns=one.columns, objective=self.objective):
+            rows = itertools.islice(data_set.source.read(lambda _: None), _SHAPE_ROWS)
+            if shapes := formats.mixed(rows, data_set.place, columns=data_set.columns, objective=self.objective):
                 return shapes
         return None
 

@@ -152,7 +152,7 @@ def describe(prepared: Prepared, name: str = "train") -> str:
         f"{counts.dropped:,} dropped"
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
     )
-    parts = [f"  {one.place}: {_rows_of(one)}" for one in sets if len(sets) > 1]
+    parts = [f"  {of_set.place}: {_rows_of(of_set)}" for of_set in sets if len(sets) > 1]
     reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
     more = len(prepared.totals) - _MAX_REASONS
     unread = [f"  not read: {unread_text(prepared.unread)}"] if prepared.unread else []
@@ -163,8 +163,8 @@ def _number(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _rows_of(one: SetCounts) -> str:
-    return f"{_number(one.read, 'row')} of format {one.format!r}{' (detected)' if one.detected else ''}"
+def _rows_of(counts: SetCounts) -> str:
+    return f"{_number(counts.read, 'row')} of format {counts.format!r}{' (detected)' if counts.detected else ''}"
 
 
 def _shape(prepared: Prepared) -> str:
@@ -197,7 +197,7 @@ def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
             pipeline.objective,
         ],
         [is_fast, version_of("fastokens")],
-        [_code_of_user(one.format) for one in pipeline.mixture.sets],
+        [_code_of_user(data_set.format) for data_set in pipeline.mixture.sets],
         encoder.content(),
         # Rows of images name their files.
         [str(Path(share.path).absolute()) for share in dataset.shares if share.path] if encoder.image_id else None,
@@ -260,11 +260,11 @@ def build(
         written = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(written)
     sets = [
-        SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
-        for one, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
+        SetCounts(data_set.place, name, data_set.format is None, tally.read_of_set[data_set.number])
+        for data_set, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
     ]
     facts = {
-        "sets": [asdict(one) for one in sets],
+        "sets": [asdict(counts) for counts in sets],
         "counts": asdict(tally.counts),
         "sha256": _sha256_of(written),
         "hints": list(pipeline.hints),
@@ -326,18 +326,18 @@ class _Work:
         rows = [
             row
             for some in limits.batches(samples, encoding.BATCH_ROWS)
-            for one in self.encoder.encode(some, part, part.refuse)
-            if (row := layouts.fit(self.layout, one, part))
+            for encoded in self.encoder.encode(some, part, part.refuse)
+            if (row := layouts.fit(self.layout, encoded, part))
         ]
         return layouts.table(rows, self.layout), part
 
 
 def _readable(batch: Sequence[NumberedRow | DataError], part: Tally) -> Iterator[NumberedRow]:
-    for one in batch:
-        if isinstance(one, DataError):
-            part.refuse(one)
+    for row in batch:
+        if isinstance(row, DataError):
+            part.refuse(row)
         else:
-            yield one
+            yield row
 
 
 def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
@@ -383,7 +383,9 @@ def _sha256_of(rows: datasets.Dataset) -> str:
         for name, column in zip(table.column_names, table.columns, strict=True):
             for values in _values(column.combine_chunks()):
                 hashes[name].update(values)
-    return hashlib.sha256(json.dumps({name: one.hexdigest() for name, one in hashes.items()}).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps({name: digest.hexdigest() for name, digest in hashes.items()}).encode()
+    ).hexdigest()
 
 
 def _values(column: pa.Array) -> Iterator[bytes]:

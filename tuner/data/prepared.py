@@ -55,10 +55,10 @@ class Prepared:
     def load(cls, folder: Path, objective: str) -> Prepared:
         """Return what is in a folder."""
         facts = load_json(read_text(folder / COUNTS_FILE))
-        sets = tuple(SetCounts(**one) for one in facts["sets"])
+        sets = tuple(SetCounts(**count) for count in facts["sets"])
         rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))
-        totals = tuple(Total(**one) for one in facts["changes"])
-        unread = tuple(Unread(**one) for one in facts["unread"])
+        totals = tuple(Total(**count) for count in facts["changes"])
+        unread = tuple(Unread(**count) for count in facts["unread"])
         counts = Counts(**facts["counts"])
         facts_of_rows = (facts["sha256"], totals, unread, tuple(facts["hints"]))
         return cls(rows, counts, sets, objective, *facts_of_rows, folder / OUTCOMES_FILE)
@@ -72,7 +72,7 @@ class Prepared:
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, by reason too, as plain values."""
-        changes, unread = ([asdict(one) for one in some] for some in (self.totals, self.unread))
+        changes, unread = ([asdict(count) for count in some] for some in (self.totals, self.unread))
         return {"counts": asdict(self.counts), "changes": changes, "unread": unread}
 
     def in_training(self, training: Prepared) -> int:

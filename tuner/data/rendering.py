@@ -273,9 +273,9 @@ def _refuse_losses(template: Template, chat: Chat) -> None:
         warn_once("The chat template drops reasoning_content; the model learns the answers without it.")
 
 
-def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
+def num_alike(first: Sequence[object], other: Sequence[object]) -> int:
     """Return how many values two sequences both begin with."""
-    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(first, other, strict=False)))
 
 
 @cache
@@ -293,12 +293,14 @@ def _with_answers(template: Template, chat: Chat) -> list[Rendered]:
         return [whole]
     texts: list[Rendered] = []
     for number in answers:
-        one = _up_to(template, chat, number)
-        if texts and one.text.startswith(texts[-1].text[: _end(texts[-1].spans)]):
-            texts[-1] = one._replace(spans=[*texts[-1].spans, *one.spans], answers=(*texts[-1].answers, *one.answers))
+        part = _up_to(template, chat, number)
+        if texts and part.text.startswith(texts[-1].text[: _end(texts[-1].spans)]):
+            texts[-1] = part._replace(
+                spans=[*texts[-1].spans, *part.spans], answers=(*texts[-1].answers, *part.answers)
+            )
         else:
-            texts.append(one)
-    return [one._replace(spans=[span for span in one.spans if span[0] < span[1]]) for one in texts]
+            texts.append(part)
+    return [part._replace(spans=[span for span in part.spans if span[0] < span[1]]) for part in texts]
 
 
 def _whole(template: Template, chat: Chat) -> Rendered:
@@ -356,7 +358,7 @@ def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str
         # DeepSeek R1 and QwQ render the answer alone, also where it is the last one.
         return prompt, prompt + thought.strip("\n") + _CLOSED_THOUGHT + answer.lstrip("\n")
     # gpt-oss drops the thoughts before a tool's result once there is an answer.
-    shorn = [thinking.shorn(one) if one["role"] == "assistant" else one for one in history.messages]
+    shorn = [thinking.shorn(past) if past["role"] == "assistant" else past for past in history.messages]
     before = rendered(template, Chat(shorn, history.tools), prompt=True)
     after = rendered(template, Chat([*shorn, turn], history.tools))
     if after.startswith(before):

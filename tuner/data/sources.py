@@ -139,7 +139,7 @@ def _part(source: Source, split: str, wanted: str) -> Source:
             raise DataError(f"{wanted!r} is a part of a split, which is not streamed", where=source.place, fix=fix)
         num_rows = sum(1 for _ in source.read(lambda _: None))
         try:
-            spans = [(one.from_, one.to) for one in part.to_absolute({split: num_rows})]
+            spans = [(span.from_, span.to) for span in part.to_absolute({split: num_rows})]
         except ValueError as error:
             raise DataError(f"{wanted!r}: {error}", where=source.place, fix=f"It has {num_rows} rows.") from error
         for start, end in spans:
@@ -372,8 +372,8 @@ def _without_nulls(text: str) -> str:
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: without(one) for key, one in value.items() if one is not None}
-        return [without(one) for one in value] if isinstance(value, list) else value
+            return {key: without(inner) for key, inner in value.items() if inner is not None}
+        return [without(inner) for inner in value] if isinstance(value, list) else value
 
     rows = (json.loads(line) for line in text.split("\n") if line)
     bare = ({name: without(value) for name, value in row.items()} for row in rows)

@@ -32,7 +32,7 @@ def spans(home: Path) -> list[tuple[int, int, Path]]:
     return sorted((int(match[1]), int(match[2]), folder) for match, folder in named if match)
 
 
-class Rows(Dataset[Row]):  # type: ignore[misc]
+class StreamedRows(Dataset[Row]):  # type: ignore[misc]
     """All rows of a run, of which those of the blocks in a folder are there; in whatever process."""
 
     def __init__(self, home: Path, num_rows: int, seed: int, objective: str) -> None:
@@ -50,7 +50,7 @@ class Rows(Dataset[Row]):  # type: ignore[misc]
 
     def open(self, number: int) -> Prepared:
         """Return the block that holds a row, and read from it."""
-        blocks = [one for one in spans(self.home) if one[0] <= number < one[1]]
+        blocks = [block for block in spans(self.home) if block[0] <= number < block[1]]
         assert blocks, f"row {number} is asked for before its block is there, or after"
         self._first, self._end, folder = blocks[0]
         self._block = Prepared.load(folder, self.objective)
@@ -68,7 +68,7 @@ class Stream:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: StreamedRows,
         start: int,
         go_on: Callable[[float], bool] | None,
         *,

@@ -200,7 +200,7 @@ def _end_of_answers(template: Template) -> tuple[str, str]:
     if history.startswith(end):
         return end, ""
     ends = [end[: match.end()] for token in template.controls for match in re.finditer(re.escape(token), end)]
-    lasting = max((one for one in ends if history.startswith(one)), key=len, default="")
+    lasting = max((end_so_far for end_so_far in ends if history.startswith(end_so_far)), key=len, default="")
     return (lasting, text.text.rpartition("Because.")[2].removeprefix(lasting)) if lasting else (end, "")
 
 

@@ -5,6 +5,7 @@ It does not load the tokenizer (`models.load` does), and it does not cut or pack
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -18,7 +19,7 @@ from tuner.data import images, limits, masks, templates
 from tuner.data.encoder import Part
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, rendered, text_of
-from tuner.data.sample import Chat, Message, Thinking, images_of
+from tuner.data.sample import IGNORED, Chat, Message, Thinking, images_of
 from tuner.errors import DataError
 from tuner.vocabulary import Vocabulary
 
@@ -83,7 +84,7 @@ class TextEncoder:
         fast: FastTokens | None = None,
         on_change: Callable[[str, str], object] = lambda place, reason: None,
     ) -> list[list[Part]]:
-        """Return tokens and labels; arguments and errors as `Encoder.encode`."""
+        """Return tokens and labels; those of images carry no loss. Arguments and errors as `Encoder.encode`."""
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
         for place, chat in chats:
@@ -99,7 +100,7 @@ class TextEncoder:
             labelled = masks.encode_texts(
                 self.tokenizer, texts, fast, special_tokens=special_tokens, on_change=on_change
             )
-            of_texts = ([Part(one)] for one in labelled)
+            of_texts = ([Part(tokens)] for tokens in labelled)
         if chats:
             of_chats = iter(
                 masks.encode_chats(
@@ -112,7 +113,12 @@ class TextEncoder:
                     expand=self.expand,
                 )
             )
-        return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]
+        encoded = [next(of_texts if isinstance(sample, str) else of_chats) for _, sample in placed]
+        if self.image_id is not None:
+            for part in itertools.chain.from_iterable(encoded):
+                ids, labels = part.labelled
+                labels[ids == self.image_id] = IGNORED
+        return encoded
 
     def expand(self, chat: Chat, text: str, spans: list[Span], place: str) -> tuple[str, list[Span]]:
         """Return the text of a rendered conversation with the tokens of its images: here there are no images."""

@@ -68,15 +68,15 @@ def lengths(
         return ()
     samples = samples_of_rows(files, rows, objective)
     splits = facts_of(objective).rows == "conversations"
-    texts = [_texts(one, chat_template, splits=splits) if one else [] for one in samples]
+    texts = [_texts(sample, chat_template, splits=splits) if sample else [] for sample in samples]
     begun = [text[:_MAX_CHARACTERS] for some in texts for text in some]
     if tokenizer:
-        counts = iter([len(one) for one in tokenizer.encode_batch(begun, add_special_tokens=False)])
+        counts = iter([len(encoding) for encoding in tokenizer.encode_batch(begun, add_special_tokens=False)])
     else:
         counts = iter([len(text.encode()) // _BYTES_PER_TOKEN for text in begun])
     of_images = [
-        sum(tokens_of_image(_size_of(image)) for image in images_of(one.messages)) if isinstance(one, Chat) else 0
-        for one in samples
+        sum(tokens_of_image(_size_of(image)) for image in images_of(sample.messages)) if isinstance(sample, Chat) else 0
+        for sample in samples
     ]
     return tuple(
         tuple(round(next(counts) * len(text) / len(text[:_MAX_CHARACTERS])) + more for text in some)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner import paths
+from tuner.files import JsonObject
 from tuner.importers import deepspeed, image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
-from tuner.importers.document import Block, Document, Keys, Value
+from tuner.importers.document import Document, Keys, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import one_file, renamed, source, truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, when_on
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 _RL = WORDS["axolotl"]
@@ -74,11 +75,6 @@ def of_objective(ours: str, objective: str) -> Rule:
     return rule
 
 
-def target(t: Translation, setting: Setting) -> None:
-    """Set the layers that get an adapter: a list of names, or one pattern."""
-    t.set(setting, "adapter.target_modules", setting.value if isinstance(setting.value, str) else setting.words())
-
-
 def linear(t: Translation, setting: Setting) -> None:
     """Adapt all linear layers, unless lora_target_modules lists some."""
     if not truth(setting.value):
@@ -106,28 +102,12 @@ def any_attention(t: Translation, setting: Setting) -> None:
         t.set(setting, "model.attn_implementation", None, why, changed=True)
 
 
-def liger(t: Translation, setting: Setting) -> None:
-    """Switch on Liger's kernels, which are one setting in tuner."""
-    if truth(setting.value):
-        t.set(setting, "model.use_liger_kernel", True, "all of its kernels together")
-    else:
-        t.leave(setting, "false: its kernels are one setting, which another key may enable")
-
-
 def checkpointing(t: Translation, setting: Setting) -> None:
     """Set gradient checkpointing; tuner keeps the activations on the GPU."""
     if str(setting.value).lower() in ("offload", "offload_disk", "unsloth"):
         t.set(setting, "train_cfg.gradient_checkpointing", True, "kept on the GPU", changed=True)
     else:
         t.set(setting, "train_cfg.gradient_checkpointing", truth(setting.value))
-
-
-def deepcompile(t: Translation, setting: Setting) -> None:
-    """Compile the model with DeepCompile."""
-    if truth(setting.value):
-        t.set(setting, "train_cfg.torch_compile", "deepcompile")
-    else:
-        t.leave(setting, "it is off")
 
 
 def tracker(t: Translation, setting: Setting) -> None:
@@ -194,8 +174,8 @@ _OF_ENTRY = {
 def datasets(t: Translation, setting: Setting) -> None:
     """Add every entry to the training data; entries of test_datasets to the validation data."""
     entries = setting.value if isinstance(setting.value, list) else [setting.value]
-    for number, one in enumerate(entries):
-        entry, keys = one if isinstance(one, dict) else {"path": one}, (*setting.keys, str(number))
+    for number, written in enumerate(entries):
+        entry, keys = written if isinstance(written, dict) else {"path": written}, (*setting.keys, str(number))
         if entry.get("type") == "_synthetic":
             t.leave(setting, "synthetic rows for a benchmark: tuner smoke makes its own")
             continue
@@ -220,14 +200,14 @@ def datasets(t: Translation, setting: Setting) -> None:
     t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
 
 
-def _path(entry: Block) -> str:
+def _path(entry: JsonObject) -> str:
     path, file = str(entry["path"]), one_file(entry.get("data_files"))
     if file is None or source(path, file) == file:
         return file or path
     return f"{path}/{file}" if paths.local(path) else f"hf://datasets/{path}/{file}"
 
 
-def _shape(t: Translation, setting: Setting, keys: Keys, entry: Block) -> Block:
+def _shape(t: Translation, setting: Setting, keys: Keys, entry: JsonObject) -> JsonObject:
     type_ = entry.get("type")
     if isinstance(type_, dict):
         columns = {ours: str(type_[key]) for key, ours in _QUESTIONS.items() if type_.get(key)}
@@ -238,7 +218,7 @@ def _shape(t: Translation, setting: Setting, keys: Keys, entry: Block) -> Block:
     return _named_shape(t, setting, keys, entry, str(type_ or ""))
 
 
-def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: Block, type_: str) -> Block:
+def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: JsonObject, type_: str) -> JsonObject:
     word = type_.partition(".")[0].partition(":")[0]
     if (written := _WRITTEN.get(word)) and t.objective != "pretrain":
         why = f"Axolotl renders prompts as {written}, tuner with the model's chat template"
@@ -268,7 +248,7 @@ def _note_type(t: Translation, keys: Keys, type_: str, format_: str | None, why:
     t.note(shown, Outcome.CHANGED, f"format {format_}", why, is_learned=True)
 
 
-def _chat(entry: Block) -> Block:
+def _chat(entry: JsonObject) -> JsonObject:
     mappings = entry.get("message_property_mappings") or {}
     content = mappings.get("content") or entry.get("message_field_content")
     format_ = "sharegpt" if content == "value" or entry.get("type") == "sharegpt" else "messages" if content else None
@@ -311,7 +291,6 @@ TABLE: Mapping[str, Rule] = {
             "adapter": shared_rules.method,
             "lora_model_dir": shared_rules.adapter_path,
             "load_in_4bit load_in_8bit": shared_rules.bits,
-            "lora_target_modules": target,
             "lora_target_linear": linear,
             "rl": rl,
             "dpo_beta": of_objective("beta", "dpo"),
@@ -326,7 +305,7 @@ TABLE: Mapping[str, Rule] = {
             "bf16 fp16 bfloat16 float16": shared_rules.compute_type,
             "gradient_checkpointing": checkpointing,
             "activation_offloading": shared_rules.switched("train_cfg.activation_offloading"),
-            "deepcompile": deepcompile,
+            "deepcompile": when_on("train_cfg.torch_compile", "deepcompile", "it is off"),
             "processor_type": image_keys.marks_images,
             "freeze_mm_modules": image_keys.frozen("vision", "projector"),
             "image_size": image_size,
@@ -342,7 +321,12 @@ TABLE: Mapping[str, Rule] = {
             "rpo_alpha": shared_rules.sft_term,
             "loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
-            "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": liger,
+            "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": when_on(
+                "model.use_liger_kernel",
+                True,
+                "false: its kernels are one setting, which another key may enable",
+                "all of its kernels together",
+            ),
         }
     ),
 }

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import DeepSpeedConfigError
-from tuner.files import read_named_text
-from tuner.importers.document import Block
+from tuner.files import JsonObject, read_named_text
 from tuner.importers.translation import Setting, Translation
 from tuner.recipes.recipe_file import YAML
 from tuner.zero import jsonfile, presets
@@ -30,7 +29,7 @@ def chosen(t: Translation, setting: Setting) -> None:
     if text.startswith("{"):
         t.set(setting, "deepspeed", _parsed(t, setting, text))
         return
-    near = next((one for one in (Path(text), t.document.folder / text) if paths.is_file(one)), None)
+    near = next((path for path in (Path(text), t.document.folder / text) if paths.is_file(path)), None)
     if near is not None:
         t.set(setting, "deepspeed", str(near))
         return
@@ -52,7 +51,7 @@ def preset(text: str) -> str | None:
     return presets.of_stage(int(level[1]), offloads="offload" in name).name
 
 
-def _parsed(t: Translation, setting: Setting, text: str) -> Block:
+def _parsed(t: Translation, setting: Setting, text: str) -> JsonObject:
     try:
         return jsonfile.parse(text, setting.where).value
     except DeepSpeedConfigError as error:

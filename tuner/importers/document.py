@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuner.errors import RecipeError
+from tuner.files import JsonObject
 from tuner.recipes import merging, yaml_text
 
 Value = Any
 """A value of another tool's config before it is checked: text, number, list or block."""
-Block = dict[str, Value]
 Keys = merging.Keys
 """The keys that lead to a value, from the outermost; positions in a list count from 0."""
 
 
 @dataclass(frozen=True)
-class Name:
+class PythonName:
     """A Python name in an XTuner config, such as `AutoModelForCausalLM.from_pretrained`. It is never imported."""
 
     text: str
@@ -37,7 +37,7 @@ class Name:
 
 def last_name(value: object) -> str:
     """Return the last part of a Python name or of a dotted text."""
-    return value.last if isinstance(value, Name) else str(value).rpartition(".")[2]
+    return value.last if isinstance(value, PythonName) else str(value).rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Document:
         files: Key at the top -> the name of the file that it comes from, if that is another file.
     """
 
-    values: Block
+    values: JsonObject
     name: str
     lines: Mapping[Keys, int] = field(default_factory=dict)
     folder: Path = Path()
@@ -75,8 +75,7 @@ class Document:
     def where(self, keys: Keys = ()) -> str:
         """Return the line of a key, or of the nearest key around it, as `file:line`."""
         name = self.files.get(keys[0], self.name) if keys else self.name
-        inner = (keys[:end] for end in range(len(keys), 0, -1))
-        line = next((self.lines[one] for one in inner if one in self.lines), None)
+        line = merging.line_of(self.lines, keys)
         return name if line is None else f"{name}:{line}"
 
     def wrong(self, message: str, keys: Keys = (), fix: str | None = None) -> RecipeError:

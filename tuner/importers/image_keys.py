@@ -36,9 +36,8 @@ def of_images(ours: str) -> Rule:
     return rule
 
 
-def folder(t: Translation, setting: Setting) -> None:
-    """Set the folder in which the paths of images begin, for each data set."""
-    t.of_images["image_folder"] = setting
+folder = of_images("image_folder")
+"""The rule for the folder in which the paths of images begin, for each data set."""
 
 
 def marks_images(t: Translation, setting: Setting) -> None:
@@ -67,8 +66,8 @@ def settle(t: Translation, part: str | None) -> None:
     _freeze(t)
     for ours, setting in t.of_images.items():
         if ours == "image_folder":
-            for one in (*t.datasets, *t.validation):
-                one.setdefault("image_folder", str(setting.value))
+            for dataset in (*t.datasets, *t.validation):
+                dataset.setdefault("image_folder", str(setting.value))
             t.note(setting, Outcome.TRANSLATED, f"{_DATASET}.image_folder = {str(setting.value)!r}")
         elif ours not in (*_PARTS, "model.images"):
             t.set(setting, ours, setting.value)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from tuner import paths
 from tuner.errors import Option, Text
+from tuner.files import JsonObject
 from tuner.importers import image_keys, words
-from tuner.importers.document import Block, Keys, Value
+from tuner.importers.document import Keys, Value
 from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
 from tuner.recipes.loading import settle_warmup, validate, with_numbers
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
-from tuner.recipes.recipe import layer_of, read_base
+from tuner.recipes.recipe import base_layer, layer_of, read_base
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 
@@ -41,7 +42,7 @@ class Imported:
     tool: str
     source: str
     base: str | None
-    values: Block
+    values: JsonObject
     settings: dict[Keys, Setting]
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
@@ -51,9 +52,9 @@ class Imported:
     def differences(self) -> tuple[Entry, ...]:
         """The written keys that change what is learned, or may do so because the tool has no such key."""
         return tuple(
-            one
-            for one in self.entries
-            if not one.setting.is_default and (one.is_learned or one.outcome is Outcome.UNKNOWN)
+            entry
+            for entry in self.entries
+            if not entry.setting.is_default and (entry.is_learned or entry.outcome is Outcome.UNKNOWN)
         )
 
 
@@ -72,10 +73,8 @@ def finished(t: Translation) -> Imported:
     t.check_all_recorded()
     epochs = t.ours(_EPOCHS) or 1
     objective = t.objective
-    below = Merged()
     parts = catalog.Parts(part, objective, t.method, dataset or _CUSTOM, epochs) if part else None
-    base_file = read_base()
-    below.lay(Layer(base_file.values, base_file.place))
+    below = _base_alone()
     named = (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset))
     layers = [layer_of(read_part(kind, name)) for kind, name in named if name is not None]
     is_of_xtuner = parts is not None and words.has_recipe(parts.name)
@@ -98,7 +97,7 @@ def finished(t: Translation) -> Imported:
     if parts:
         below.lay(Layer.at(Place(Kind.NAME, parts.name), nested(_EPOCHS, epochs)))
     values = _difference(t, merged, below if parts else _base_alone(), bool(architecture))
-    entries = tuple(one for one in t.entries if not one.setting.is_default or one.outcome is Outcome.CHANGED)
+    entries = tuple(entry for entry in t.entries if not entry.setting.is_default or entry.outcome is Outcome.CHANGED)
     notes = tuple(merged.warnings)
     name = parts.name if parts else None
     settings = {keys: chosen.setting for keys, chosen in t.chosen.items()}
@@ -169,7 +168,7 @@ def _settle_kto(t: Translation) -> None:
         t.chosen[counts] = t.chosen[counts]._replace(value=t.ours(counts) // 2)
 
 
-def _settle_model(t: Translation) -> tuple[str | None, Block | None]:
+def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:
     """Return the catalog part for the model, and its architecture if the source names a copy of that model."""
     if t.model is None:
         t.note(Setting("the model", None, t.document.name), Outcome.LEFT_OUT, why=f"not set: {Option('model', 'PATH')}")
@@ -195,11 +194,7 @@ def _settle_model(t: Translation) -> tuple[str | None, Block | None]:
 def _same_name(path: str) -> str | None:
     """Return the part with the same model name as the end of this path: copies by other owners keep the name."""
     last = _own_name(path)
-    for name in catalog.names("models"):
-        known = read_path(name)
-        if known and _own_name(known) == last:
-            return name
-    return None
+    return next((name for name in catalog.names("models") if _own_name(catalog.path_of(name)) == last), None)
 
 
 def _own_name(path: str) -> str:
@@ -207,37 +202,32 @@ def _own_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
 
 
-def read_path(part: str) -> str | None:
-    """Return the hub id in the text of a model part."""
-    text = catalog.text_of("models", part)
-    _, separator, rest = text.partition('path="')
-    return rest.partition('"')[0] if separator else None
-
-
 def _settle_datasets(t: Translation) -> str | None:
     """Write the data sets into the values; return the catalog part if one part is exactly the one data set."""
     where = (_TRAIN, "dataset")
     setting = next((t.settings[key] for key in ("dataset", "datasets", "dataset_name") if key in t.settings), None)
     setting = setting or Setting("dataset", None, t.document.name)
-    for one in (*t.datasets, *t.validation) if t.system else ():
-        one["system"] = one.get("system") or t.system
+    for dataset in (*t.datasets, *t.validation) if t.system else ():
+        dataset["system"] = dataset.get("system") or t.system
     if len(t.datasets) == 1:
-        one = {key: value for key, value in t.datasets[0].items() if value is not None and key != "weight"}
-        part = _dataset_part(one)
-        for key, value in one.items() if part is None else ():
+        dataset = {key: value for key, value in t.datasets[0].items() if value is not None and key != "weight"}
+        part = _dataset_part(dataset)
+        for key, value in dataset.items() if part is None else ():
             t.chosen[(*where, key)] = Chosen(value, setting)
-        if part and "max_rows" in one:
-            t.chosen[(*where, "max_rows")] = Chosen(one["max_rows"], setting)
+        if part and "max_rows" in dataset:
+            t.chosen[(*where, "max_rows")] = Chosen(dataset["max_rows"], setting)
         return part
     if t.datasets:
-        shares = [{key: value for key, value in one.items() if value is not None} for one in t.datasets]
+        shares = [{key: value for key, value in dataset.items() if value is not None} for dataset in t.datasets]
         t.chosen[(*where, "mixture")] = Chosen(shares, setting)
     return None
 
 
-def _dataset_part(one: Block) -> str | None:
+def _dataset_part(dataset: JsonObject) -> str | None:
     """Return the catalog part with exactly these values for this data set."""
-    described = {key: value for key, value in one.items() if key != "max_rows" and (key, value) != ("split", "train")}
+    described = {
+        key: value for key, value in dataset.items() if key != "max_rows" and (key, value) != ("split", "train")
+    }
     for name in catalog.names("datasets"):
         if f'"{described.get("path")}"' in catalog.text_of("datasets", name):
             values = read_part("datasets", name).values
@@ -271,20 +261,20 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
             setting = t.chosen.pop(keys).setting
             why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
             t.entries = [
-                replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.setting is setting else one
-                for one in t.entries
+                replace(entry, outcome=Outcome.LEFT_OUT, ours=None, why=why) if entry.setting is setting else entry
+                for entry in t.entries
             ]
 
 
 def _base_alone() -> Merged:
-    merged, base = Merged(), read_base()
-    merged.lay(Layer(base.values, base.place))
+    merged = Merged()
+    merged.lay(base_layer())
     return merged
 
 
-def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) -> Block:
+def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) -> JsonObject:
     """Return the values of the recipe: every value that was written, and the defaults that differ from the base."""
-    result: Block = {}
+    result: JsonObject = {}
     facts = merged.values.pop("architecture", None)
     for dotted, value in leaves(merged.values):
         keys = tuple(dotted.split("."))
@@ -304,7 +294,7 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
     return {key: result[key] for key in read_base().values if key in result}
 
 
-def _put(result: Block, keys: Keys, value: Value) -> None:
+def _put(result: JsonObject, keys: Keys, value: Value) -> None:
     *outer, last = keys
     for key in outer:
         result = result.setdefault(key, {})

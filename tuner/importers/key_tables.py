@@ -34,7 +34,7 @@ class Changes(NamedTuple):
         if self.harmless is None:
             return value in (None, "", [], {}, ()) or str(value).lower() in _OFF
         values = value if isinstance(value, list) else [value]
-        return all(str(one).lower() in self.harmless for one in values)
+        return all(str(item).lower() in self.harmless for item in values)
 
 
 _OFF = ("false", "no", "0", "0.0")
@@ -90,4 +90,4 @@ def has(others: frozenset[str], key: str) -> bool:
     parts = key.split(".")
     if any(".".join((*parts[:end], "*")) in others for end in range(1, len(parts))):
         return True
-    return any(one.startswith(f"{key}.") for one in others)
+    return any(other.startswith(f"{key}.") for other in others)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import Key, Option, RecipeError, did_you_mean
+from tuner.files import JsonObject
 from tuner.importers import aliases, image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Block, Document, Value
+from tuner.importers.document import Document, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import renamed, truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, when_on
 
 _OBJECTIVES = {**WORDS["llamafactory"], "ppo": NEAREST["ppo"]}
 _LOSSES = {"kto_pair": "bco_pair", "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo"}
@@ -98,11 +99,6 @@ def quantization_bit(t: Translation, setting: Setting) -> None:
     t.set(setting, "quantization.bits", ours, why, changed=bits != ours)
 
 
-def modules(t: Translation, setting: Setting) -> None:
-    """Set the modules that are trained completely, besides the adapter."""
-    t.set(setting, "adapter.modules_to_save", setting.words())
-
-
 def packing(t: Translation, setting: Setting) -> None:
     """Set packing. `neat_packing` switches it on: in tuner, packed samples never attend to each other."""
     if setting.key == "packing" and truth(t.value("neat_packing")):
@@ -131,18 +127,6 @@ def cutoff(t: Translation, setting: Setting) -> None:
     """Set the length of the longest sample, and say how longer ones are cut."""
     why = None if t.objective == "pretrain" else _CUTS
     t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=why is not None)
-
-
-def switched_optimizer(name: str) -> Rule:
-    """Return the rule for a flag that chooses an optimizer."""
-
-    def rule(t: Translation, setting: Setting) -> None:
-        if setting.truth():
-            t.set(setting, "optim_wrapper.optimizer.type", name)
-        else:
-            t.leave(setting, "optim names the optimizer")
-
-    return rule
 
 
 def freeze_layers(t: Translation, setting: Setting) -> None:
@@ -179,13 +163,13 @@ _PARENTS = 4
 def datasets(t: Translation, setting: Setting) -> None:
     """Add the named data sets, each as it is registered."""
     registry = _registry(t)
-    registered = [one for name in setting.words() if (one := _one(t, setting, name, registry))]
+    registered = [dataset for name in setting.words() if (dataset := _one(t, setting, name, registry))]
     if not setting.words():
         raise setting.wrong("has no data set")
     if not registered:
         return
     (t.datasets if setting.key == "dataset" else t.validation).extend(registered)
-    shown = ", ".join(str(one.get("path")) for one in registered)
+    shown = ", ".join(str(dataset.get("path")) for dataset in registered)
     t.note(setting, Outcome.TRANSLATED, f"data {shown}")
     if setting.key == "eval_dataset" and len(registered) > 1:
         t.note(setting, Outcome.CHANGED, why=f"validation uses only the first: {registered[0].get('path')}")
@@ -199,8 +183,8 @@ def max_samples(t: Translation, setting: Setting) -> None:
 def settle(t: Translation) -> None:
     """Set the limit of rows from `max_samples` for every data set, and record what no key of the config says."""
     if most := t.whole("max_samples", 0):
-        for one in (*t.datasets, *t.validation):
-            one["max_rows"] = min(most, one.get("max_rows") or most)
+        for dataset in (*t.datasets, *t.validation):
+            dataset["max_rows"] = min(most, dataset.get("max_rows") or most)
     if t.objective == "pretrain":
         why = "LLaMA-Factory joins all texts and cuts them at cutoff_len; tuner packs whole texts, best fit first"
         shown = Setting("blocks of text", None, "LLaMA-Factory's way", is_default=True)
@@ -214,13 +198,13 @@ def _registry(t: Translation) -> Document | None:
     """Return `dataset_info.json` from the data folder, searched in the working folder and above the config."""
     folder = Path(str(t.value("dataset_dir", "data")))
     above = [t.document.folder, *t.document.folder.absolute().parents][:_PARENTS]
-    for one in (folder, *(parent / folder for parent in above)):
-        if paths.is_file(one / _INFO):
-            return Document.of_yaml(one / _INFO)
+    for place in (folder, *(parent / folder for parent in above)):
+        if paths.is_file(place / _INFO):
+            return Document.of_yaml(place / _INFO)
     return None
 
 
-def _one(t: Translation, setting: Setting, name: str, registry: Document | None) -> Block | None:
+def _one(t: Translation, setting: Setting, name: str, registry: Document | None) -> JsonObject | None:
     if registry is None:
         if Path(name).suffix or "/" in name:
             return {"path": name}
@@ -244,24 +228,24 @@ def _one(t: Translation, setting: Setting, name: str, registry: Document | None)
     return _registered(name, info, registry)
 
 
-def _with_images(t: Translation, one: Block, column: str, registry: Document) -> Block:
+def _with_images(t: Translation, dataset: JsonObject, column: str, registry: Document) -> JsonObject:
     """Return a data set with the column of its images, and with LLaMA-Factory's folder of images if it is another."""
     if column != "images":
-        one["columns"] = {**(one["columns"] or {}), "images": column}
-    if not t.value("media_dir") and paths.local(one["path"]) and Path(one["path"]).parent != registry.folder:
-        one["image_folder"] = str(registry.folder)
-    return one
+        dataset["columns"] = {**(dataset["columns"] or {}), "images": column}
+    if not t.value("media_dir") and paths.local(dataset["path"]) and Path(dataset["path"]).parent != registry.folder:
+        dataset["image_folder"] = str(registry.folder)
+    return dataset
 
 
-def _registered(name: str, info: Block, registry: Document) -> Block:
-    one: Block = {"path": _path(name, info, registry), "name": info.get("subset")}
-    one["split"] = info.get("split") or "train"
+def _registered(name: str, info: JsonObject, registry: Document) -> JsonObject:
+    dataset: JsonObject = {"path": _path(name, info, registry), "name": info.get("subset")}
+    dataset["split"] = info.get("split") or "train"
     if info.get("num_samples"):
-        one["max_rows"] = int(info["num_samples"])
-    return one | _shape(name, info, registry)
+        dataset["max_rows"] = int(info["num_samples"])
+    return dataset | _shape(name, info, registry)
 
 
-def _path(name: str, info: Block, registry: Document) -> str:
+def _path(name: str, info: JsonObject, registry: Document) -> str:
     for key in ("hf_hub_url", "ms_hub_url", "om_hub_url"):
         if info.get(key) and not info.get("file_name"):
             return str(info[key])
@@ -276,7 +260,7 @@ def _path(name: str, info: Block, registry: Document) -> str:
     return str(whole)
 
 
-def _shape(name: str, info: Block, registry: Document) -> Block:
+def _shape(name: str, info: JsonObject, registry: Document) -> JsonObject:
     """Return the row format, and the columns with other names than the format's own."""
     formatting = str(info.get("formatting") or "alpaca")
     if formatting not in _FORMATS:
@@ -296,7 +280,7 @@ def _shape(name: str, info: Block, registry: Document) -> Block:
     return {"format": ours, "columns": renamed(theirs)}
 
 
-def _note_unread(t: Translation, name: str, info: Block) -> None:
+def _note_unread(t: Translation, name: str, info: JsonObject) -> None:
     """Record columns that LLaMA-Factory reads only if they are registered, and tuner always."""
     columns, formatting = info.get("columns") or {}, str(info.get("formatting") or "alpaca")
     unread = [key for key in ("system", *(["history"] if formatting == "alpaca" else [])) if not columns.get(key)]
@@ -306,7 +290,7 @@ def _note_unread(t: Translation, name: str, info: Block) -> None:
         t.note(shown, Outcome.CHANGED, why=why)
 
 
-def _preference(columns: Block, formatting: str) -> Block:
+def _preference(columns: JsonObject, formatting: str) -> JsonObject:
     prompt = columns.get("prompt") or columns.get("messages")
     if formatting == "alpaca" and columns.get("query"):
         prompt = f"{{{columns.get('prompt', 'instruction')}}}\n{{{columns['query']}}}"
@@ -316,7 +300,7 @@ def _preference(columns: Block, formatting: str) -> Block:
     return {"format": "preference", "columns": renamed(theirs)}
 
 
-def _feedback(columns: Block, formatting: str) -> Block:
+def _feedback(columns: JsonObject, formatting: str) -> JsonObject:
     if formatting == "alpaca":
         theirs = {"prompt": columns.get("prompt", "instruction"), "completion": columns.get("response", "output")}
         return {"format": "feedback", "columns": renamed({**theirs, "label": columns["kto_tag"]})}
@@ -375,7 +359,6 @@ TABLE: Mapping[str, Rule] = {
             "finetuning_type": shared_rules.method,
             "quantization_bit": quantization_bit,
             "lora_target": shared_rules.target,
-            "additional_target": modules,
             "pissa_init": pissa,
             "adapter_name_or_path": shared_rules.adapter_path,
             "freeze_trainable_layers": freeze_layers,
@@ -383,12 +366,10 @@ TABLE: Mapping[str, Rule] = {
             "template": template,
             "cutoff_len": cutoff,
             "pref_ftx": shared_rules.sft_term,
-            "use_muon": switched_optimizer("Muon"),
+            "use_muon": when_on("optim_wrapper.optimizer.type", "Muon", "optim names the optimizer"),
             "dataset eval_dataset": datasets,
             "max_samples": max_samples,
             "train_dataset": llamafactory_v1.datasets,
-            "global_batch_size": llamafactory_v1.global_batch_size,
-            "cp_size": llamafactory_v1.shared_samples,
             "val_size": shared_rules.held_out,
             "packing neat_packing": packing,
             "default_system": shared_rules.system,

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner import paths
-from tuner.importers.document import Block, Document, Keys, Value
+from tuner.files import JsonObject
+from tuner.importers.document import Document, Keys, Value
 from tuner.importers.translation import Outcome, Setting, Translation
+from tuner.recipes.merging import line_of
 
 _SIGNS = ("model_class", "train_dataset", "peft_config", "kernel_config", "quant_config")
 _SAME = {"model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"}
@@ -21,7 +23,7 @@ _BLOCKS: dict[str, dict[str, str]] = {
     "lr_scheduler_config": {"name": "lr_scheduler_type"},
 }
 """Block -> its keys that have another name in a release's config."""
-_DEFAULTS: Block = {
+_DEFAULTS: JsonObject = {
     "finetuning_type": "full",
     "per_device_train_batch_size": 1,
     "learning_rate": 1e-4,
@@ -42,19 +44,18 @@ def is_version_1(document: Document) -> bool:
 
 def as_release(document: Document) -> Document:
     """Return the config with the keys of a release; each value keeps its line."""
-    values: Block = {}
+    values: JsonObject = {}
     lines: dict[Keys, int] = {}
 
     def put(word: str, value: Value, keys: Keys) -> None:
         values[word] = value
-        at = next((document.lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in document.lines), None)
-        if at is not None:
-            lines[word,] = at
+        if (line := line_of(document.lines, keys)) is not None:
+            lines[word,] = line
 
     for key, value in document.values.items():
         if key in _BLOCKS and isinstance(value, dict):
-            for inner, one in value.items():
-                put(_BLOCKS[key].get(inner, str(inner)), one, (key, inner))
+            for inner, inner_value in value.items():
+                put(_BLOCKS[key].get(inner, str(inner)), inner_value, (key, inner))
         elif key == "dist_config" and isinstance(value, dict) and value.get("name") == "deepspeed":
             put("deepspeed", value.get("config_file"), (key, "config_file"))
         elif key == "enable_activation_checkpointing":
@@ -72,7 +73,7 @@ def _stage(document: Document) -> str:
         return "rm"
     listed = _sets(document)
     sets = listed.values.values() if listed else ()
-    has_pairs = any(isinstance(one, dict) and one.get("converter") == "pair" for one in sets)
+    has_pairs = any(isinstance(dataset, dict) and dataset.get("converter") == "pair" for dataset in sets)
     return "dpo" if has_pairs or "pref_loss" in document.values else "sft"
 
 
@@ -80,7 +81,7 @@ def _sets(document: Document) -> Document | None:
     """Return the file that lists the data sets; None if train_dataset is a data set itself, or the file is missing."""
     name = Path(str(document.values.get("train_dataset", "")))
     above = (document.folder, *document.folder.absolute().parents)
-    listed = next((one for one in (name, *(folder / name for folder in above)) if paths.is_file(one)), None)
+    listed = next((place for place in (name, *(folder / name for folder in above)) if paths.is_file(place)), None)
     return Document.of_yaml(listed) if listed and name.suffix in (".yaml", ".yml") else None
 
 
@@ -95,10 +96,10 @@ def datasets(t: Translation, setting: Setting) -> None:
         if not isinstance(info, dict):
             raise listed.wrong(f"the data set {name!r} is not a mapping", (name,))
         t.datasets.append(_one(t, name, info, listed))
-    t.note(setting, Outcome.TRANSLATED, f"data {', '.join(str(one['path']) for one in t.datasets)}")
+    t.note(setting, Outcome.TRANSLATED, f"data {', '.join(str(dataset['path']) for dataset in t.datasets)}")
 
 
-def _one(t: Translation, name: str, info: Block, listed: Document) -> Block:
+def _one(t: Translation, name: str, info: JsonObject, listed: Document) -> JsonObject:
     converter = info.get("converter")
     if converter not in _CONVERTERS:
         problem = f"the data set {name!r} has the converter {converter!r}"
@@ -106,20 +107,10 @@ def _one(t: Translation, name: str, info: Block, listed: Document) -> Block:
     path = info.get("path") or info.get("hf_hub_url") or info.get("file_name")
     if not path:
         raise listed.wrong(f"the data set {name!r} has neither a file nor a hub id", (name,), "Set path there.")
-    one: Block = {
+    dataset: JsonObject = {
         "path": str(Path(str(info.get("dataset_dir") or "")) / str(path)) if info.get("file_name") else str(path)
     }
-    one |= {"split": info.get("split") or "train", "format": _CONVERTERS[converter]}
+    dataset |= {"split": info.get("split") or "train", "format": _CONVERTERS[converter]}
     if most := info.get("num_samples") or info.get("size"):
-        one["max_rows"] = int(most)
-    return one
-
-
-def global_batch_size(t: Translation, setting: Setting) -> None:
-    """Set the samples per optimizer step over all ranks."""
-    t.set(setting, "train_cfg.global_batch_size", setting.whole())
-
-
-def shared_samples(t: Translation, setting: Setting) -> None:
-    """Set how many ranks share a sample."""
-    t.set(setting, "train_cfg.sequence_parallel_size", setting.whole())
+        dataset["max_rows"] = int(most)
+    return dataset

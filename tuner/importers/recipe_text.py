@@ -10,7 +10,8 @@ from pathlib import Path
 from textwrap import wrap
 
 from tuner.errors import visible
-from tuner.importers.document import Block, Keys
+from tuner.files import JsonObject
+from tuner.importers.document import Keys
 from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Outcome, Setting
 from tuner.recipes.standalone import render, render_docstring
@@ -37,10 +38,10 @@ def text(imported: Imported, deepspeed: str | None = None) -> str:
 def _differences(imported: Imported) -> Iterator[str]:
     """Yield comments on what differs from the source; keys with the same reason share a line."""
     by_reason: dict[tuple[str, str], list[str]] = {}
-    for one in imported.entries:
-        if one.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.UNKNOWN):
-            shown = f"{one.setting.key[:40]} ({_place(imported, one.setting)})"
-            by_reason.setdefault((str(one.outcome), one.why or ""), []).append(shown)
+    for entry in imported.entries:
+        if entry.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.UNKNOWN):
+            shown = f"{entry.setting.key[:40]} ({_place(imported, entry.setting)})"
+            by_reason.setdefault((str(entry.outcome), entry.why or ""), []).append(shown)
     lines = [f"{outcome}: {_some(keys)}: {why}" for (outcome, why), keys in by_reason.items()]
     for line in (*sorted(lines)[:_MAX_LINES], *imported.notes):
         yield from wrap(visible(line), _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
@@ -59,7 +60,7 @@ def _assignment(imported: Imported, key: str, value: object) -> list[str]:
     return [f"{key} = {render(value, 0)}{_origin(imported, (key,))}"]
 
 
-def _words(imported: Imported, keys: Keys, block: Block) -> Iterator[str]:
+def _words(imported: Imported, keys: Keys, block: JsonObject) -> Iterator[str]:
     pad = "    " * len(keys)
     for key, value in block.items():
         inner = (*keys, key)

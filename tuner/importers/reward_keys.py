@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from tuner.errors import Option
+from tuner.files import JsonObject
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Block
-from tuner.importers.translation import Function, Outcome, Setting, Translation
+from tuner.importers.translation import Function, Outcome, Setting, Translation, recorded_with
 from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
 
 ONLINE = ("grpo", "rloo")
 """The objectives that learn from rewards."""
 _REWARDS = ("objective", "rewards")
 _THINKS = r"<think>.*</think>.*"
-_KNOWN: Mapping[str, tuple[Block, str]] = {
+_KNOWN: Mapping[str, tuple[JsonObject, str]] = {
     **dict.fromkeys(
         ("accuracy_reward", "accuracy", "reasoning_accuracy_reward"),
         ({"type": "math", "column": "solution"}, "compares the final answer with the column solution"),
@@ -39,22 +39,17 @@ def settle_rewards(t: Translation, words: Sequence[str]) -> None:
         )
 
 
-def _beside(setting: Setting, key: str) -> str:
-    """Return the key beside a setting: Axolotl has these keys in the block `trl`."""
-    return ".".join((*setting.keys[:-1], key))
-
-
 def _words(t: Translation, setting: Setting, key: str) -> list[str]:
-    name = _beside(setting, key)
+    name = setting.beside(key)
     return t.settings[name].words(None) if t.value(name) is not None else []
 
 
 def _uses_vllm(t: Translation, setting: Setting) -> bool:
-    name = _beside(setting, "use_vllm")
+    name = setting.beside("use_vllm")
     return t.objective in objectives_with("generation") and t.value(name) is not None and t.settings[name].truth()
 
 
-def _block(word: str) -> Block | None:
+def _block(word: str) -> JsonObject | None:
     """Return the reward for another tool's name of it, or for a function's import path; None for another word."""
     if word in _KNOWN:
         return dict(_KNOWN[word][0])
@@ -174,8 +169,7 @@ def engine(t: Translation, setting: Setting) -> None:
     else:
         t.set(setting, "objective.generation.engine", "vllm")
         mode, url, host, port = (
-            t.value(_beside(setting, f"vllm_{key}"))
-            for key in ("mode", "server_base_url", "server_host", "server_port")
+            t.value(setting.beside(f"vllm_{key}")) for key in ("mode", "server_base_url", "server_host", "server_port")
         )
         if mode == "server":
             host = "127.0.0.1" if host in (None, "0.0.0.0") else host  # noqa: S104 (an address to bind to, not to call)
@@ -205,7 +199,7 @@ def for_vllm(ours: str) -> Function:
 RULES = by_word(
     {
         "reward_funcs": rewards,
-        "reward_weights": lambda t, setting: t.note(setting, Outcome.TAKEN, why="with reward_funcs"),
+        "reward_weights": recorded_with("reward_funcs"),
         "scale_rewards": scaled,
         "top_k": top_k,
         "steps_per_generation": steps_per_generation,

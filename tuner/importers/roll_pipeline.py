@@ -8,12 +8,12 @@ v0.3.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tuner.errors import Option
-from tuner.importers.aliases import by_word
+from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Value
-from tuner.importers.translation import Outcome, Rule, Setting, Translation
+from tuner.importers.translation import Function, Outcome, Rule, Setting, Translation, noted
 
 GRPO = "grpo"
 DISTILL = "distill"
@@ -21,7 +21,6 @@ DISTILL_DEFAULTS: Mapping[str, Value] = {"kd_objective": "forward_kl", "max_grad
 _BETAS = {"forward_kl": 0.0, "js_divergence": 0.5, "reverse_kl": 1.0}
 """ROLL's kd_objective -> the `beta` that means the same."""
 _TEACHER = ("teacher_pretrain", "teacher.model_args.model_name_or_path")
-Function = Callable[[Translation, Setting], None]
 _REWARDS = ("objective", "rewards")
 _ANSWER = "ground_truth"
 """The column of the right answer in ROLL's data."""
@@ -44,7 +43,9 @@ def prepare(t: Translation) -> None:
     t.objective = GRPO
     if t.value("adv_estimator") in ("gae", "skip_obs_gae"):
         t.obstacle = "tuner has no PPO with a critic (adv_estimator gae): objective grpo compares completions instead"
-    workers = [str(one.value) for key, one in t.settings.items() if key.endswith(".worker_cls") and _is_reward(key)]
+    workers = [
+        str(setting.value) for key, setting in t.settings.items() if key.endswith(".worker_cls") and _is_reward(key)
+    ]
     if workers and not any(_reward_of(worker) for worker in workers):
         names = ", ".join(worker.rpartition(".")[2] for worker in workers)
         t.obstacle = t.obstacle or f"tuner has no reward like {names}: write a function, docs/grpo.md"
@@ -58,30 +59,25 @@ def _reward_of(worker: str) -> Mapping[str, Value] | None:
     return _WORKERS.get(worker.rpartition(".")[2])
 
 
-def of_pipeline(objective: str, title: str, rule: Function) -> Function:
+def of_pipeline(objective: str, title: str, rule: Rule) -> Function:
     """Return a rule for the pipeline of one objective: with another objective the key has no counterpart."""
 
     def guarded(t: Translation, setting: Setting) -> None:
         if t.objective == objective:
-            rule(t, setting)
+            t.apply(rule, setting)
         else:
             t.leave(setting, f"belongs to {title}, and this is {t.objective}")
 
     return guarded
 
 
-def of_objective(name: str, convert: Callable[[Setting], Value]) -> Function:
-    """Return the rule that sets a key of the objective."""
-    return lambda t, setting: t.set(setting, f"objective.{name}", convert(setting))
-
-
-def only_if(switch: str, rule: Function, *, is_on: bool = True) -> Function:
+def only_if(switch: str, rule: Rule, *, is_on: bool = True) -> Function:
     """Return a rule that is used if a switch of ROLL's has this value; it is off if it is not written."""
 
     def guarded(t: Translation, setting: Setting) -> None:
         written = t.settings.get(switch)
         if (written is not None and written.value is not None and written.truth()) == is_on:
-            rule(t, setting)
+            t.apply(rule, setting)
         else:
             t.leave(setting, f"{switch} is {'off' if is_on else 'on'}")
 
@@ -96,37 +92,12 @@ def clips_both_ways(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.TAKEN)
 
 
-def spread(setting: Setting) -> Value:
-    """Return TRL's word for what advantages are divided by."""
-    return {"group": "group", "batch": "batch"}.get(str(setting.value), "none")
-
-
 def estimator(t: Translation, setting: Setting) -> None:
     """Record the estimator of advantages; `prepare` refuses those with a critic."""
     if setting.value == GRPO:
         t.note(setting, Outcome.TAKEN, "objective grpo")
     else:
         t.note(setting, Outcome.CHANGED, "objective grpo", "advantages are rewards minus the mean of their group")
-
-
-def aggregation(t: Translation, setting: Setting) -> None:
-    """Set the loss type."""
-    word = _AGGREGATIONS.get(str(setting.value))
-    if word is None:
-        t.leave(setting, f"tuner has no {setting.value!r}; objective.loss_type keeps its default")
-    else:
-        t.set(setting, "objective.loss_type", word)
-
-
-def prompts(t: Translation, setting: Setting) -> None:
-    """Record the prompts of a rollout: tuner generates what one optimizer step trains on."""
-    why = "a step generates what it trains on: micro-batch x accumulation x ranks completions"
-    t.note(setting, Outcome.CHANGED, why=why)
-
-
-def prompt_length(t: Translation, setting: Setting) -> None:
-    """Set the length of the longest prompt; tuner drops longer ones."""
-    t.set(setting, "train_dataloader.dataset.max_length", setting.whole())
 
 
 def steps(t: Translation, setting: Setting, role: str, num_gpus: int) -> None:
@@ -156,44 +127,43 @@ def reward(t: Translation, setting: Setting) -> None:
     t.set(setting, ".".join(_REWARDS), rewards, why, changed=True)
 
 
-def left(why: str) -> Function:
-    """Return the rule that leaves a key out."""
-    return lambda t, setting: t.leave(setting, why)
-
-
 _GENERATED = "actor_infer.generating_args"
-_RULES = by_word(
+_RULES: Mapping[str, Rule] = by_word(
     {
-        "num_return_sequences_in_group": of_objective("num_generations", Setting.whole),
-        "rollout_batch_size": prompts,
-        "prompt_length": prompt_length,
-        "response_length": of_objective("max_completion_length", Setting.whole),
-        "ppo_epochs": of_objective("num_iterations", Setting.whole),
+        "num_return_sequences_in_group": Alias("objective.num_generations"),
+        "rollout_batch_size": noted(
+            Outcome.CHANGED, "a step generates what it trains on: micro-batch x accumulation x ranks completions"
+        ),
+        "prompt_length": Alias("train_dataloader.dataset.max_length"),
+        "response_length": Alias("objective.max_completion_length"),
+        "ppo_epochs": Alias("objective.num_iterations"),
         "adv_estimator": estimator,
-        "kl_loss_coef": only_if("use_kl_loss", of_objective("beta", Setting.number)),
-        "pg_clip": only_if("use_pg_clip_range", of_objective("epsilon", Setting.number), is_on=False),
-        "pg_clip_low": only_if("use_pg_clip_range", of_objective("epsilon", Setting.number)),
-        "pg_clip_high": only_if("use_pg_clip_range", of_objective("epsilon_high", Setting.number)),
+        "kl_loss_coef": only_if("use_kl_loss", Alias("objective.beta")),
+        "pg_clip": only_if("use_pg_clip_range", Alias("objective.epsilon"), is_on=False),
+        "pg_clip_low": only_if("use_pg_clip_range", Alias("objective.epsilon")),
+        "pg_clip_high": only_if("use_pg_clip_range", Alias("objective.epsilon_high")),
         "dual_clip_loss": clips_both_ways,
-        "entropy_loss_coef": of_objective("entropy_coef", Setting.number),
-        "max_len_mask": of_objective("mask_truncated_completions", Setting.truth),
-        "norm_std_type": of_objective("scale_rewards", spread),
-        "loss_agg_mode": aggregation,
-        f"{_GENERATED}.max_new_tokens": of_objective("max_completion_length", Setting.whole),
-        f"{_GENERATED}.temperature": of_objective("temperature", Setting.number),
-        f"{_GENERATED}.top_p": of_objective("top_p", Setting.number),
-        f"{_GENERATED}.top_k": of_objective("top_k", Setting.whole),
-        f"{_GENERATED}.repetition_penalty": of_objective("repetition_penalty", Setting.number),
-        f"{_GENERATED}.num_return_sequences": left("num_return_sequences_in_group sets it"),
-        f"{_GENERATED}.*": left("completions are sampled"),
+        "entropy_loss_coef": Alias("objective.entropy_coef"),
+        "max_len_mask": Alias("objective.mask_truncated_completions"),
+        "norm_std_type": Alias("objective.scale_rewards", {"group": "group", "batch": "batch", ".*": "none"}),
+        "loss_agg_mode": Alias(
+            "objective.loss_type", _AGGREGATIONS, "tuner has no such mode; objective.loss_type keeps its default"
+        ),
+        f"{_GENERATED}.max_new_tokens": Alias("objective.max_completion_length"),
+        f"{_GENERATED}.temperature": Alias("objective.temperature"),
+        f"{_GENERATED}.top_p": Alias("objective.top_p"),
+        f"{_GENERATED}.top_k": Alias("objective.top_k"),
+        f"{_GENERATED}.repetition_penalty": Alias("objective.repetition_penalty"),
+        f"{_GENERATED}.num_return_sequences": "num_return_sequences_in_group sets it",
+        f"{_GENERATED}.*": "completions are sampled",
         "rewards.*": reward,
-        "actor_infer.*": left("the ranks that train generate: objective.generation chooses the engine"),
-        "use_kl_loss": left("with kl_loss_coef: objective.beta, 0 if it is off"),
-        "use_pg_clip_range": left("with pg_clip_low and pg_clip_high"),
-        "whiten_advantages": left("advantages are compared in their group: objective.scale_rewards"),
-        "reward_clip advantage_clip value_clip": left("rewards and advantages are not clipped"),
-        "difficulty_*": left("rows are not chosen by how often they are solved"),
-        "critic*": left("there is no critic"),
+        "actor_infer.*": "the ranks that train generate: objective.generation chooses the engine",
+        "use_kl_loss": "with kl_loss_coef: objective.beta, 0 if it is off",
+        "use_pg_clip_range": "with pg_clip_low and pg_clip_high",
+        "whiten_advantages": "advantages are compared in their group: objective.scale_rewards",
+        "reward_clip advantage_clip value_clip": "rewards and advantages are not clipped",
+        "difficulty_*": "rows are not chosen by how often they are solved",
+        "critic*": "there is no critic",
     }
 )
 RULES: Mapping[str, Rule] = {key: of_pipeline(GRPO, "reinforcement learning", rule) for key, rule in _RULES.items()}
@@ -222,11 +192,6 @@ def divergence(t: Translation, setting: Setting) -> None:
         t.set(setting, "objective.beta", beta)
 
 
-def temperature(t: Translation, setting: Setting) -> None:
-    """Set the temperature of both models; it is also that of the completions."""
-    t.set(setting, "objective.temperature", setting.number())
-
-
 def teachers_temperature(t: Translation, setting: Setting) -> None:
     """Record a temperature of the teacher alone: tuner has one for both models."""
     if setting.number() == t.number("kd_temperature", 1.0):
@@ -243,18 +208,18 @@ def divergence_weight(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why="the loss is the divergence alone")
 
 
-_DISTILL_RULES = by_word(
+_DISTILL_RULES: Mapping[str, Rule] = by_word(
     {
         " ".join(_TEACHER): teacher,
         "kd_objective": divergence,
-        "kd_temperature": temperature,
+        "kd_temperature": Alias("objective.temperature"),
         "teacher_temperature": teachers_temperature,
         "distill_loss_weight": divergence_weight,
-        "distill_on_prompt": left("the loss is on completions"),
-        "logits_topk": left("the probabilities of all tokens are compared"),
-        "logits_transfer_backend": left("each rank computes with the teacher, so no logits are sent"),
-        "adaptive_kl_alpha skew_lambda": left("of a divergence that tuner does not have"),
-        "teacher.*": left("the ranks that train hold the teacher too: objective.teacher_bits=4 saves memory"),
+        "distill_on_prompt": "the loss is on completions",
+        "logits_topk": "the probabilities of all tokens are compared",
+        "logits_transfer_backend": "each rank computes with the teacher, so no logits are sent",
+        "adaptive_kl_alpha skew_lambda": "of a divergence that tuner does not have",
+        "teacher.*": "the ranks that train hold the teacher too: objective.teacher_bits=4 saves memory",
     }
 )
 DISTILL_RULES: Mapping[str, Rule] = {

@@ -154,7 +154,7 @@ def named_template(t: Translation, setting: Setting, ours: Mapping[str, str]) ->
         ours: The tool's name of a template -> tuner's name.
     """
     word = str(setting.value)
-    named = t.model or next((one for one in t.settings.values() if t.tool.table.get(one.key) is model), None)
+    named = t.model or next((other for other in t.settings.values() if t.tool.table.get(other.key) is model), None)
     family = re.match("[a-z]+", word.lower())
     if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
         t.leave(
@@ -182,14 +182,9 @@ def epochs(t: Translation, setting: Setting) -> None:
         t.set(setting, "train_cfg.max_epochs", int(number))
 
 
-def _beside(setting: Setting) -> str:
-    """Return the key without its last part: the prefix of the other keys in its block."""
-    return setting.key.removesuffix(setting.key.rpartition(".")[2])
-
-
 def warmup_ratio(t: Translation, setting: Setting) -> None:
     """Set the share of all steps to warm up for, unless a number of steps is set too."""
-    if t.number(f"{_beside(setting)}warmup_steps", 0) > 0:
+    if t.number(setting.beside("warmup_steps"), 0) > 0:
         t.leave(setting, "warmup_steps is set too and overrides it")
     else:
         t.set(setting, _RATIO, setting.value)
@@ -201,7 +196,7 @@ def warmup_steps(t: Translation, setting: Setting) -> None:
     if steps < 0:
         raise setting.wrong("the number of steps must be 0 or more")
     if steps == 0 and not setting.is_default:
-        t.set(setting, _RATIO, t.number(f"{_beside(setting)}warmup_ratio", 0.0))
+        t.set(setting, _RATIO, t.number(setting.beside("warmup_ratio"), 0.0))
     elif 0 < steps < 1:
         t.set(setting, _RATIO, steps)
     elif steps >= 1:
@@ -215,7 +210,7 @@ def schedule(t: Translation, setting: Setting) -> None:
     if ours in _SCHEDULES:
         t.set(setting, "param_scheduler.type", ours)
         return
-    near = next((one for one in ("cosine_with_restarts", "cosine", "linear") if one in name), "cosine")
+    near = next((word for word in ("cosine_with_restarts", "cosine", "linear") if word in name), "cosine")
     t.set(setting, "param_scheduler.type", near, f"tuner has no schedule {name!r}; this one ends at 0", changed=True)
 
 
@@ -232,8 +227,8 @@ def optimizer(t: Translation, setting: Setting) -> None:
 
 def betas(t: Translation, setting: Setting) -> None:
     """Set both of Adam's betas together."""
-    block = _beside(setting)
-    t.set(setting, f"{_OPTIMIZER}.betas", (t.number(f"{block}adam_beta1", 0.9), t.number(f"{block}adam_beta2", 0.999)))
+    first, second = setting.beside("adam_beta1"), setting.beside("adam_beta2")
+    t.set(setting, f"{_OPTIMIZER}.betas", (t.number(first, 0.9), t.number(second, 0.999)))
 
 
 def clipping(t: Translation, setting: Setting) -> None:
@@ -305,14 +300,6 @@ def kept(t: Translation, setting: Setting) -> None:
     """Set how many checkpoints are kept; no limit becomes a large number."""
     number = setting.whole()
     t.set(setting, "checkpoint.max_keep_ckpts", number if number > 0 else 1000)
-
-
-def best(t: Translation, setting: Setting) -> None:
-    """Keep the best checkpoint if the source does."""
-    if truth(setting.value):
-        t.set(setting, "checkpoint.save_best", "eval_loss")
-    else:
-        t.leave(setting, "the last weights are the result, as they are without checkpoint.save_best")
 
 
 def switched(ours: str) -> Rule:

@@ -6,8 +6,6 @@ numbers. Any other computed value is an error if the recipe needs the value.
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +14,15 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError
-from tuner.files import read_named_text
-from tuner.importers.document import Block, Document, Keys, Value
+from tuner.files import JsonObject, read_named_text
+from tuner.importers.document import Document, Keys, Value
 from tuner.importers.objective_names import WORDS
+from tuner.recipes.recipe_file import read_value
 from tuner.recipes.yaml_text import MAX_BYTES
 
 _SET = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
 _SUM = re.compile(r"\$\(\(([^()]*)\)\)|\$\(expr ([^()]*)\)")
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
-_MAX_SUM = 10**9
 PROGRAMS: Mapping[str, Sequence[str]] = {
     "trl": tuple(WORDS["trl"]),
     "swift": ("sft", "pt", "rlhf"),
@@ -135,19 +132,10 @@ def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
 
 def _sum(text: str, whole: str) -> str:
     try:
-        return str(_number(ast.parse(text.replace("/", "//").replace("\\*", "*"), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        value = read_value(text.replace("/", "//").replace("\\*", "*"), whole)
+    except RecipeError:
         return whole
-
-
-def _number(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        number = int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
-        if abs(number) <= _MAX_SUM:
-            return number
-    raise ValueError("not a sum of whole numbers")
+    return str(value) if type(value) is int else whole
 
 
 def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | None:
@@ -181,9 +169,9 @@ def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Docu
     return replace(document, values={**values, **({"": positional} if positional else {})})
 
 
-def _flags(words: Sequence[tuple[str, int]]) -> tuple[Block, dict[Keys, int], list[str]]:
+def _flags(words: Sequence[tuple[str, int]]) -> tuple[JsonObject, dict[Keys, int], list[str]]:
     """Return the value of each flag, its line, and the words before all flags. A flag without a value is true."""
-    values: Block = {}
+    values: JsonObject = {}
     lines: dict[Keys, int] = {}
     positional: list[str] = []
     key = None

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from tuner import paths
 from tuner.errors import Key, RecipeError
-from tuner.files import read_named_text
+from tuner.files import JsonObject, read_named_text
 from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Block, Document, Value
+from tuner.importers.document import Document, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
@@ -114,11 +114,6 @@ def columns(t: Translation, setting: Setting) -> None:
     t.set(setting, "train_dataloader.dataset.columns", names)
 
 
-def target_regex(t: Translation, setting: Setting) -> None:
-    """Set the layers that get an adapter by a regular expression."""
-    t.set(setting, "adapter.target_modules", str(setting.value))
-
-
 def init_weights(t: Translation, setting: Setting) -> None:
     """Set how an adapter begins, in PEFT's words."""
     word = str(setting.value)
@@ -158,7 +153,7 @@ def _defaults(document: Document) -> Mapping[str, Value]:
     }
 
 
-def _of_rlhf(kind: str) -> Block:
+def _of_rlhf(kind: str) -> JsonObject:
     """Return the defaults of ms-swift's methods that differ from those of TRL (swift/arguments/rlhf_args.py)."""
     online = {"temperature": 0.9, "loss_type": "grpo"} if kind == "grpo" else {}
     return {**online, **({"beta": _BETAS[kind]} if kind in _BETAS else {})}
@@ -187,7 +182,6 @@ TABLE: Mapping[str, Rule] = {
             "loss_type": reward_keys.loss_type,
             "reward_model": reward_keys.reward_model,
             "teacher_model": reward_keys.teacher,
-            "target_regex": target_regex,
             "init_weights": init_weights,
             "template": shared_rules.own_template,
             "max_length": max_length,

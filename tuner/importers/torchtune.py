@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import Key, Option
+from tuner.files import JsonObject
 from tuner.importers import key_tables, reward_keys, shared_rules
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Block, Document, Value
+from tuner.importers.document import Document, Value
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.merging import lookup
 
@@ -102,16 +103,21 @@ def _prepare(t: Translation) -> None:
 
 def checkpoint_dir(t: Translation, setting: Setting) -> None:
     """Take the folder with the weights as the model."""
+    t.model = _folder(setting)
+
+
+def _folder(setting: Setting) -> Setting:
+    """Return the setting of a checkpoint's folder; Llama's has its weights in another layout below it."""
     if _UNKNOWN.search(str(setting.value)):
         raise setting.wrong("is not defined in this file", "Write out the folder.")
-    t.model = replace(setting, value=str(setting.value).rstrip("/").removesuffix("/original"))
+    return replace(setting, value=str(setting.value).rstrip("/").removesuffix("/original"))
 
 
 def dataset(t: Translation, setting: Setting) -> None:
     """Add the data set that a builder reads."""
     if isinstance(setting.value, list) and setting.value:
-        for number, one in enumerate(setting.value):
-            dataset(t, replace(setting, value=one, keys=(*setting.keys, str(number))))
+        for number, entry in enumerate(setting.value):
+            dataset(t, replace(setting, value=entry, keys=(*setting.keys, str(number))))
         return
     if not isinstance(setting.value, dict):
         raise setting.wrong("not a data set")
@@ -123,7 +129,7 @@ def dataset(t: Translation, setting: Setting) -> None:
     source = files if isinstance(files, str) else value.get("source")
     columns = {ours: str(theirs) for ours, theirs in _columns(value).items() if theirs and ours != theirs} or None
     if name == "gsm8k_dataset":
-        rows: Block = {**_GSM8K}
+        rows: JsonObject = {**_GSM8K}
         t.set(setting, "objective.rewards", [{"type": "math"}], _GSM8K_REWARD, changed=True)
     elif name in _DATASETS:
         path, format_ = _DATASETS[name]
@@ -159,7 +165,7 @@ def dataset(t: Translation, setting: Setting) -> None:
         t.note(shown, Outcome.CHANGED, why="the loss covers only the answers", is_learned=True)
 
 
-def _columns(value: Mapping[str, Value]) -> Block:
+def _columns(value: Mapping[str, Value]) -> JsonObject:
     mapped = value.get("column_map")
     if isinstance(mapped, dict):
         ours = {"input": "prompt", "output": "completion"}
@@ -184,7 +190,7 @@ def optimizer(t: Translation, setting: Setting) -> None:
 def schedule(t: Translation, setting: Setting) -> None:
     """Set the learning-rate schedule."""
     name = str(setting.value)
-    kind = next((one for one in ("cosine", "linear", "constant") if one in name), "cosine")
+    kind = next((word for word in ("cosine", "linear", "constant") if word in name), "cosine")
     t.set(setting, "param_scheduler.type", kind)
 
 
@@ -241,9 +247,7 @@ def micro_batch(t: Translation, setting: Setting) -> None:
 
 def teacher(t: Translation, setting: Setting) -> None:
     """Set the teacher of a distillation."""
-    if _UNKNOWN.search(str(setting.value)):
-        raise setting.wrong("is not defined in this file", "Write out the folder.")
-    reward_keys.teacher(t, replace(setting, value=str(setting.value).rstrip("/").removesuffix("/original")))
+    reward_keys.teacher(t, _folder(setting))
 
 
 def output_layer(t: Translation, setting: Setting) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.files import JsonObject
 from tuner.importers import aliases, deepspeed, key_tables, shared_rules
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Block, Document, Value
-from tuner.importers.translation import Rule, Tool
+from tuner.importers.document import Document, Value
+from tuner.importers.translation import Rule, Tool, when_on
 
 _WORDS = key_tables.of("training_arguments")
 TABLE: Mapping[str, Rule] = {
@@ -33,7 +34,11 @@ TABLE: Mapping[str, Rule] = {
             "eval_strategy evaluation_strategy": shared_rules.by_strategy("validation runs", "train_cfg.val_interval"),
             "save_strategy": shared_rules.by_strategy("checkpoints are saved", "checkpoint.interval"),
             "logging_strategy": shared_rules.by_strategy("metrics are written", "log.interval"),
-            "load_best_model_at_end": shared_rules.best,
+            "load_best_model_at_end": when_on(
+                "checkpoint.save_best",
+                "eval_loss",
+                "the last weights are the result, as they are without checkpoint.save_best",
+            ),
             "deepspeed": deepspeed.chosen,
         }
     ),
@@ -55,7 +60,7 @@ DEFAULTS: Mapping[str, Value] = {
 """Defaults of transformers 5 that differ from those of a recipe."""
 
 
-def defaults(document: Document) -> Block:
+def defaults(document: Document) -> JsonObject:
     """Return `DEFAULTS`, without warm-up if the source sets no warm-up."""
     named = any(document.values.get(key) is not None for key in ("warmup_ratio", "warmup_steps"))
     return {**DEFAULTS, **({} if named else {"warmup_ratio": 0.0})}

@@ -14,9 +14,10 @@ from types import UnionType
 from typing import Literal, NamedTuple, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, Text, brief_repr, did_you_mean
+from tuner.files import JsonObject
 from tuner.importers import key_tables
 from tuner.importers.aliases import Alias
-from tuner.importers.document import Block, Document, Keys, Value, walk
+from tuner.importers.document import Document, Keys, Value, walk
 from tuner.importers.key_tables import Changes, Reason
 from tuner.recipes.schema import schema_keys
 from tuner.recipes.schema.objectives import objectives_with
@@ -44,6 +45,10 @@ class Setting:
     where: str
     keys: Keys = ()
     is_default: bool = False
+
+    def beside(self, key: str) -> str:
+        """Return the whole name of another key in the block of this one."""
+        return ".".join((*self.keys[:-1], key))
 
     def wrong(self, why: str, fix: str | None = None) -> RecipeError:
         """Return an error about the value."""
@@ -91,9 +96,9 @@ class Setting:
             RecipeError: the value is neither.
         """
         parts = str(self.value).split(separator) if isinstance(self.value, str | int | float) else self.value
-        if not isinstance(parts, list | tuple) or not all(isinstance(one, str | int | float) for one in parts):
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str | int | float) for part in parts):
             raise self.wrong("not a text or a list of texts")
-        return [word for one in parts if (word := str(one).strip())]
+        return [word for part in parts if (word := str(part).strip())]
 
 
 @dataclass(frozen=True)
@@ -164,9 +169,9 @@ class Translation:
     model: Setting | None = None
     method: str = "full"
     objective: str = "sft"
-    datasets: list[Block] = field(default_factory=list)
+    datasets: list[JsonObject] = field(default_factory=list)
     """Training data: blocks with the keys of a mixture's entry, and max_rows if it is set."""
-    validation: list[Block] = field(default_factory=list)
+    validation: list[JsonObject] = field(default_factory=list)
     system: str | None = None
     """System prompt for conversations without one."""
     sft_term: Setting | None = None
@@ -294,7 +299,7 @@ class Translation:
             if rule is None:
                 self.note_unknown(setting, "", self._names())
             elif setting.value is not None and not (setting.is_default and setting.key not in self.tool.table):
-                self._apply(rule, setting)
+                self.apply(rule, setting)
         self.tool.settle(self)
         for line in self.document.more_calls:
             call = Setting("a further call", None, f"{self.document.name}:{line}")
@@ -303,7 +308,9 @@ class Translation:
     def check_all_recorded(self) -> None:
         """Assert that an outcome is recorded for every key."""
         accounted = {entry.setting.key for entry in self.entries}
-        missing = [one.key for one in self.settings.values() if one.value is not None and not one.is_default]
+        missing = [
+            setting.key for setting in self.settings.values() if setting.value is not None and not setting.is_default
+        ]
         assert accounted.issuperset(missing), f"{sorted(set(missing) - accounted)} are unaccounted for"
 
     def _collect(self) -> None:
@@ -335,7 +342,8 @@ class Translation:
         names = (*self.tool.table, *(self.tool.others or ()))
         return [key for key in names if "*" not in key and not key.startswith("_")]
 
-    def _apply(self, rule: Rule, setting: Setting) -> None:
+    def apply(self, rule: Rule, setting: Setting) -> None:
+        """Translate a setting by a rule."""
         if isinstance(rule, str | Changes):
             self.give_reason(setting, rule)
         elif isinstance(rule, Alias):
@@ -368,11 +376,28 @@ def _fits(key: str, pattern: str) -> bool:
     return fnmatchcase(key, pattern) or fnmatchcase(f"{key}.", pattern)
 
 
-def recorded_with(other: str) -> Rule:
+def noted(outcome: Outcome, why: str) -> Function:
+    """Return the rule for a key that sets nothing."""
+    return lambda t, setting: t.note(setting, outcome, why=why)
+
+
+def recorded_with(other: str) -> Function:
     """Return the rule for a key that is translated together with another one."""
+    return noted(Outcome.TAKEN, f"with {other}")
+
+
+def when_on(ours: str, value: Value, off: str, why: str | None = None) -> Function:
+    """Return the rule for a switch that sets the recipe's key `ours` to a value; `off` says what it means if it is off.
+
+    Args:
+        why: What differs from the tool if it is on.
+    """
 
     def rule(t: Translation, setting: Setting) -> None:
-        t.note(setting, Outcome.TAKEN, why=f"with {other}")
+        if setting.truth():
+            t.set(setting, ours, value, why)
+        else:
+            t.leave(setting, off)
 
     return rule
 
@@ -390,7 +415,7 @@ def coerced(value: Value, keys: Keys, setting: Setting) -> Value:
     if Literal in options and isinstance(value, str) and value.isdecimal():
         return int(value)
     if isinstance(value, list | tuple) and keys[-1] in _NUMBERS:
-        return [replace(setting, value=one).number() for one in value]
+        return [replace(setting, value=number).number() for number in value]
     typed = replace(setting, value=value)
     if bool in options:
         return typed.truth()
@@ -410,7 +435,9 @@ def _options(annotation: object) -> set[object]:
 
 
 def _listed(value: str, options: set[object]) -> Value:
-    """Return a text such as `[a, b]` as a list if the recipe's key takes one."""
-    if options & {list, tuple} and value[:1] + value[-1:] == "[]":
-        return [word.strip(" '\"") for word in value[1:-1].split(",") if word.strip(" '\"")]
-    return [value] if options & {list, tuple} and not options & {str, Literal} else value
+    """Return a text such as `[a, b]` as a list if the recipe's key takes one; also `a,b` if the key takes no text."""
+    is_list = value[:1] + value[-1:] == "[]"
+    if not options & {list, tuple} or (not is_list and options & {str, Literal}):
+        return value
+    words = (word.strip(" '\"") for word in (value[1:-1] if is_list else value).split(","))
+    return [word for word in words if word]

@@ -47,7 +47,7 @@ def objective_of(document: Document) -> tuple[str, str | None]:
     if command:
         return "sft", f"tuner has no {command}"
     objective = next((name for name, keys in _TELL if keys & document.values.keys()), None)
-    splits = [str(one.get("split")) for one in _mixture(document) if isinstance(one, dict)]
+    splits = [str(entry.get("split")) for entry in _mixture(document) if isinstance(entry, dict)]
     return objective or ("dpo" if any("prefs" in split for split in splits) else "sft"), None
 
 
@@ -73,39 +73,39 @@ def dataset_name(t: Translation, setting: Setting) -> None:
 def mixture(t: Translation, setting: Setting) -> None:
     """Add every data set of a mixture, of any split: TRL joins them all."""
     entries = setting.value.get("datasets") if isinstance(setting.value, dict) else setting.value
-    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise setting.wrong("not a list of data sets", "Use a list of path, name, split, columns.")
     if isinstance(setting.value, dict):
         t.check_block(
             "a mixture", setting.value, setting.keys, {"datasets", "test_split_size"}, _WORDS.blocks["mixture"]
         )
     lists = (*setting.keys, "datasets") if isinstance(setting.value, dict) else setting.keys
-    for number, one in enumerate(entries):
+    for number, entry in enumerate(entries):
         keys = (*lists, str(number))
-        t.check_block("an entry of a mixture", one, keys, _OF_ENTRY, _WORDS.blocks["entry"])
-        _one_of_mixture(t, one, keys)
+        t.check_block("an entry of a mixture", entry, keys, _OF_ENTRY, _WORDS.blocks["entry"])
+        _one_of_mixture(t, entry, keys)
     if isinstance(setting.value, dict) and setting.value.get("test_split_size"):
         shared_rules.held_out(t, t.inner((*setting.keys, "test_split_size"), setting.value["test_split_size"]))
     t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
 
 
-def _one_of_mixture(t: Translation, one: Mapping[str, Value], keys: Keys) -> None:
-    path = one.get("id") or one.get("path")
-    name = one.get("config") or one.get("name")
-    weight = one.get("weight") or one.get("fraction")
+def _one_of_mixture(t: Translation, entry: Mapping[str, Value], keys: Keys) -> None:
+    path = entry.get("id") or entry.get("path")
+    name = entry.get("config") or entry.get("name")
+    weight = entry.get("weight") or entry.get("fraction")
     share = t.inner((*keys, "weight"), weight)
     dataset = {
-        "path": shared_rules.source(path, one.get("data_files")),
+        "path": shared_rules.source(path, entry.get("data_files")),
         "name": None if name == "default" else name,
-        "split": str(one.get("split") or "train"),
+        "split": str(entry.get("split") or "train"),
         "weight": share.number() if weight not in (None, 1, 1.0) else None,
     }
     t.datasets.append(dataset)
-    if one.get("fraction") is not None:
+    if entry.get("fraction") is not None:
         why = "TRL takes as many rows as give the mixture these parts; tuner takes this part of the data set"
-        t.note(t.inner((*keys, "fraction"), one["fraction"]), Outcome.CHANGED, why=why, is_learned=True)
-    if one.get("columns"):
-        setting = t.inner((*keys, "columns"), one["columns"])
+        t.note(t.inner((*keys, "fraction"), entry["fraction"]), Outcome.CHANGED, why=why, is_learned=True)
+    if entry.get("columns"):
+        setting = t.inner((*keys, "columns"), entry["columns"])
         t.note(setting, Outcome.CHANGED, "format None", "the columns to keep: tuner uses those of the row format")
 
 
@@ -115,11 +115,6 @@ def assistant_only_loss(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.TAKEN, why="the loss covers the assistant's turns alone")
     else:
         t.note(setting, Outcome.CHANGED, why=_WHOLE_CONVERSATION, is_learned=True)
-
-
-def prompt_column(t: Translation, setting: Setting) -> None:
-    """Record the column of the prompts, which `dataset_name` reads."""
-    t.note(setting, Outcome.TRANSLATED, why="with the data set")
 
 
 def mixer(t: Translation, setting: Setting) -> None:
@@ -195,11 +190,11 @@ TABLE: Mapping[str, Rule] = {
             "lora_target_modules": shared_rules.target,
             "load_in_4bit load_in_8bit": shared_rules.bits,
             "dataset_name": dataset_name,
-            "dataset_config dataset_train_split dataset_test_split dataset_text_field": recorded_with("the data set"),
+            "dataset_config dataset_train_split dataset_test_split": recorded_with("the data set"),
+            "dataset_text_field dataset_prompt_column": recorded_with("the data set"),
             "dataset_mixture datasets": mixture,
             "dataset_mixer": mixer,
             "dataset_splits dataset_configs": recorded_with("dataset_mixer"),
-            "dataset_prompt_column": prompt_column,
             "chat_template chat_template_path": shared_rules.jinja_template,
             "system_prompt": shared_rules.system,
             "loss_type": reward_keys.loss_type,

@@ -11,9 +11,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from tuner.errors import Option
+from tuner.files import JsonObject
 from tuner.importers import key_tables, shared_rules, xtuner_llava
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Block, Document, Keys, Value, last_name
+from tuner.importers.document import Document, Keys, Value, last_name
 from tuner.importers.objective_names import WORDS
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
@@ -63,13 +64,13 @@ def optimizer_type(t: Translation, setting: Setting) -> None:
 def scheduler(t: Translation, setting: Setting) -> None:
     """Set the linear warm-up, and the schedule after it."""
     stages = setting.value if isinstance(setting.value, list) else [setting.value]
-    stages = [one for one in stages if isinstance(one, dict)]
+    stages = [stage for stage in stages if isinstance(stage, dict)]
     epochs = t.number("train_cfg.max_epochs", 1) or 1
-    warm = next((one for one in stages if last_name(one.get("type")) == "LinearLR" and len(stages) > 1), None)
-    main: Block = next((one for one in stages if one is not warm), {})
+    warm = next((stage for stage in stages if last_name(stage.get("type")) == "LinearLR" and len(stages) > 1), None)
+    main: JsonObject = next((stage for stage in stages if stage is not warm), {})
     kinds = {"CosineAnnealingLR": "cosine", "LinearLR": "linear", "ConstantLR": "constant", "PolyLR": "polynomial"}
     kind = kinds.get(last_name(main.get("type")), "cosine")
-    t.set(setting, "param_scheduler.type", kind, f"of {', '.join(last_name(one.get('type')) for one in stages)}")
+    t.set(setting, "param_scheduler.type", kind, f"of {', '.join(last_name(stage.get('type')) for stage in stages)}")
     # `end` is in epochs unless by_epoch is false: warmup_ratio x max_epochs.
     end = replace(setting, key=f"{setting.key}.end", value=warm.get("end") or 0).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
@@ -95,10 +96,10 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
     inner = value.get("datasets") or value.get("datasets_cfg")
     if isinstance(inner, list | tuple):
         name = "datasets" if value.get("datasets") else "datasets_cfg"
-        for number, one in enumerate(inner):
-            if not isinstance(one, dict):
+        for number, inner_value in enumerate(inner):
+            if not isinstance(inner_value, dict):
                 raise t.document.wrong("no data set", (*keys, name, str(number)))
-            _dataset(t, setting, one, (*keys, name, str(number)))
+            _dataset(t, setting, inner_value, (*keys, name, str(number)))
         return
     if template := lookup(value, ("template_map_fn", "template")):
         shared_rules.own_template(t, t.inner((*keys, "template_map_fn", "template"), last_name(template)))
@@ -121,7 +122,7 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
     t.datasets.append(rows)
 
 
-def _rows(t: Translation, source: Mapping[str, Value], value: Mapping[str, Value]) -> Block:
+def _rows(t: Translation, source: Mapping[str, Value], value: Mapping[str, Value]) -> JsonObject:
     path = shared_rules.source(source.get("path") or source.get("dataset_path"), source.get("data_files"))
     rows = {"path": path, "name": source.get("name"), "split": str(source.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
@@ -143,7 +144,7 @@ def _rows(t: Translation, source: Mapping[str, Value], value: Mapping[str, Value
     return rows
 
 
-def _of_catalog(path: str) -> Block | None:
+def _of_catalog(path: str) -> JsonObject | None:
     """Return the values of the catalog's part for the data set at this path."""
     for name in catalog.names("datasets"):
         if path not in catalog.text_of("datasets", name):

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.errors import Key
+from tuner.files import JsonObject
 from tuner.fit.parameters import tokens_of_image
 from tuner.importers import shared_rules
-from tuner.importers.document import Block, Keys, Value, last_name
-from tuner.importers.translation import Outcome, Rule, Setting, Translation
+from tuner.importers.aliases import Alias
+from tuner.importers.document import Keys, Value, last_name
+from tuner.importers.translation import Outcome, Rule, Setting, Translation, noted
 from tuner.recipes import model_facts
 from tuner.recipes.schema.architecture import Tower
 
@@ -30,6 +32,10 @@ _FORMATS = {"LLaVADataset": None, "RefCOCOJsonDataset": "refcoco", "InvRefCOCOJs
 """XTuner's classes of rows with images -> the format of such rows; None: dataset_map_fn names it."""
 _OF_REFCOCO = 321_327
 """Descriptions in the training splits of RefCOCO, RefCOCO+ and RefCOCOg (120,624, 120,191 and 80,512)."""
+_NO_PTH = (
+    f"tuner reads no .pth of mmengine: the projector starts new, unless you name a run of tuner, or the folder "
+    f"that `xtuner convert pth_to_hf` writes: {Key('model.vision.projector', 'FOLDER')}"
+)
 _OF_TOWER = {"r": "adapter.vision_r", "lora_alpha": "adapter.vision_lora_alpha"}
 
 
@@ -43,14 +49,14 @@ def has_images(dataset: Mapping[str, Value]) -> bool:
     return last_name(dataset.get("type")) in _FORMATS
 
 
-def defaults(model: Block) -> Mapping[str, Value]:
+def defaults(model: JsonObject) -> Mapping[str, Value]:
     """Return XTuner's and PEFT's defaults for the keys of a LLaVA."""
     loras = [block for block in ("llm_lora", "visual_encoder_lora") if model.get(block)]
     of_loras = {f"model.{block}.{key}": value for block in loras for key, value in _PEFT.items()}
     return {"model.use_activation_checkpointing": True, **of_loras}
 
 
-def prepare(t: Translation, model: Block) -> None:
+def prepare(t: Translation, model: JsonObject) -> None:
     """Find the method of a LLaVA.
 
     Raises:
@@ -68,11 +74,11 @@ def prepare(t: Translation, model: Block) -> None:
         t.obstacle = "XTuner trains the whole tower beside an adapter on the LLM, and tuner keeps it or adapts it"
 
 
-def _keeps_tower(model: Block) -> bool:
+def _keeps_tower(model: JsonObject) -> bool:
     return bool(model.get("freeze_visual_encoder") or model.get("visual_encoder_lora"))
 
 
-def _model_of(t: Translation) -> Block:
+def _model_of(t: Translation) -> JsonObject:
     model = t.document.values.get("model")
     return model if isinstance(model, dict) else {}
 
@@ -89,11 +95,6 @@ def frozen(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why=t.obstacle)
     else:
         t.note(setting, Outcome.TAKEN, why="the adapter keeps the weights below it")
-
-
-def tower(t: Translation, setting: Setting) -> None:
-    """Join the tower to the LLM."""
-    t.set(setting, "model.vision.path", str(setting.value))
 
 
 def tower_type(t: Translation, setting: Setting) -> None:
@@ -122,11 +123,6 @@ def tower_lora(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.TAKEN, why="with model.llm_lora.lora_dropout")
 
 
-def tower_layers(t: Translation, setting: Setting) -> None:
-    """Record that every linear layer of the tower gets LoRA."""
-    t.note(setting, Outcome.CHANGED, why="tuner adapts every linear layer of the tower")
-
-
 def whole_modules(t: Translation, setting: Setting) -> None:
     """Set the modules that are trained whole beside the adapter: the projector is one."""
     t.set(setting, "adapter.modules_to_save", [*setting.words(), _PROJECTOR], "XTuner trains the projector whole")
@@ -143,15 +139,6 @@ def depth(t: Translation, setting: Setting) -> None:
     t.note(setting, Outcome.TAKEN, why="the projector has two linear layers")
 
 
-def trained_projector(t: Translation, setting: Setting) -> None:
-    """Record that the projector of the first stage is to be named in another way."""
-    why = (
-        f"tuner reads no .pth of mmengine: the projector starts new, unless you name a run of tuner, or the folder "
-        f"that `xtuner convert pth_to_hf` writes: {Key('model.vision.projector', 'FOLDER')}"
-    )
-    t.note(setting, Outcome.CHANGED, why=why)
-
-
 def bits(t: Translation, setting: Setting) -> None:
     """Set 4 or 8 bits below an adapter; a frozen LLM without one stays in 16 bits."""
     if t.method == "full" and is_llava(_model_of(t)) and shared_rules.truth(setting.value):
@@ -160,12 +147,7 @@ def bits(t: Translation, setting: Setting) -> None:
         shared_rules.bits(t, setting)
 
 
-def recomputation(t: Translation, setting: Setting) -> None:
-    """Leave the recomputation of activations to the plan: what is learned is the same."""
-    t.leave(setting, "tuner sets it")
-
-
-def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Block:
+def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> JsonObject:
     """Set how the rows of a data set with images become samples; return the values of its rows beside the path.
 
     Raises:
@@ -183,7 +165,7 @@ def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Blo
     _set_padding(t, written["pad_image_to_square"])
     _check_processor(t, written["image_processor"])
     folder, limit = written["image_folder"], written["max_dataset_length"]
-    rows: Block = {"image_folder": str(folder.value)} if folder.value else {}
+    rows: JsonObject = {"image_folder": str(folder.value)} if folder.value else {}
     if limit.value:
         rows["max_rows"] = limit.whole()
     if format_ := _FORMATS[last_name(dataset.get("type"))]:
@@ -193,7 +175,7 @@ def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Blo
     return rows
 
 
-def _weight(t: Translation, limit: Setting) -> Block:
+def _weight(t: Translation, limit: Setting) -> JsonObject:
     """Return the weight of RefCOCO's rows that are as many as the limit, spread over all images."""
     if not limit.value:
         return {}
@@ -239,11 +221,11 @@ RULES: Mapping[str, Rule] = {
     "model.freeze_llm": frozen,
     "model.freeze_visual_encoder": frozen,
     "model.llm_lora.modules_to_save": whole_modules,
-    "model.pretrained_pth": trained_projector,
+    "model.pretrained_pth": noted(Outcome.CHANGED, _NO_PTH),
     "model.projector_depth": depth,
-    "model.use_activation_checkpointing": recomputation,
-    f"model.visual_encoder.{_PATH}": tower,
+    "model.use_activation_checkpointing": "tuner sets it",
+    f"model.visual_encoder.{_PATH}": Alias("model.vision.path"),
     "model.visual_encoder.type": tower_type,
     **{f"model.visual_encoder_lora.{key}": tower_lora for key in _PEFT},
-    "model.visual_encoder_lora.target_modules": tower_layers,
+    "model.visual_encoder_lora.target_modules": noted(Outcome.CHANGED, "tuner adapts every linear layer of the tower"),
 }

@@ -19,7 +19,7 @@ from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.names import MODELS
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig, Rows, Share
+from tuner.recipes.schema import MixtureEntry, RecipeConfig, Rows
 
 _MAX_PATHS = 3
 
@@ -90,8 +90,8 @@ def _number(value: int) -> str:
 
 def _share(rows: Rows) -> str:
     """Return a data set as the plan names it: its path, with its weight and its limit if it has them."""
-    weight = f" x {rows.weight:g}" if isinstance(rows, Share) and rows.weight != 1 else ""
-    limit = f" (first {rows.max_rows:,} rows)" if isinstance(rows, Share) and rows.max_rows else ""
+    weight = f" x {rows.weight:g}" if isinstance(rows, MixtureEntry) and rows.weight != 1 else ""
+    limit = f" (first {rows.max_rows:,} rows)" if isinstance(rows, MixtureEntry) and rows.max_rows else ""
     return f"{rows.path}{weight}{limit}"
 
 

@@ -34,7 +34,7 @@ from tuner.launch.steps import DatasetSize
 from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows, Share
+from tuner.recipes.schema import LOADERS, Dataset, MixtureEntry, RecipeConfig, Rows
 from tuner.recipes.schema.architecture import Tower
 
 _Limits = tuple[int | None, int | None]
@@ -197,11 +197,12 @@ def _leak_warning(config: RecipeConfig) -> str | None:
 def _weighted(dataset: Dataset) -> list[DatasetSize]:
     """Return the data set, or those of a mixture with their weights, before rows are held out."""
     return [
-        _limited(_counted(share), share) if isinstance(share, Share) else _counted(share) for share in dataset.shares
+        _limited(_counted(share), share) if isinstance(share, MixtureEntry) else _counted(share)
+        for share in dataset.shares
     ]
 
 
-def _limited(counted: DatasetSize, share: Share) -> DatasetSize:
+def _limited(counted: DatasetSize, share: MixtureEntry) -> DatasetSize:
     """Return the size of a data set of a mixture: with its weight, and at most its max_rows."""
     if counted.rows is None or share.max_rows is None or counted.rows <= share.max_rows:
         return counted._replace(weight=share.weight)

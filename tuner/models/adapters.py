@@ -181,7 +181,7 @@ def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     result = {name.replace(".base_layer.", "."): weight for name, weight in state.items() if ".lora_" not in name}
     for name, layer in layers.items():
-        down, up = (state[f"{name}.lora_{one}.{_NAME}.weight"].float() for one in "AB")
+        down, up = (state[f"{name}.lora_{half}.{_NAME}.weight"].float() for half in "AB")
         own = result[f"{name}.weight"]
         result[f"{name}.weight"] = (own.float() + layer.scaling[_NAME] * (up @ down)).to(own.dtype)
     return result

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 from safetensors.torch import save_file
 from transformers import AddedToken, LlavaConfig, LlavaForConditionalGeneration, TokenizersBackend
 
 from tuner import paths, remote_code
 from tuner.errors import ModelError
-from tuner.files import JsonObject, copy, disk_errors, make_folder, read_json_object, scratch_folder, write_json
+from tuner.files import JsonObject, copy, read_json_object, write_json
 from tuner.models import compat, internlm, projectors
+from tuner.models.made import made_once
 from tuner.pretrained import explained, tensors_of
 from tuner.progress import shown, tqdm_class
 from tuner.recipes.schema import Model, Vision
@@ -76,21 +76,12 @@ def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
     projector = projectors.file_of(vision.projector) if vision.projector else None
     kind = "llava" if weights else "llava-processor"
     folder = cache / f"{kind}-v{FORMAT_VERSION}-{_hash(vision, [llm, tower, *([projector] if projector else [])])}"
-    with disk_errors(folder, _FIX):
-        if folder.is_dir():
-            return folder
-        make_folder(cache)
-        # The other ranks of this node wait: the folder may hold hundreds of gigabytes.
-        with WeakFileLock(cache / f".{folder.name}.lock"):
-            if folder.is_dir():
-                return folder
-            with scratch_folder(cache, f".{folder.name}.making-") as temporary:
-                draft = temporary / folder.name
-                draft.mkdir()
-                with shown(f"joining {path} and {vision.path}"):
-                    _write(draft, model, llm, tower, projector, weights=weights)
-                draft.rename(folder)
-    return folder
+
+    def write(draft: Path) -> None:
+        with shown(f"joining {path} and {vision.path}"):
+            _write(draft, model, llm, tower, projector, weights=weights)
+
+    return made_once(folder, write, _FIX)
 
 
 def _fetched(path: str, revision: str | None, where: str, *, weights: bool, trusts_pickles: bool) -> Path:
@@ -345,7 +336,7 @@ class _Weights:
                 continue
             weight = _fitted(name, weight, self.lacking.pop(name))
             size = weight.nbytes
-            if self.shard and sum(one.nbytes for one in self.shard.values()) + size > _SHARD_BYTES:
+            if self.shard and sum(tensor.nbytes for tensor in self.shard.values()) + size > _SHARD_BYTES:
                 self._flush()
             self.shard[name] = weight
             self.num_bytes += size
@@ -361,7 +352,7 @@ class _Weights:
     def _flush(self) -> None:
         file = f"model-{len(set(self.files.values())) + 1:05d}.safetensors"
         self.files |= dict.fromkeys(self.shard, file)
-        shard = {name: one.contiguous() for name, one in self.shard.items()}
+        shard = {name: tensor.contiguous() for name, tensor in self.shard.items()}
         with compat.os_errors():
             save_file(shard, self.folder / file, {"format": "pt"})
         self.shard = {}

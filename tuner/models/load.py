@@ -19,10 +19,11 @@ from transformers.integrations import apply_liger_kernel
 from tuner import assets, model_folder, paths
 from tuner import vocabulary as vocabularies
 from tuner.errors import ModelError
-from tuner.files import disk_errors, make_folder, read_bytes, scratch_folder
+from tuner.files import read_bytes
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, vision
 from tuner.models.arguments import LoadOptions, at, pinned
+from tuner.models.made import made_once
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
@@ -376,25 +377,18 @@ def quantized(
 def make_tiny(shipped: Path, cache: Path) -> Path:
     """Return the folder of a small model of the package below `cache`, made from the `shipped` files if it is missing.
 
-    The folder's name holds a hash of these files, so changed files get new weights. Several processes may call this
-    at once: each makes its own copy, and the first copy under the final name is kept.
+    The folder's name holds a hash of these files, so changed files get new weights.
 
     Raises:
         DiskError: `cache` cannot be written.
     """
-    folder = cache / f"tiny-v{_TINY_VERSION}-{_hash_of_files(shipped)}"
-    with disk_errors(folder, _CACHE_FIX):
-        if folder.is_dir():
-            return folder
-        make_folder(cache)
-        with scratch_folder(cache, f".{folder.name}.making-") as temporary:
-            draft = temporary / folder.name
-            draft.mkdir()
-            for file in shipped.iterdir():  # not copytree: its error has no number
-                shutil.copyfile(file, draft / file.name)
-            _write_tiny(draft)
-            _publish(draft, folder)
-    return folder
+
+    def write(draft: Path) -> None:
+        for file in shipped.iterdir():  # not copytree: its error has no number
+            shutil.copyfile(file, draft / file.name)
+        _write_tiny(draft)
+
+    return made_once(cache / f"tiny-v{_TINY_VERSION}-{_hash_of_files(shipped)}", write, _CACHE_FIX)
 
 
 def _hash_of_files(folder: Path) -> str:
@@ -402,15 +396,6 @@ def _hash_of_files(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + read_bytes(path))
     return digest.hexdigest()[:16]
-
-
-def _publish(draft: Path, folder: Path) -> None:
-    try:
-        draft.rename(folder)
-    except OSError:
-        # A rename cannot replace a folder with files: another process was first.
-        if not folder.is_dir():
-            raise
 
 
 def _write_tiny(folder: Path) -> None:

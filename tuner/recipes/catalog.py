@@ -200,7 +200,7 @@ def _installed(path: tuple[str, ...]) -> tuple[Folder, ...]:
 
 
 def _homeless(path: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    return [one for one in _announced(path) if not _places(one[2])]
+    return [announced for announced in _announced(path) if not _places(announced[2])]
 
 
 @cache
@@ -211,9 +211,11 @@ def _announced(path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
         return ()
     from importlib.metadata import entry_points
 
-    entries = {(f"package {one.dist.name if one.dist else one.name}", one) for one in entry_points(group=GROUP)}
+    entries = {
+        (f"package {entry.dist.name if entry.dist else entry.name}", entry) for entry in entry_points(group=GROUP)
+    }
     ordered = sorted(entries, key=lambda pair: (pair[0], pair[1].name))
-    return tuple((one.name, origin, one.module) for origin, one in ordered)
+    return tuple((entry.name, origin, entry.module) for origin, entry in ordered)
 
 
 def _announces(place: str) -> bool:
@@ -255,6 +257,7 @@ DEFAULT_METHOD = "lora"
 _MAX_WORDS = 12
 """Of a part's name; none has more."""
 _OBJECTIVE = re.compile(r"""^objective = dict\(type=["'](\w+)["']""", re.MULTILINE)
+_PATH = re.compile(r"""path["']?\s*[=:]\s*["']([^"']+)["']""")
 _EPOCHS = re.compile(r"(?P<stem>.+)_e(?P<epochs>[1-9][0-9]{0,3})")
 
 
@@ -332,11 +335,6 @@ def part_file(kind: str, name: str) -> PartFile:
     return known[name]
 
 
-def part_path(kind: str, name: str) -> Path:
-    """Return the file of a part that `names` lists."""
-    return part_file(kind, name).path
-
-
 def shadowing(kind: str, name: str) -> str | None:
     """Return a line about the parts of the same name that a part shadows, or None."""
     file = files(kind).get(name)
@@ -360,6 +358,12 @@ def _text(file: PartFile) -> str:
         return ""  # the code that needs its values reads it again and raises
 
 
+def path_of(part: str) -> str:
+    """Return the hub id or the folder in the text of a model part; its name if there is none."""
+    match = _PATH.search(text_of("models", part))
+    return match[1] if match else part
+
+
 def part_named(hub_id: str) -> str | None:
     """Return the model part with this `model.path`, a user's before the package's, or None."""
     return next(_with_path(hub_id), None)
@@ -367,9 +371,8 @@ def part_named(hub_id: str) -> str | None:
 
 def _with_path(hub_id: str) -> Iterator[str]:
     """Yield the model parts with this `model.path`, the user's before the package's."""
-    needle = re.compile(rf"""path["']?\s*[=:]\s*["']{re.escape(hub_id)}["']""")
     mine_first = sorted(files("models").items(), key=lambda item: item[1].is_ours)
-    yield from (name for name, _ in mine_first if needle.search(text_of("models", name)))
+    yield from (name for name, _ in mine_first if path_of(name) == hub_id)
 
 
 def shadowing_path(hub_id: str) -> str | None:
@@ -381,16 +384,11 @@ def shadowing_path(hub_id: str) -> str | None:
     return f"{first.shown} shadows {ours.shown} of {OURS}: both are for {hub_id}."
 
 
-def summary(kind: str, name: str) -> str:
+def summary(file: PartFile) -> str:
     """Return the first line of a part's docstring; an empty text if it has no docstring or is not Python."""
-    return summary_of(part_file(kind, name))
-
-
-def summary_of(file: PartFile) -> str:
-    """Return the summary of a part by its file; `tuner list` needs 600 of them."""
     if not file.is_ours:
         return _first_line(_text(file))
-    # All files of the package begin with it.
+    # All files of the package begin with it, and `tuner list` needs 600 of them.
     with open_regular(file.full) as stream:
         return stream.readline().decode().strip().strip('"').strip()
 
@@ -445,18 +443,6 @@ def _translations(name: str) -> Iterator[tuple[str, tuple[NameWord, ...]]]:
     yield from other_tools().readings(name)
 
 
-def parse(name: str) -> Parts:
-    """Split a composed name into its parts. A name leaves the default objective out, so it has one reading.
-
-    Raises:
-        RecipeError: the name is not composed of known parts; the message holds the nearest one that is.
-    """
-    parts = _composed(*with_epochs(name))
-    if parts is None:
-        raise unknown(name)
-    return parts
-
-
 def _composed(stem: str, epochs: int | None) -> Parts | None:
     """Return the parts that a name is composed of, or None.
 
@@ -465,7 +451,7 @@ def _composed(stem: str, epochs: int | None) -> Parts | None:
     """
     readings = [*_readings(stem, epochs)] if epochs else []
     if len(readings) > 1:
-        ways = " or ".join(f"{one.model} + {one.objective} {one.method} + {one.dataset}" for one in readings)
+        ways = " or ".join(f"{parts.model} + {parts.objective} {parts.method} + {parts.dataset}" for parts in readings)
         fix = "Rename a part of your own catalog."
         raise RecipeError(f"the name '{stem}_e{epochs}' can be read as {ways}", where="the recipe's name", fix=fix)
     return readings[0] if readings else None

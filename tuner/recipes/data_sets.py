@@ -17,7 +17,7 @@ from tuner.hooks import other_tools
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
-from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, Share
+from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, MixtureEntry
 
 _TRAIN, _ = LOADERS
 
@@ -125,7 +125,7 @@ def _shares(entry: object, where: str, inside: tuple[str, ...]) -> Iterator[Any]
 
 
 def _check_keys(entry: JsonObject, where: str) -> None:
-    known = ("part", *Share.model_fields)
+    known = ("part", *MixtureEntry.model_fields)
     if unknown := entry.keys() - set(known):
         key = min(map(str, unknown))
         raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=other_tools().key_hint(key, known))
@@ -143,7 +143,9 @@ def _rows_of(name: object, where: str, inside: tuple[str, ...]) -> JsonObject:
         circle = " -> ".join((*inside, name))
         raise RecipeError(f"mixtures form a cycle: {circle}", where=where, fix="Remove one of them.")
     loader = read_part("datasets", name).values.get("train_dataloader", {})
-    rows = {key: value for key, value in loader.get("dataset", {}).items() if key in (*Share.model_fields, "mixture")}
+    rows = {
+        key: value for key, value in loader.get("dataset", {}).items() if key in (*MixtureEntry.model_fields, "mixture")
+    }
     if rows.get("mixture") and rows.get("max_rows"):
         message = f"part {name!r} takes {rows['max_rows']} rows of a mixture, which one entry of a mixture cannot"
         raise RecipeError(message, where=where, fix="List its data sets instead, each with its own max_rows.")

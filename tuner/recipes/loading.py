@@ -24,8 +24,8 @@ from tuner.recipes.code_file import run_file
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.names import Name, NameKind
 from tuner.recipes.overrides import layers
-from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, layer_of, read_base, read_numbers
-from tuner.recipes.recipe_file import DOCUMENTS, SUFFIXES, RecipeFile, read_file, read_part
+from tuner.recipes.recipe import LoadArguments, Overrides, Recipe, base_layer, lasting_template, layer_of, numbers_layer
+from tuner.recipes.recipe_file import DOCUMENTS, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 from tuner.runs.directory import RunDirectory
 
@@ -48,7 +48,7 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
     Raises:
         RecipeError: an unknown name, a file that holds code, or a value that does not fit the schema.
     """
-    request = Asked(None if name is None else names.identify(name), overrides or Overrides(), allow_code)
+    request = LoadArguments(None if name is None else names.identify(name), overrides or Overrides(), allow_code)
     recipe, overrides = _recipe_and_overrides(request)
     merged = Merged()
     for layer in _layers(recipe, allow_code) if recipe else _own_layers(overrides):
@@ -111,7 +111,7 @@ def settle_warmup(merged: Merged) -> None:
         merged.lay(Layer.at(merged.place_of(_WARMUP_STEPS), nested(_WARMUP_RATIO, 0.0)))
 
 
-def _recipe_and_overrides(request: Asked) -> tuple[Name | None, Overrides]:
+def _recipe_and_overrides(request: LoadArguments) -> tuple[Name | None, Overrides]:
     """Return the recipe's name and the overrides; a model in place of a recipe becomes an override.
 
     Raises:
@@ -139,8 +139,7 @@ def _recipe_and_overrides(request: Asked) -> tuple[Name | None, Overrides]:
 
 def _own_layers(overrides: Overrides) -> Iterator[Layer]:
     """Yield the base recipe with a method, for a run without a recipe; the model follows as an override."""
-    base = read_base()
-    yield Layer(base.values, base.place)
+    yield base_layer()
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield from with_adapter_rate([_part_layer("methods", method), _part_layer("objectives", objective)])
     yield data_sets.OF_OWN_DATA
@@ -159,7 +158,7 @@ def check_part(kind: str, name: str) -> None:
         RecipeError: it holds code, or a value that the schema refuses; with the file and the line.
     """
     if kind == TEMPLATES:
-        catalog.chat_template(str(catalog.part_path(kind, name)))
+        catalog.chat_template(str(catalog.part_file(kind, name).path))
         return
     if kind == "recipes":
         load(name)
@@ -169,9 +168,9 @@ def check_part(kind: str, name: str) -> None:
 
 def check_file(part: RecipeFile) -> None:
     """Check the values of one part; raises as `check_part` does."""
-    base, merged = read_base(), Merged()
-    merged.lay(Layer(base.values, base.place))
-    merged.lay(layer_of(part))
+    merged = Merged()
+    for layer in (base_layer(), layer_of(part)):
+        merged.lay(layer)
     data_sets.settle_mixtures(merged)
     settle_warmup(merged)
     validate(merged)
@@ -182,39 +181,32 @@ def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
     config = recipe.config.model_dump()
     config["deepspeed"] = deepspeed
     config["model"]["revision"] = trust.bound_revision(recipe.config)
-    _anchor(config["model"], "path")
-    if config["model"]["vision"]:
-        _anchor(config["model"]["vision"], "path")
-        _anchor(config["model"]["vision"], "projector")
-    if config["adapter"]:
-        _anchor(config["adapter"], "path")
-    config["model"]["chat_template"] = lasting_template(config["model"]["chat_template"])
-    if str(config["model"]["chat_template"]).endswith(".jinja"):
-        _anchor(config["model"], "chat_template")
-    for key in LOADERS:
-        if config[key]:
-            for rows in (config[key]["dataset"], *(config[key]["dataset"]["mixture"] or ())):
-                _anchor(rows, "path")
-    if "teacher" in config["objective"]:
-        _anchor(config["objective"], "teacher")
-    for reward in config["objective"].get("rewards", ()):
-        if "path" in reward:
-            _anchor(reward, "path")
+    model, objective = config["model"], config["objective"]
+    model["chat_template"] = lasting_template(model["chat_template"])
+    rewards = objective.get("rewards", ())
+    data_sets_of = [config[key]["dataset"] for key in LOADERS if config[key]]
+    entries = [entry for dataset in data_sets_of for entry in dataset["mixture"] or ()]
+    for block in (model, model["vision"], config["adapter"], *data_sets_of, *entries, *rewards):
+        _anchor(block, "path")
+    _anchor(model["vision"], "projector")
+    _anchor(objective, "teacher")
+    if str(model["chat_template"]).endswith(".jinja"):
+        _anchor(model, "chat_template")
+    for reward in rewards:
         file, _, function = reward["type"].rpartition(":")
         if file.endswith(".py"):
             reward["type"] = f"{paths.expanded(file).absolute()}:{function}"
     return Recipe(recipe.name, RecipeConfig.model_validate(config), recipe.origins)
 
 
-def _anchor(block: JsonObject, key: str) -> None:
-    path = block[key]
-    if path and paths.matching(paths.expanded(path)):
+def _anchor(block: JsonObject | None, key: str) -> None:
+    path = block and block.get(key)
+    if block and path and paths.matching(paths.expanded(path)):
         block[key] = str(paths.expanded(path).absolute())
 
 
 def _layers(name: Name, allow_code: bool) -> Iterator[Layer]:
-    base = read_base()
-    yield Layer(base.values, base.place)
+    yield base_layer()
     if name.reading:
         yield from _named_layers(name.reading, allow_code, count())
     else:
@@ -272,7 +264,7 @@ def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
 
 def with_numbers(parts: Sequence[Layer]) -> Iterator[Layer]:
     """Yield another tool's defaults and the layers of a name's parts; its adapter's follow the part with one."""
-    ours = layer_of(read_numbers())
+    ours = numbers_layer()
     adapter = ours.values.pop("adapter")
     yield ours
     for part in parts:
@@ -292,7 +284,7 @@ def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], d
     for base in _bases(file):
         if next(read) == _MAX_FILES:
             raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Use fewer.")
-        if base.endswith(SUFFIXES) or "/" in base:
+        if names.is_path(base):
             inner = source.path.parent / base
             yield from _file_layers(_RecipeSource(inner, str(inner)), allow_code, read, depth + 1)
         elif reading := catalog.find(base, source.name):

@@ -188,6 +188,11 @@ def _is_in(key: str, block: str) -> bool:
     return key == block or key.startswith(f"{block}.")
 
 
+def line_of(lines: Mapping[Keys, int], keys: Keys) -> int | None:
+    """Return the line of a key, or of the innermost block around it that has one."""
+    return next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
+
+
 def lookup(values: object, keys: Sequence[object], default: object = None) -> Any:
     """Return the value at `keys` in nested dicts, or `default` if there is no such key."""
     for key in keys:
@@ -254,9 +259,9 @@ def differences(left: Section, right: Section) -> Iterator[Difference]:
     ours, theirs = left.sides(), right.sides()
     blocks = list(dict.fromkeys([*left.values, *right.values]))
     for key in sorted(dict.fromkeys([*ours, *theirs]), key=lambda key: blocks.index(key.split(".")[0])):
-        one, other = ours.get(key), theirs.get(key)
-        if one is None or other is None or not _same(one.value, other.value):
-            yield Difference(key, one, other)
+        our_side, other = ours.get(key), theirs.get(key)
+        if our_side is None or other is None or not _same(our_side.value, other.value):
+            yield Difference(key, our_side, other)
 
 
 def _same(left: object, right: object) -> bool:

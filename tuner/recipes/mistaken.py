@@ -32,12 +32,12 @@ from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Merged, lookup
 from tuner.recipes.names import Name, NameKind
 from tuner.recipes.schema import schema_keys
+from tuner.recipes.schema.block import CONTRADICTION
 from tuner.recipes.schema.objectives import objectives_with
 from tuner.runs.resume_advice import resume_advice
 
 _MAX_MISTAKES = 20
 _EXAMPLE_DATA = "alpaca"
-_PATH = re.compile(r"""path["']?\s*[=:]\s*["']([^"']+)["']""")
 _NOUNS = {"methods": "a method", "objectives": "an objective", "datasets": "a data set"}
 
 
@@ -67,7 +67,9 @@ def refusal(name: Name, data: Sequence[str] = ()) -> TunerError:
 def no_model(path: str, folder: Path) -> ModelError:
     """Return the error for a folder without a model: it may be a run without a result, or hold data."""
     paths.refuse_forbidden(folder, ModelError, "model.path")
-    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: (len(one.name), one.name))
+    saved = sorted(
+        folder.glob("checkpoints/checkpoint-*"), key=lambda checkpoint: (len(checkpoint.name), checkpoint.name)
+    )
     if paths.is_file(folder / "recipe.py"):
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
         fix = f"Resume it first: {resume_advice(folder)}{named}."
@@ -91,14 +93,14 @@ def _missing(name: Name) -> RecipeError:
 def hub_id(name: str) -> str | None:
     """Return the hub id of the catalog's model with this name; case and the characters `-`, `_` and `.` are ignored."""
     part = _model(name)
-    return _path_of(part) if part else None
+    return catalog.path_of(part) if part else None
 
 
 def _part(name: str, data: Sequence[str]) -> RecipeError | None:
     if model := _model(name):
-        rows = options(*(Option("data", one) for one in data)) or Option("data", "FILE")
+        rows = options(*(Option("data", path) for path in data)) or Option("data", "FILE")
         recipe = f"{model}_{catalog.DEFAULT_METHOD}_{_EXAMPLE_DATA}_e3"
-        fix = f"Write: tuner train --model {_path_of(model)} {rows}, or a full recipe name such as {recipe}."
+        fix = f"Write: tuner train --model {catalog.path_of(model)} {rows}, or a full recipe name such as {recipe}."
         return RecipeError(f"{name!r} is a model, not a recipe", fix=fix)
     kind = next((kind for kind in _NOUNS if name in catalog.names(kind)), None)
     if kind is None:
@@ -119,13 +121,8 @@ def _model(name: str) -> str | None:
     by_name = {_folded(part): part for part in known}
     if folded in by_name:
         return by_name[folded]
-    by_id = {_folded(_path_of(part).rpartition("/")[2]): part for part in known}
+    by_id = {_folded(catalog.path_of(part).rpartition("/")[2]): part for part in known}
     return by_id.get(folded)
-
-
-def _path_of(part: str) -> str:
-    match = _PATH.search(catalog.text_of("models", part))
-    return match[1] if match else part
 
 
 def _folded(name: str) -> str:
@@ -155,7 +152,8 @@ def _keys_of(detail: ErrorDetails, merged: Merged) -> Keys:
     if detail["type"] in ("missing", "extra_forbidden"):
         return keys
     # A location may end in a union's branch or a list's index ('target_modules', 'str'): keep the recipe's keys.
-    while lookup(merged.values, keys, ...) is ...:
+    is_default = detail["type"] == CONTRADICTION and isinstance(lookup(merged.values, keys[:-1]), dict)
+    while not is_default and lookup(merged.values, keys, ...) is ...:
         keys = keys[:-1]
     return keys
 
@@ -181,8 +179,6 @@ def _explained_detail(detail: ErrorDetails, keys: Keys, merged: Merged) -> Recip
             return _none_of((*keys, "type"), context["tag"], context["expected_tags"], merged)
         case "literal_error":
             return _none_of(keys, detail["input"], detail["ctx"]["expected"], merged)
-        case "wrong_key":
-            return RecipeError(f"{dotted}: {detail['msg']}", where=merged.place_of((*keys, detail["ctx"]["key"])))
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     if isinstance(detail["input"], dict) and keys:
         return RecipeError(f"{dotted}: {message}", where=where)
@@ -198,7 +194,9 @@ def _none_of(keys: Keys, value: object, expected: str, merged: Merged) -> Recipe
 def _choices(annotation: object) -> list[str]:
     """Return the texts of all `Literal`s in an annotation."""
     inner = get_args(annotation)
-    return [one for one in inner if isinstance(one, str)] + [text for one in inner for text in _choices(one)]
+    return [option for option in inner if isinstance(option, str)] + [
+        text for option in inner for text in _choices(option)
+    ]
 
 
 def _of_another_objective(keys: Keys) -> bool:

@@ -146,10 +146,16 @@ def _downloaded(path: str, revision: str | None) -> JsonObject | None:
     """Return the architecture of a hub model if its config.json is in the cache, or None."""
     if paths.local(path) is not None or not paths.is_hub_id(path):
         return None
+    folder = _cached_folder(path, revision)
+    return read_architecture(folder) if folder else None
+
+
+def _cached_folder(hub_id: str, revision: str | None) -> Path | None:
+    """Return the folder of a model in the hub's cache if its config.json is there, or None."""
     from huggingface_hub import try_to_load_from_cache  # 0.01 s, only for models that the catalog does not have
 
-    file = try_to_load_from_cache(path, "config.json", revision=revision)
-    return read_architecture(Path(file).parent) if isinstance(file, str) else None
+    file = try_to_load_from_cache(hub_id, "config.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def kind_of(merged: Merged) -> str | None:
@@ -163,23 +169,22 @@ def kind_of(merged: Merged) -> str | None:
 def read_architecture(folder: Path) -> JsonObject | None:
     """Return the architecture block for a model's folder or config.json; None if facts are missing there."""
     known = _known(folder)
-    try:
-        Architecture.model_validate(known)
-    except ValidationError as error:  # a wrong value is refused when the recipe is validated
-        return None if any(detail["type"] in ("missing", LACKS) for detail in error.errors()) else known
-    return known
+    return None if _lacking(known) else known
 
 
 def why_unknown(folder: Path) -> str:
     """Return what config.json lacks if `read_architecture` returns None."""
+    return f"without {', '.join(_lacking(_known(folder)))}"
+
+
+def _lacking(known: JsonObject) -> list[str]:
+    """Return the facts that are missing, each once; a wrong value is refused when the recipe is validated."""
     try:
-        Architecture.model_validate(_known(folder))
+        Architecture.model_validate(known)
     except ValidationError as error:
-        missing = (
-            ".".join(map(str, detail["loc"])) or str(detail["msg"]) for detail in error.errors(include_url=False)
-        )
-        return f"without {', '.join(dict.fromkeys(missing))}"
-    return "nothing is missing"
+        details = [detail for detail in error.errors(include_url=False) if detail["type"] in ("missing", LACKS)]
+        return list(dict.fromkeys(".".join(map(str, detail["loc"])) or str(detail["msg"]) for detail in details))
+    return []
 
 
 def _known(folder: Path) -> JsonObject:
@@ -336,12 +341,7 @@ def _settle_tower(merged: Merged) -> None:
 
 def read_tower(path: str, revision: str | None = None) -> JsonObject | None:
     """Return the keys of `Tower` for a LLaVA with this CLIP: a folder, or an id on the hub; None if it is not known."""
-    folder = paths.local(path)
-    if folder is None:
-        from huggingface_hub import try_to_load_from_cache  # 0.01 s, only for towers on the hub
-
-        cached = try_to_load_from_cache(path, "config.json", revision=revision)
-        folder = Path(cached).parent if isinstance(cached, str) else None
+    folder = paths.local(path) or _cached_folder(path, revision)
     config = config_of(folder) if folder else _PUBLISHED_TOWERS.get(path)
     if not config:
         return None
@@ -447,10 +447,10 @@ def _settle_rewards(merged: Merged) -> None:
     if not isinstance(rewards, list | tuple):
         return
     settled = [
-        {**one, **_of_reward_model(one["path"])}
-        if isinstance(one, dict) and one.get("type") == "model" and isinstance(one.get("path"), str)
-        else one
-        for one in rewards
+        {**reward, **_of_reward_model(reward["path"])}
+        if isinstance(reward, dict) and reward.get("type") == "model" and isinstance(reward.get("path"), str)
+        else reward
+        for reward in rewards
     ]
     if settled != [*rewards]:
         merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(settled)}}))

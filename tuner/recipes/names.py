@@ -72,7 +72,7 @@ def identify(text: str | Name) -> Name:
     """
     if isinstance(text, Name):
         return text
-    path, is_word, preset = paths.expanded(assets.asset(text)), "/" not in text, catalog.preset_name(text)
+    path, preset = paths.expanded(assets.asset(text)), catalog.preset_name(text)
     if is_run(path):
         return Name(text, NameKind.RUN, path, preset=preset)
     if holds_model(path):
@@ -84,17 +84,21 @@ def identify(text: str | Name) -> Name:
     if paths.is_file(path) and path.suffix in _OF_FILES:
         return _of_file(text, path)
     is_folder = bool(text) and paths.is_folder(path)
-    if is_word and (reading := catalog.find(text)):
+    if "/" not in text and (reading := catalog.find(text)):
         return Name(text, NameKind.RECIPE, path if is_folder else None, reading)
     if is_folder:
         return Name(text, NameKind.FOLDER, path)
     if paths.exists(path) and text:
         return Name(text, NameKind.UNCLEAR, path)
-    if not is_word and path.suffix not in _OF_FILES and paths.local(text) is None:
-        return Name(text, NameKind.MODEL)
-    if not is_word or path.suffix in _OF_FILES:
-        return Name(text, NameKind.MISSING, path)
+    if is_path(text):
+        is_id = path.suffix not in _OF_FILES and paths.local(text) is None
+        return Name(text, NameKind.MODEL) if is_id else Name(text, NameKind.MISSING, path)
     return Name(text, NameKind.DEEPSPEED if text.startswith(catalog.OF_PRESETS) else NameKind.UNKNOWN)
+
+
+def is_path(text: str) -> bool:
+    """Return whether a text in a recipe's place can only be a path or an id on the hub, and no word."""
+    return "/" in text or text.endswith(_OF_FILES)
 
 
 def holds_model(folder: Path) -> bool:

@@ -115,8 +115,8 @@ def _inside(wanted: Keys, where: str, present: Mapping[str, object]) -> tuple[Ke
 
 def _values_of(annotation: object) -> object:
     """Return the type of a dict's values if an annotation allows a dict; otherwise None."""
-    dicts = (one for one in (annotation, *get_args(annotation)) if get_origin(one) is dict)
-    return next((get_args(one)[1] for one in dicts), None)
+    dicts = (option for option in (annotation, *get_args(annotation)) if get_origin(option) is dict)
+    return next((get_args(option)[1] for option in dicts), None)
 
 
 def _convert(text: str, annotation: object, where: str) -> object:
@@ -221,22 +221,14 @@ def layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterato
 
 def _value_layers(key: str, value: object, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the layers of one key and value of a call in Python; `lora_rank` means --lora-rank."""
-    flag = f"--{key.replace('_', '-')}"
+    flag, where = f"--{key.replace('_', '-')}", f"{PYTHON} {key}={brief_repr(value)}"
     if flag in KEY_FLAGS:
-        place = Place(Kind.FLAG, f"{PYTHON} {key}={brief_repr(value)}")
-        if flag == _BATCH_SIZE:
-            yield Layer.at(place, _FREE_SPLIT)
-        if isinstance(value, str):  # several trackers may be one text
-            keys, value = read_pair(KEY_FLAGS[flag], value, place.name, merged.values)
-        else:
-            keys = find_key(KEY_FLAGS[flag], place.name, merged.values)
-        yield from _key_layers(keys, value, place, merged)
+        yield from _flag_layers(flag, value, where, merged)
         return
     if not isinstance(value, dict) and other_tools().meaning(key, str(value)):
         # The table of other tools' words is for texts.
         yield from _pair_layers(PYTHON, f"{key}={value}", merged, has_recipe=has_recipe)
         return
-    where = f"{PYTHON} {key}={brief_repr(value)}"
     yield from _key_layers(find_key(key, where, merged.values), value, Place(Kind.FLAG, where), merged)
 
 
@@ -246,10 +238,7 @@ def _pair_layers(flag: str, text: str, merged: Merged, *, has_recipe: bool) -> I
         yield Layer.at(Place(Kind.FLAG, flag), nested(tuple(remote_code.KEY.split(".")), True))
         return
     if flag in KEY_FLAGS:
-        where, place = f"{flag} {text}", Place(Kind.FLAG, f"{flag} {text}")
-        if flag == _BATCH_SIZE:  # then the split of a step is chosen again
-            yield Layer.at(place, _FREE_SPLIT)
-        yield from _key_layers(*read_pair(KEY_FLAGS[flag], text, where, merged.values), place, merged)
+        yield from _flag_layers(flag, text, f"{flag} {text}", merged)
         return
     key, _, value = text.partition("=")
     place, meaning = Place(Kind.FLAG, f"{flag} {text}"), other_tools().meaning(key.strip(), value)
@@ -261,6 +250,17 @@ def _pair_layers(flag: str, text: str, merged: Merged, *, has_recipe: bool) -> I
             yield Layer.at(place, layer.values) if is_typed else layer
         return
     yield from _key_layers(*parse_override(text, flag, merged.values), place, merged)
+
+
+def _flag_layers(flag: str, value: object, where: str, merged: Merged) -> Iterator[Layer]:
+    """Yield the layers of an option for one key."""
+    place, key = Place(Kind.FLAG, where), KEY_FLAGS[flag]
+    if flag == _BATCH_SIZE:  # then the split of a step is chosen again
+        yield Layer.at(place, _FREE_SPLIT)
+    if isinstance(value, str):  # several trackers may be one text
+        yield from _key_layers(*read_pair(key, value, where, merged.values), place, merged)
+    else:
+        yield from _key_layers(find_key(key, where, merged.values), value, place, merged)
 
 
 def _key_layers(keys: Keys, value: object, place: Place, merged: Merged) -> Iterator[Layer]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tuner import paths, remote_code
-from tuner.errors import DataError, Key, ModelError, Option, options
+from tuner.errors import DataError, Key, ModelError, Option, nearest, options
 from tuner.model_folder import MAX_LAYERS
 from tuner.recipes import catalog, mistaken, names, trust
 from tuner.recipes.model_facts import num_layers
@@ -229,10 +229,7 @@ def _is_link(path: Path) -> bool:
 
 
 def _nearby(path: Path) -> str:
-    import difflib
-
     folder = path.parent
-    names = [entry.name for entry in folder.iterdir()] if paths.exists(folder) and folder.is_dir() else []
-    names = [name for name in names if name != path.name]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {str(folder / close[0])!r}?" if close else "Check the path."
+    others = [entry.name for entry in folder.iterdir() if entry != path] if paths.is_folder(folder) else []
+    near = nearest(path.name, others)
+    return f"Did you mean {str(folder / near)!r}?" if near else "Check the path."

@@ -83,10 +83,10 @@ def _plain(key: str, value: object) -> object:
             raise RecipeError(f"{key} = {value} is not a finite number", fix="Use a number such as 2e-4.")
         return float(value)
     if isinstance(value, list | tuple):
-        items = [_plain(key, one) for one in value]
+        items = [_plain(key, item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        return {name: _plain(f"{key}.{name}", one) for name, one in value.items()}
+        return {name: _plain(f"{key}.{name}", item) for name, item in value.items()}
     fix = "Use a number, a string, a list or a dict."
     raise RecipeError(
         f"{key} = {brief_repr(value)} is of type {type(value).__name__}, which a recipe cannot hold", fix=fix

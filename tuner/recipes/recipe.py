@@ -73,7 +73,7 @@ class Overrides:
         return (self.data,) if isinstance(self.data, str) else tuple(self.data or ())
 
 
-class Asked(NamedTuple):
+class LoadArguments(NamedTuple):
     """The arguments that a recipe was loaded with; without a `name`, the overrides name a model."""
 
     name: Name | None
@@ -95,7 +95,7 @@ class Recipe:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     ds: tuple[str, ...] = ()
-    arguments: Asked | None = None
+    arguments: LoadArguments | None = None
 
     def __post_init__(self) -> None:
         for name in ("warnings", "notes"):
@@ -118,7 +118,7 @@ class Recipe:
         data, optimizer = config.train_dataloader.dataset, config.optim_wrapper.optimizer
         bits = f", {config.quantization.bits} bits" if config.quantization else ""
         method = f"LoRA r={config.adapter.r}" if config.adapter else "all weights"
-        rows = ", ".join(str(one.path) for one in data.shares)
+        rows = ", ".join(str(share.path) for share in data.shares)
         packing = ", packed" if data.packing else ""
         epochs = "1 epoch" if steps.max_epochs == 1 else f"{steps.max_epochs} epochs"
         val = config.val_dataloader.dataset if config.val_dataloader else None
@@ -207,7 +207,13 @@ def read_base() -> RecipeFile:
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
-def read_numbers() -> RecipeFile:
+def base_layer() -> Layer:
+    """Return the base recipe, which every recipe is laid over."""
+    base = read_base()
+    return Layer(base.values, base.place)
+
+
+def numbers_layer() -> Layer:
     """Return the defaults of another tool that its recipe names keep; they are laid over the base."""
     path = other_tools().numbers()
-    return read_file(path, f"configs/{path.name}", Kind.PACKAGE)
+    return layer_of(read_file(path, f"configs/{path.name}", Kind.PACKAGE))

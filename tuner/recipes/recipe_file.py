@@ -17,7 +17,7 @@ from tuner import assets
 from tuner.errors import Option, RecipeError, did_you_mean
 from tuner.files import JsonObject, is_writable, read_named_text
 from tuner.recipes import catalog
-from tuner.recipes.merging import Keys, Kind, Place
+from tuner.recipes.merging import Keys, Kind, Place, line_of
 
 YAML = (".yaml", ".yml")
 DOCUMENTS = (*YAML, ".json")
@@ -46,8 +46,7 @@ class RecipeFile(NamedTuple):
 
     def place(self, keys: Keys) -> Place:
         """Return the place of a key, or of the innermost block around it that has a line."""
-        inner = (keys[:end] for end in range(len(keys), 0, -1))
-        return Place(self.kind, self.name, next((self.lines[key] for key in inner if key in self.lines), None))
+        return Place(self.kind, self.name, line_of(self.lines, keys))
 
     def where(self, keys: Keys) -> str:
         """Return the same place as text: `file:line`."""
@@ -76,8 +75,8 @@ def read_text(text: str, name: str) -> RecipeFile:
     Raises:
         RecipeError: the text is not valid Python, or holds something other than data.
     """
-    tree = _parse(text, name, "exec")
-    reader = _Reader(name, text)
+    tree = parse(text, name)
+    reader = Reader(name, text)
     for index, statement in enumerate(tree.body):
         reader.statement(statement, first=index == 0)
     helpers = frozenset(reader.used)
@@ -90,15 +89,20 @@ def read_value(text: str, name: str) -> object:
     Raises:
         RecipeError: `text` is not one value of the subset.
     """
-    tree = _parse(text.strip(), name, "eval")
-    return _Reader(name, text.strip()).value(tree.body, (), 0)
+    tree = parse(text.strip(), name, "eval")
+    return Reader(name, text.strip()).value(tree.body, (), 0)
 
 
-def _parse(text: str, name: str, mode: Literal["exec", "eval"]) -> Any:
+def parse(text: str, name: str, mode: Literal["exec", "eval"] = "exec", *, takes_escapes: bool = False) -> Any:
+    """Return the syntax tree of a text; `takes_escapes`: unknown escapes stay as they are.
+
+    Raises:
+        RecipeError: it is not valid Python.
+    """
     try:
         with warnings.catch_warnings():
             # An unknown escape such as "\." is only a warning today; it is refused so that its meaning cannot change.
-            warnings.simplefilter("error")
+            warnings.simplefilter("ignore" if takes_escapes else "error")
             return ast.parse(text, name, mode)
     except SyntaxError as error:
         raise RecipeError(f"not valid Python: {error.msg}", where=f"{name}:{error.lineno or 1}") from None
@@ -110,7 +114,9 @@ def _key(word: ast.keyword) -> ast.expr | None:
     return ast.copy_location(ast.Constant(word.arg), word) if word.arg else None  # None: `**`, as in ast.Dict
 
 
-class _Reader:
+class Reader:
+    """Evaluates the syntax tree of a recipe; `importers.python_file` extends it to other tools' configs."""
+
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
@@ -158,9 +164,9 @@ class _Reader:
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 return self.arithmetic(node, keys, depth)
             case ast.List(elts=items):
-                return [self.value(item, keys, depth + 1) for item in items]
+                return [self.value(item, (*keys, str(at)), depth + 1) for at, item in enumerate(items)]
             case ast.Tuple(elts=items):
-                return tuple(self.value(item, keys, depth + 1) for item in items)
+                return tuple(self.value(item, (*keys, str(at)), depth + 1) for at, item in enumerate(items))
             case ast.Dict(keys=names, values=values):
                 return self.mapping(list(zip(names, values, strict=True)), node, keys, depth)
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
@@ -203,7 +209,7 @@ class _Reader:
             raise self.refuse(f"arithmetic needs numbers, not {type(value).__name__}", node)
         return value
 
-    def arithmetic(self, node: ast.BinOp, keys: Keys, depth: int) -> float:
+    def arithmetic(self, node: ast.BinOp, keys: Keys, depth: int) -> Any:
         left, right = self.number(node.left, keys, depth), self.number(node.right, keys, depth)
         try:
             return self.in_range(_OPERATORS[type(node.op)](left, right), node)

@@ -172,8 +172,8 @@ def chat_template_of(folder: Path) -> str | None:
         return None
     template = read_json_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several by name
-        named = (one for one in template if isinstance(one, dict))
-        template = next((one.get("template") for one in named if one.get("name") == "default"), None)
+        named = (entry for entry in template if isinstance(entry, dict))
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 

@@ -126,7 +126,9 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and the name of each Python function in a recipe."""
     for key, loader in config.loaders.items():
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
-            yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
+            yield from (
+                (f"{key}.dataset.{name}", share.format) for share in rows if share.format and ":" in share.format
+            )
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
     yield from ((_REWARDS, name) for name in config.objective.own_functions)
 

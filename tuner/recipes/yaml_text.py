@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tuner import paths
 from tuner.errors import RecipeError, TunerError
 from tuner.files import JsonObject, read_named_text
-from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup
+from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, line_of, lookup
 
 if TYPE_CHECKING:
     import yaml  # type: ignore[import-untyped]
@@ -129,10 +129,10 @@ class _Reader:
         for key_node, value_node in node.value:
             if key_node.tag == f"{_STANDARD}merge":
                 below = self.value(value_node, keys, depth + 1)
-                for one in below if isinstance(below, list) else [below]:
-                    if not isinstance(one, dict):
+                for mapping in below if isinstance(below, list) else [below]:
+                    if not isinstance(mapping, dict):
                         raise self.wrong("<< needs a mapping, or a list of them", key_node)
-                    merged |= {key: value for key, value in one.items() if key not in merged}
+                    merged |= {key: value for key, value in mapping.items() if key not in merged}
                 continue
             key = str(key_node.value) if key_node.id == "scalar" else None
             if key is None:
@@ -184,8 +184,7 @@ class _File(NamedTuple):
     name: str
 
     def place(self, keys: Keys) -> Place:
-        lines = (self.document.lines.get(keys[:end]) for end in range(len(keys), 0, -1))
-        return Place(Kind.FILE, self.name, next(filter(None, lines), None))
+        return Place(Kind.FILE, self.name, line_of(self.document.lines, keys))
 
 
 def _homes(folder: Path) -> tuple[Path, ...]:

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.data import blocks, copies, outcomes
-from tuner.data.blocks import Maker, Start
+from tuner.data.blocks import BlockStart, Maker
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
-from tuner.data.stream import Rows, Stream
+from tuner.data.stream import Stream, StreamedRows
 from tuner.errors import DataError, Option, Stopped
 from tuner.files import JsonObject, make_folder
 from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_warning
@@ -63,7 +63,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
             sha256 = self._have_blocks_made(encoder, num_rows)
         if self._maker:
             self._maker.passed(first)
-        rows = Rows(self.home, num_rows, config.randomness.seed, config.objective.type)
+        rows = StreamedRows(self.home, num_rows, config.randomness.seed, config.objective.type)
         go_on = self._maker.go_on if self._maker else None
         self.stream = Stream(rows, first, go_on, is_over=lambda: bool(self.run.failures()), tick=tick)
         if self._maker and self._maker.ready:
@@ -77,7 +77,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         loader = self.config.train_dataloader
         pipeline = Pipeline(loader.dataset, self.config.objective.type)
         self._files = blocks.opened(pipeline)
-        start, sha256 = _start(self.point, self._files) if self.point else (Start(), None)
+        start, sha256 = _start(self.point, self._files) if self.point else (BlockStart(), None)
         shutil.rmtree(self.home, ignore_errors=True)  # blocks of an attempt that was killed
         make_folder(self.home)
         max_rows = blocks.ROWS if loader.dataset.streaming is True else int(loader.dataset.streaming)
@@ -129,7 +129,7 @@ def _leader(rank: Rank) -> int:
     return max(number for number in range(rank.rank + 1) if everywhere[number] == (own, 0))
 
 
-def _start(point: ResumePoint, files: JsonObject) -> tuple[Start, str | None]:
+def _start(point: ResumePoint, files: JsonObject) -> tuple[BlockStart, str | None]:
     """Return where the block of the next row begins, and its hash if the block was made before.
 
     Raises:
@@ -141,7 +141,7 @@ def _start(point: ResumePoint, files: JsonObject) -> tuple[Start, str | None]:
     if (saved := data.stream.files) != files:
         now, before = (f"{read['files']:,} files of {read['bytes']:,} bytes" for read in (files, saved))
         raise _changed(point, "other rows or another order" if now == before else now, before)
-    return Start(**data.stream.start), data.stream.sha256
+    return BlockStart(**data.stream.start), data.stream.sha256
 
 
 def _changed(point: ResumePoint, now: str, before: str) -> DataError:

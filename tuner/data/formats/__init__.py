@@ -83,7 +83,9 @@ def _shape(row: Row, place: str, columns: Columns | None, objective: str) -> str
 
 
 def _closest(row: Row) -> str:
-    alike = {name: sum(nearest(str(one), known.columns) is not None for one in row) for name, known in FORMATS.items()}
+    alike = {
+        name: sum(nearest(str(column), known.columns) is not None for column in row) for name, known in FORMATS.items()
+    }
     best = max(alike, key=lambda name: alike[name])
     closest = f"The nearest format is {best!r}, which needs {FORMATS[best].needs}. " if alike[best] else ""
     return f"{closest}Rename the columns with dataset.columns, or set dataset.format to one of {', '.join(FORMATS)}."
@@ -138,42 +140,33 @@ def read(
         DataError: the format or a column is unknown, or the row is too long or does not have its format's shape, or it
             asks for a part of the loss.
     """
-    if ":" in name:
-        sample, mapped = sample_of(name, renamed(row, columns, place), place)
-        try:
-            sample = with_images(sample, mapped, images, place)
-            _report_left_out(mapped, on_left_out)
-        except Misfit as misfit:
-            raise DataError(f"{name} did not return a sample: {misfit}", where=place, of_row=True) from misfit
-        _report_unread(mapped, on_unread)
-        return _fitting_in(_with_system(sample, system, place), place)
-    check_names(columns, named(name).columns, f"format {name!r}")
-    mapped = TrackedRow(renamed(row, columns, place))
+    is_own = ":" in name
+    if not is_own:
+        check_names(columns, named(name).columns, f"format {name!r}")
+    row = renamed(row, columns, place)
+    sample, mapped = sample_of(name, row, place) if is_own else (None, TrackedRow(row))
     try:
-        sample = with_images(FORMATS[name].read(mapped), mapped, images, place)
-        _report_left_out(mapped, on_left_out)
+        sample = with_images(FORMATS[name].read(mapped) if sample is None else sample, mapped, images, place)
+        if on_left_out and (column := left_out_by(mapped)):
+            on_left_out(column)
         _report_unread(mapped, on_unread)
-        refuse_media(mapped, sample, FORMATS[name].columns, place)
-        return _fitting_in(_with_system(sample, system, place), place)
+        if not is_own:
+            refuse_media(mapped, sample, FORMATS[name].columns, place)
     except Misfit as misfit:
-        problem = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
-        raise DataError(problem, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
-
-
-def _report_left_out(row: Row, on_left_out: Callable[[str], object] | None) -> None:
-    if on_left_out and (column := left_out_by(row)):
-        on_left_out(column)
+        problem, fix = f"{name} did not return a sample: {misfit}", None
+        if not is_own:
+            problem = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
+            fix = _other_format(name, mapped)
+        raise DataError(problem, where=place, of_row=True, fix=fix) from misfit
+    sample = _with_system(sample, system, place)
+    if limits.size(sample) > limits.MAX_SAMPLE_BYTES:
+        raise limits.too_long("what the row holds", place)
+    return sample
 
 
 def _report_unread(row: Row, on_unread: Callable[[tuple[Owner, str]], object]) -> None:
     for owner, key in dict.fromkeys(row.unread() if isinstance(row, TrackedRow) else ()):
         on_unread(("loss column" if owner == "column" and key in LOSS_COLUMNS else owner, key))
-
-
-def _fitting_in(sample: Sample, place: str) -> Sample:
-    if limits.size(sample) > limits.MAX_SAMPLE_BYTES:
-        raise limits.too_long("what the row holds", place)
-    return sample
 
 
 def _with_system(sample: Sample, system: str | None, place: str) -> Sample:

@@ -75,7 +75,7 @@ def with_images(sample: Sample, row: Row, paths: ImagePaths, place: str) -> Samp
     if isinstance(sample, str):
         return sample
     turns = turns_of(sample)
-    beside = [one for name in COLUMNS if name in row for one in _listed(row[name])]
+    beside = [image for name in COLUMNS if name in row for image in _listed(row[name])]
     if not beside and not any(isinstance(turn["content"], list) for turn in turns):
         return sample
     # Without images beside the text, the mark may be a word of the text. `columns` refuses it if it is a placeholder.
@@ -107,7 +107,7 @@ def _is_empty_place(part: Message) -> bool:
 def _listed(value: object) -> list[object]:
     items = cells.listed(value)
     if isinstance(items, list | tuple):
-        return [one for item in items for one in _listed(item)]
+        return [image for item in items for image in _listed(item)]
     is_nothing = items is None or items == "" or (isinstance(items, Mapping) and not any(items.values()))
     return [] if is_nothing else [items]
 

@@ -221,9 +221,9 @@ def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]
     read = cells.text if role == "assistant" else cells.content  # a model answers with text
     value = cells.value(turn, (key,), number)
     if isinstance(value, list):
-        value = [cells.part_of(turn, one, "part") if isinstance(one, Mapping) else one for one in value]
+        value = [cells.part_of(turn, part, "part") if isinstance(part, Mapping) else part for part in value]
         for name in (*LOSS_KEYS, *_MASK_KEYS):
-            if any(isinstance(one, Mapping) and one.get(name) is not None for one in value):
+            if any(isinstance(part, Mapping) and part.get(name) is not None for part in value):
                 raise Misfit(f"a part of turn {number} has {name}, and a turn is trained whole or not at all")
     return read(value, f"{key} of turn {number}")
 

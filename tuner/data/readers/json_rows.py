@@ -121,7 +121,7 @@ def _refuse_object(window: _Window) -> None:
             return
     if value is not None and window.line() == line:
         return
-    key = next((name for name, one in (value or {}).items() if isinstance(one, list)), None)
+    key = next((name for name, inner in (value or {}).items() if isinstance(inner, list)), None)
     inside = "" if key is None else f", with a list under {key!r}"
     problem = f"the file is one object over many lines{inside}, not rows"
     fix = "Save only the list of rows, as [...], or one object per line."

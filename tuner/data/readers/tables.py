@@ -139,14 +139,18 @@ def _without_nulls(kind: pa.DataType) -> Callable[[Any], Any] | None:
         inner = {field.name: _without_nulls(field.type) for field in kind}
         return lambda value: (
             value
-            and {key: without(one) if (without := inner[key]) else one for key, one in value.items() if one is not None}
+            and {
+                key: without(inner_value) if (without := inner[key]) else inner_value
+                for key, inner_value in value.items()
+                if inner_value is not None
+            }
         )
     if pa.types.is_map(kind):
         of_value = _without_nulls(kind.item_type)
-        return of_value and (lambda value: value and {key: of_value(one) for key, one in value.items()})
+        return of_value and (lambda value: value and {key: of_value(inner_value) for key, inner_value in value.items()})
     if any(is_list(kind) for is_list in _LISTS):
         of_item = _without_nulls(kind.value_type)
-        return of_item and (lambda value: value and [of_item(one) for one in value])
+        return of_item and (lambda value: value and [of_item(inner_value) for inner_value in value])
     return None
 
 

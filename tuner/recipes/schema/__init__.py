@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Union
 
@@ -19,7 +20,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
-    ValidationInfo,
     field_validator,
     model_serializer,
 )
@@ -27,8 +27,8 @@ from pydantic import (
 from tuner.errors import Option, RunDirectoryError
 from tuner.files import JsonObject
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.block import Block, Fraction, Lax, refuse_unread, wrong_key
-from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, Objective, blocks_of, takes_images
+from tuner.recipes.schema.block import Block, Contradictions, Fraction, Lax
+from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, blocks_of, takes_images
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -91,28 +91,15 @@ class Model(Block):
     freeze: Annotated[tuple[VisionPart, ...], Lax]
     vision_lora: VisionLora | None
 
-    @field_validator("vision_lora")
-    @classmethod
-    def _lora_needs_a_tower(cls, lora: VisionLora | None, info: ValidationInfo) -> VisionLora | None:
-        if lora and info.data.get("images") is False:
-            raise ValueError("has no effect on a model that reads text alone; use None")
-        if lora and "vision" in info.data.get("freeze", ()):
-            raise ValueError("trains the tower, which model.freeze keeps as it is; use one of them")
-        return lora
-
-    @field_validator("vision")
-    @classmethod
-    def _a_tower_reads_images(cls, vision: Vision | None, info: ValidationInfo) -> Vision | None:
-        if vision and info.data.get("images") is False:
-            raise ValueError("joins a vision tower to the LLM, which then reads images; use None, or images=True")
-        return vision
-
-    @field_validator("freeze")
-    @classmethod
-    def _a_model_of_text_has_no_parts(cls, freeze: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if freeze and info.data.get("images") is False:
-            raise ValueError("has no effect on a model that reads text alone; use ()")
-        return freeze
+    def contradictions(self) -> Contradictions:
+        if self.vision_lora and self.images is False:
+            yield "vision_lora", "has no effect on a model that reads text alone; use None"
+        if self.vision_lora and "vision" in self.freeze:
+            yield "vision_lora", "trains the tower, which model.freeze keeps as it is; use one of them"
+        if self.vision and self.images is False:
+            yield "vision", "joins a vision tower to the LLM, which then reads images; use None, or images=True"
+        if self.freeze and self.images is False:
+            yield "freeze", "has no effect on a model that reads text alone; use ()"
 
 
 class Quantization(Block):
@@ -125,12 +112,9 @@ class Quantization(Block):
     # Quantize the scales too, which saves about 0.4 bits a weight.
     double_quant: bool = True
 
-    @field_validator("quant_type", "double_quant")
-    @classmethod
-    def _only_4_bits_have_a_type(cls, value: object, info: ValidationInfo) -> object:
-        if info.data.get("bits") == 8:
-            refuse_unread(cls, str(info.field_name), value, "with 8 bits")
-        return value
+    def contradictions(self) -> Contradictions:
+        if self.bits == 8:
+            yield from self.unread("with 8 bits", "quant_type", "double_quant")
 
 
 INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
@@ -192,23 +176,18 @@ class Adapter(Block):
                 ) from None
         return re.findall(r"\w+", str(names)) if is_list else names
 
-    @field_validator("vision_r", "vision_lora_alpha")
-    @classmethod
-    def _a_rank_of_the_tower_needs_its_adapters(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value and not info.data.get("vision"):
-            raise ValueError("belongs to adapters on the tower and the projector; set adapter.vision=True, or None")
-        return value
-
-    @field_validator("init_lora_weights")
-    @classmethod
-    def _peft_can_begin_so(cls, init: bool | str, info: ValidationInfo) -> bool | str:
+    def contradictions(self) -> Contradictions:
+        for key in ("vision_r", "vision_lora_alpha"):
+            if getattr(self, key) and not self.vision:
+                yield key, "belongs to adapters on the tower and the projector; set adapter.vision=True, or None"
+        init = self.init_lora_weights
         if why := UNUSED_INITS.get(str(init).lower()):
-            raise ValueError(why)
-        if not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):
-            raise ValueError(f"is {init!r}, and must be one of {', '.join(INITS)}")
-        if info.data.get("use_dora") and str(init).startswith(("pissa", "olora")):
-            raise ValueError(f"{init} changes the base's weights, whose norms DoRA scales by; use one of them")
-        return init
+            yield "init_lora_weights", why
+        elif not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):
+            yield "init_lora_weights", f"is {init!r}, and must be one of {', '.join(INITS)}"
+        elif self.use_dora and str(init).startswith(("pissa", "olora")):
+            why = f"{init} changes the base's weights, whose norms DoRA scales by; use one of them"
+            yield "init_lora_weights", why
 
 
 class Rows(Block):
@@ -223,7 +202,7 @@ class Rows(Block):
     image_folder: str | None = None
 
 
-class Share(Rows):
+class MixtureEntry(Rows):
     """One data set of a mixture; weight 0.5 takes every second row of it, 2 takes each row twice.
 
     Of its rows only the first `max_rows` count; None: all.
@@ -254,7 +233,7 @@ class Dataset(Rows):
     `held_out` reads this part instead of the rest.
     """
 
-    mixture: Annotated[tuple[Share, ...], Lax, Field(min_length=1)] | None = None
+    mixture: Annotated[tuple[MixtureEntry, ...], Lax, Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
     val_split: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] | None = None
     val_seed: NonNegativeInt | None = None
@@ -272,14 +251,12 @@ class Dataset(Rows):
     image_max_pixels: PositiveInt | None = None
     image_min_pixels: PositiveInt | None = None
 
-    @field_validator("streaming")
-    @classmethod
-    def _a_stream_is_of_one_data_set(cls, streaming: bool | int, info: ValidationInfo) -> bool | int:
-        if streaming and info.data.get("mixture"):
-            raise ValueError("a stream reads one data set, not a mixture; join the files, or set streaming=False")
-        if streaming and info.data.get("val_split") and not info.data.get("held_out"):
-            raise ValueError(f"no rows of a stream are held out; validate on another file: {Option('val', 'FILE')}")
-        return streaming
+    def contradictions(self) -> Contradictions:
+        if self.streaming and self.mixture:
+            yield "streaming", "a stream reads one data set, not a mixture; join the files, or set streaming=False"
+        if self.streaming and self.val_split and not self.held_out:
+            why = f"no rows of a stream are held out; validate on another file: {Option('val', 'FILE')}"
+            yield "streaming", why
 
     @property
     def pack_tokens(self) -> int:
@@ -345,23 +322,17 @@ class Optimizer(Block):
     loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
     projector_lr: PositiveFloat | None
 
-    @field_validator("projector_lr")
-    @classmethod
-    def _groups_of_weights_need_an_optimizer_of_torch(cls, rate: float | None, info: ValidationInfo) -> float | None:
-        kind = info.data.get("type")
-        if rate and (kind in DEEPSPEED_OPTIMIZERS or info.data.get("loraplus_lr_ratio")):
-            raise ValueError(f"optimizer.type {kind} has no rate for a projector here; use AdamW without LoRA+")
-        return rate
-
-    @field_validator("muon_lr", "loraplus_lr_ratio")
-    @classmethod
-    def _a_rate_of_its_own_needs_who_takes_it(cls, rate: float | None, info: ValidationInfo) -> float | None:
-        kind = info.data.get("type")
-        if rate and info.field_name == "muon_lr" and kind not in ("Muon", None):
-            raise ValueError(f"optimizer.type {kind} has one learning rate for all weights; use Muon, or muon_lr=None")
-        if rate and info.field_name == "loraplus_lr_ratio" and kind in DEEPSPEED_OPTIMIZERS:
-            raise ValueError(f"optimizer.type {kind} is DeepSpeed's, which does not support LoRA+; use AdamW")
-        return rate
+    def contradictions(self) -> Contradictions:
+        is_deepspeeds = self.type in DEEPSPEED_OPTIMIZERS
+        if self.projector_lr and (is_deepspeeds or self.loraplus_lr_ratio):
+            why = f"optimizer.type {self.type} has no rate for a projector here; use AdamW without LoRA+"
+            yield "projector_lr", why
+        if self.muon_lr and self.type != "Muon":
+            why = f"optimizer.type {self.type} has one learning rate for all weights; use Muon, or muon_lr=None"
+            yield "muon_lr", why
+        if self.loraplus_lr_ratio and is_deepspeeds:
+            why = f"optimizer.type {self.type} is DeepSpeed's, which does not support LoRA+; use AdamW"
+            yield "loraplus_lr_ratio", why
 
 
 class ClipGrad(Block):
@@ -386,12 +357,9 @@ class ParamScheduler(Block):
     warmup_ratio: Fraction
     warmup_steps: NonNegativeInt | None
 
-    @field_validator("warmup_steps")
-    @classmethod
-    def _one_warm_up(cls, steps: int | None, info: ValidationInfo) -> int | None:
-        if steps is not None and info.data.get("warmup_ratio"):
-            raise ValueError(f"is {steps}, and warmup_ratio is {info.data['warmup_ratio']:g}; use one of them")
-        return steps
+    def contradictions(self) -> Contradictions:
+        if self.warmup_steps is not None and self.warmup_ratio:
+            yield "warmup_steps", f"is set, and warmup_ratio is {self.warmup_ratio:g}; use one of them"
 
     @property
     def warmup(self) -> int | float:
@@ -436,12 +404,9 @@ class Checkpoint(Block):
         """Return the interval of a run with a number of steps; a share of them is rounded up, as in transformers."""
         return self.interval if isinstance(self.interval, int) else max(1, math.ceil(self.interval * steps))
 
-    @field_validator("push")
-    @classmethod
-    def _a_push_needs_a_repository(cls, push: bool, info: ValidationInfo) -> bool:
-        if push and not info.data.get("repository"):
-            raise ValueError(f"no repository is named; add {Option('push', 'OWNER/NAME')} (checkpoint.repository)")
-        return push
+    def contradictions(self) -> Contradictions:
+        if self.push and not self.repository:
+            yield "push", f"no repository is named; add {Option('push', 'OWNER/NAME')} (checkpoint.repository)"
 
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
@@ -576,154 +541,80 @@ class RecipeConfig(Block):
         own = {"optim_wrapper.accumulative_counts": split.accumulation}
         return self.with_values({**values, **own, "train_cfg.gradient_checkpointing": split.recompute})
 
-    @field_validator("adapter")
-    @classmethod
-    def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
-        if info.data.get("quantization") and not adapter:
-            raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
-        if info.data.get("quantization") and adapter and adapter.changes_base:
-            why = f"= {adapter.init_lora_weights!r} splits the weights, which are quantized; use True"
-            raise wrong_key("init_lora_weights", why)
-        return adapter
+    def contradictions(self) -> Contradictions:
+        yield from self._contradictions_of_weights()
+        yield from self._contradictions_of_rows()
+        yield from self._contradictions_of_validation()
 
-    @field_validator("adapter")
-    @classmethod
-    def _an_adapter_freezes_every_part(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
-        model = info.data.get("model")
-        if adapter and model and model.freeze:
-            raise ValueError("freezes every part of the model, so model.freeze has no effect; use one of them")
-        if adapter and model and model.vision_lora:
-            raise ValueError(
-                "is LoRA on the LLM, which model.vision_lora trains whole; use adapter.vision=True instead"
-            )
-        return adapter
-
-    @field_validator("objective")
-    @classmethod
-    def _the_reference_is_the_base(cls, objective: Objective, info: ValidationInfo) -> Objective:
-        adapter = info.data.get("adapter")
+    def _contradictions_of_weights(self) -> Contradictions:
+        model, adapter, objective, train_cfg = self.model, self.adapter, self.objective, self.train_cfg
+        optimizer, is_alone = self.optim_wrapper.optimizer, not self.reads_images
+        if self.quantization and not adapter:
+            yield "adapter", "quantized weights cannot be trained; set adapter too, or quantization=None"
+        if self.quantization and adapter and adapter.changes_base:
+            yield "adapter.init_lora_weights", "splits the weights, which are quantized; use True"
+        if adapter and model.freeze:
+            yield "adapter", "freezes every part of the model, so model.freeze has no effect; use one of them"
+        if adapter and model.vision_lora:
+            why = "is LoRA on the LLM, which model.vision_lora trains whole; use adapter.vision=True instead"
+            yield "adapter", why
         if adapter and adapter.changes_base and objective.facts.has_reference:
-            why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
-            raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
-        return objective
+            why = f"{objective.type} compares with the base, which this takes a part out of; use True"
+            yield "adapter.init_lora_weights", why
+        if adapter and train_cfg.trainable_layers:
+            why = "has no effect with an adapter, which freezes every layer; use one of them"
+            yield "train_cfg.trainable_layers", why
+        if model.vision_lora and train_cfg.trainable_layers:
+            why = "freezes the tower, which model.vision_lora trains; use one of them"
+            yield "train_cfg.trainable_layers", why
+        if optimizer.projector_lr and is_alone:
+            yield "optim_wrapper.optimizer.projector_lr", "belongs to a model that reads images; use None"
+        if optimizer.loraplus_lr_ratio and not adapter:
+            why = "belongs to LoRA+, and there is no adapter; use one, or None"
+            yield "optim_wrapper.optimizer.loraplus_lr_ratio", why
+        if train_cfg.loss != "auto" and not objective.facts.chooses_loss:
+            yield "train_cfg.loss", f"has no effect for {objective.type}; use 'auto'"
 
-    @field_validator("objective")
-    @classmethod
-    def _images_stand_in_conversations(cls, objective: Objective, info: ValidationInfo) -> Objective:
-        model = info.data.get("model")
-        if model and model.images is True and not takes_images(objective.type):
+    def _contradictions_of_rows(self) -> Contradictions:
+        objective, train_cfg = self.objective, self.train_cfg
+        streams = self.train_dataloader.dataset.streaming
+        if self.reads_images and not takes_images(objective.type):
             others = " or ".join(filter(takes_images, OBJECTIVES))
-            raise wrong_key("type", f"= {objective.type!r} learns from text alone; use {others}, or model.images=False")
-        return objective
-
-    @field_validator("optim_wrapper")
-    @classmethod
-    def _a_projector_has_its_rate(cls, wrapper: OptimWrapper, info: ValidationInfo) -> OptimWrapper:
-        model = info.data.get("model")
-        if wrapper.optimizer.projector_lr and model and model.images is not True:
-            raise wrong_key("optimizer.projector_lr", "belongs to a model that reads images; use None")
-        return wrapper
-
-    @field_validator("optim_wrapper")
-    @classmethod
-    def _lora_plus_needs_lora(cls, wrapper: OptimWrapper, info: ValidationInfo) -> OptimWrapper:
-        if wrapper.optimizer.loraplus_lr_ratio and "adapter" in info.data and not info.data["adapter"]:
-            raise wrong_key(
-                "optimizer.loraplus_lr_ratio", "belongs to LoRA+, and there is no adapter; use one, or None"
-            )
-        return wrapper
-
-    @field_validator("train_dataloader")
-    @classmethod
-    def _a_stream_is_not_judged_before(cls, loader: Dataloader, info: ValidationInfo) -> Dataloader:
-        if loader.dataset.streaming and getattr(info.data.get("objective"), "precompute_ref_log_probs", False):
+            yield "objective.type", f"learns from text alone; use {others}, or model.images=False"
+        if self.reads_images and train_cfg.sequence_parallel_size > 1:
+            why = "above 1 shares rows of text alone, not of images; use 1"
+            yield "train_cfg.sequence_parallel_size", why
+        if streams and getattr(objective, "precompute_ref_log_probs", False):
             why = "trains on rows as they come, which objective.precompute_ref_log_probs judges before; use one of them"
-            raise wrong_key("dataset.streaming", why)
-        return loader
-
-    @field_validator("val_dataloader")
-    @classmethod
-    def _validation_reads_all_its_rows(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
-        if loader and loader.dataset.streaming and not loader.dataset.held_out:
-            raise wrong_key("dataset.streaming", "is for training: each validation reads the same rows; use False")
-        return loader
-
-    @field_validator("train_dataloader", "val_dataloader")
-    @classmethod
-    def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
-        objective = info.data.get("objective")
-        least = objective.least_batch_size if objective else 0
-        if loader and objective and loader.batch_size != "auto" and loader.batch_size < least:
-            why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
-            raise wrong_key("batch_size", why)
-        return loader
-
-    @field_validator("train_cfg", "checkpoint")
-    @classmethod
-    def _what_is_best_is_known_by_validation(
-        cls, block: TrainCfg | Checkpoint, info: ValidationInfo
-    ) -> TrainCfg | Checkpoint:
-        for key in ("val_interval", "early_stopping_patience", "save_best"):
-            if getattr(block, key, None) and info.data.get("val_dataloader", block) is None:
-                raise wrong_key(key, "needs a validation loss; set val_dataloader too")
-        return block
-
-    @field_validator("log")
-    @classmethod
-    def _answers_need_validation_prompts(cls, log: Log, info: ValidationInfo) -> Log:
-        objective, train_cfg = info.data.get("objective"), info.data.get("train_cfg")
-        if not log.generate:
-            return log
-        if info.data.get("val_dataloader", log) is None:
-            why = (
-                f"answers validation prompts, and there are no validation rows; "
-                f"use {Option('val', 'FILE')} or {Option('val_split', 0.05)}"
-            )
-            raise wrong_key("generate", why)
-        if objective and objective.facts.scores:
-            raise wrong_key("generate", "needs answers, and a reward model writes none; use 0")
-        if objective and not objective.facts.answers_prompts:
-            why = f"answers prompts, and the rows of objective {objective.type!r} have none; use 0"
-            raise wrong_key("generate", why)
-        if train_cfg and train_cfg.sequence_parallel_size > 1:
-            raise wrong_key("generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0")
-        return log
-
-    @field_validator("train_cfg")
-    @classmethod
-    def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
-        if train_cfg.trainable_layers and info.data.get("adapter"):
-            raise wrong_key(
-                "trainable_layers", "has no effect with an adapter, which freezes every layer; use one of them"
-            )
-        if train_cfg.trainable_layers and "model" in info.data and info.data["model"].vision_lora:
-            raise wrong_key("trainable_layers", "freezes the tower, which model.vision_lora trains; use one of them")
-        return train_cfg
-
-    @field_validator("train_cfg")
-    @classmethod
-    def _ranks_share_no_images(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
-        model = info.data.get("model")
-        if model and model.images is True and train_cfg.sequence_parallel_size > 1:
-            raise wrong_key("sequence_parallel_size", "above 1 shares rows of text alone, not of images; use 1")
-        return train_cfg
-
-    @field_validator("train_cfg")
-    @classmethod
-    def _a_stream_has_no_known_end(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
-        loader = info.data.get("train_dataloader")
-        if loader and loader.dataset.streaming and not train_cfg.max_steps:
+            yield "train_dataloader.dataset.streaming", why
+        if streams and not train_cfg.max_steps:
             why = "is needed with train_dataloader.dataset.streaming, whose rows are not counted; set it to a number"
-            raise wrong_key("max_steps", why)
-        return train_cfg
+            yield "train_cfg.max_steps", why
+        for key, loader in self.loaders.items():
+            if loader.batch_size != "auto" and loader.batch_size < (least := objective.least_batch_size):
+                why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
+                yield f"{key}.batch_size", why
 
-    @field_validator("train_cfg")
-    @classmethod
-    def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
-        objective = info.data.get("objective")
-        if objective and train_cfg.loss != "auto" and not objective.facts.chooses_loss:
-            raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
-        return train_cfg
+    def _contradictions_of_validation(self) -> Contradictions:
+        facts, validation = self.objective.facts, self.val_dataloader
+        if validation and validation.dataset.streaming and not validation.dataset.held_out:
+            why = "is for training: each validation reads the same rows; use False"
+            yield "val_dataloader.dataset.streaming", why
+        for key in ("train_cfg.val_interval", "train_cfg.early_stopping_patience", "checkpoint.save_best"):
+            if attrgetter(key)(self) and validation is None:
+                yield key, "needs a validation loss; set val_dataloader too"
+        if not self.log.generate:
+            return
+        if validation is None:
+            rows = f"use {Option('val', 'FILE')} or {Option('val_split', 0.05)}"
+            yield "log.generate", f"answers validation prompts, and there are no validation rows; {rows}"
+        if facts.scores:
+            yield "log.generate", "needs answers, and a reward model writes none; use 0"
+        elif not facts.answers_prompts:
+            why = f"answers prompts, and the rows of objective {self.objective.type!r} have none; use 0"
+            yield "log.generate", why
+        if self.train_cfg.sequence_parallel_size > 1:
+            yield "log.generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0"
 
 
 def resolved_document(config: RecipeConfig) -> JsonObject:

@@ -4,7 +4,6 @@ Model families name some keys differently. `Architecture` keeps the keys as they
 build the model, and adds the common names, so that `fit` can count. It counts nothing and opens no file.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -20,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from tuner.files import JsonObject
 from tuner.model_folder import MAX_LAYERS, Layers, Width
-from tuner.recipes.schema.block import Block, Lax, wrong_key
+from tuner.recipes.schema.block import Block, Contradictions, Lax, refuse
 
 _MOST = 2**31 - 1
 LACKS = "lacks_a_key"
@@ -252,8 +251,7 @@ class Architecture(Block):
         for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
             if not getattr(facts, key):
                 raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": facts.model_type, "key": key})
-        for key, why in _contradictions(facts):
-            raise wrong_key(key, why)
+        refuse(facts, _contradictions(facts))
         return facts
 
     def __eq__(self, other: object) -> bool:
@@ -341,17 +339,17 @@ def _experts(config: JsonObject, kind: str) -> JsonObject:
     }
 
 
-def _contradictions(facts: Architecture) -> Iterator[tuple[str, str]]:
-    """Yield a key and what is wrong with it."""
+def _contradictions(facts: Architecture) -> Contradictions:
+    """Yield what does not fit together, once all common names have their values."""
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
         shared = getattr(facts, key) or 1
         if facts.num_attention_heads % shared:
-            yield key, f"= {shared} does not divide num_attention_heads = {facts.num_attention_heads}"
+            yield key, f"does not divide num_attention_heads = {facts.num_attention_heads}"
     if (facts.num_experts_per_tok or 0) > (facts.num_experts or 0):
-        yield "num_experts_per_tok", f"= {facts.num_experts_per_tok} is more than num_experts = {facts.num_experts}"
+        yield "num_experts_per_tok", f"is more than num_experts = {facts.num_experts}"
     for key in ("first_k_dense_replace", "num_kv_shared_layers"):
         if getattr(facts, key) > facts.num_hidden_layers:
-            yield key, f"= {getattr(facts, key)} is more than num_hidden_layers = {facts.num_hidden_layers}"
+            yield key, f"is more than num_hidden_layers = {facts.num_hidden_layers}"
     for key in ("layer_types", "mlp_layer_types"):
         if (num := len(getattr(facts, key))) not in (0, facts.num_hidden_layers):
             yield key, f"names {num} layers, not num_hidden_layers = {facts.num_hidden_layers}"

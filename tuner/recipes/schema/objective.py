@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveInt
 
-from tuner.recipes.schema.block import Block, refuse_unread
+from tuner.recipes.schema.block import Block, Contradictions
 
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 RowKind = Literal["conversations", "texts", "pairs", "judged", "prompts"]
 """What the rows hold: conversations; plain texts or conversations; two answers to a prompt; an answer with a judgement;
 prompts alone."""
@@ -88,13 +88,6 @@ class Teacher:
     bits: int
 
 
-def only_with_precomputed_reference(cls: type[Block], value: int | None, info: ValidationInfo) -> int | None:
-    """Refuse a batch size of the reference's pass before training where there is no such pass: a field validator."""
-    if not info.data.get("precompute_ref_log_probs", True):
-        refuse_unread(cls, str(info.field_name), value, "without precompute_ref_log_probs")
-    return value
-
-
 class Generation(Block):
     """The program that generates, and where it runs. What belongs to vLLM is refused with another program."""
 
@@ -111,24 +104,16 @@ class Generation(Block):
     # vLLM frees its memory while the model trains, and gets the weights again before it generates.
     enable_sleep_mode: bool = False
 
-    @field_validator("server")
-    @classmethod
-    def _is_an_address(cls, server: str | None) -> str | None:
-        if server is not None and not server.startswith(("http://", "https://")):
-            raise ValueError("write the address of the server with its protocol and port: 'http://node-1:8000'")
-        return server
-
-    @field_validator("server", "group_port", "gpu_memory_utilization", "tensor_parallel_size", "enable_sleep_mode")
-    @classmethod
-    def _vllm_reads_it(cls, value: object, info: ValidationInfo) -> object:
-        key, has_server = str(info.field_name), info.data.get("server") is not None
-        if info.data.get("engine") == "transformers":
-            refuse_unread(cls, key, value, "with the engine transformers")
-        elif key == "group_port" and not has_server:
-            refuse_unread(cls, key, value, "without a server")
-        elif key not in ("server", "group_port") and has_server:
-            refuse_unread(cls, key, value, "where vLLM runs as a server")
-        return value
+    def contradictions(self) -> Contradictions:
+        of_gpus = ("gpu_memory_utilization", "tensor_parallel_size", "enable_sleep_mode")
+        if self.server is not None and not self.server.startswith(("http://", "https://")):
+            yield "server", "write the address of the server with its protocol and port: 'http://node-1:8000'"
+        if self.engine == "transformers":
+            yield from self.unread("with the engine transformers", "server", "group_port", *of_gpus)
+        elif self.server is None:
+            yield from self.unread("without a server", "group_port")
+        else:
+            yield from self.unread("where vLLM runs as a server", *of_gpus)
 
     @property
     def shares_gpus(self) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objective import Generation, Objective, Share
+from tuner.recipes.schema.objective import Generation, Objective, UnitInterval
 
 DROPPED = "a prompt longer than max_length"
 
@@ -24,7 +24,7 @@ class Sampling(Objective):
     # Sample from this number of the most likely tokens. 0: from all.
     top_k: NonNegativeInt = 0
     # Sample from tokens that have at least this share of the most likely token's probability.
-    min_p: Share | None = None
+    min_p: UnitInterval | None = None
     # Above 1: tokens that occur already are less likely.
     repetition_penalty: PositiveFloat = 1.0
 

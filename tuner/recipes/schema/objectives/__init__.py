@@ -55,7 +55,7 @@ Lists of objectives have this order everywhere; `tuner new dataset` suggests the
 def _block(name: str) -> type[Objective]:
     module = import_module(f"{__name__}.{name}")
     classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Objective))
-    return next(one for one in classes if one.__module__ == module.__name__)
+    return next(block for block in classes if block.__module__ == module.__name__)
 
 
 def _of_its_type(value: object) -> object:

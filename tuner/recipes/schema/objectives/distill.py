@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from tuner.files import JsonObject
-from tuner.recipes.schema.objective import ObjectiveFacts, Share, Teacher
+from tuner.recipes.schema.objective import ObjectiveFacts, Teacher, UnitInterval
 from tuner.recipes.schema.sampling import DROPPED, Sampling
 
 
@@ -24,7 +24,7 @@ class Distill(Sampling):
     # What its config.json says; tuner reads it.
     teacher_architecture: JsonObject | None = None
     # Which divergence the loss is: 0 is the forward KL divergence, 1 the reverse one, 0.5 that of Jensen and Shannon.
-    beta: Share = 1.0
+    beta: UnitInterval = 1.0
 
     @property
     def taught_by(self) -> Teacher:

@@ -1,26 +1,12 @@
 """Direct preference optimization."""
 
 from collections.abc import Mapping, Set
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.block import Lax, refuse_unread, wrong_key
-from tuner.recipes.schema.objective import (
-    EQUAL_OR_NO_LOSS,
-    Objective,
-    ObjectiveFacts,
-    Share,
-    only_with_precomputed_reference,
-)
+from tuner.recipes.schema.block import Contradictions, Lax
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, UnitInterval
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 DpoLoss = Literal[
@@ -75,7 +61,7 @@ class Dpo(Objective):
     # DPO; 'robust', 'exo_pair', 'aot' and 'aot_unpaired' read it too.
     label_smoothing: Smoothing = 0.0
     # LD-DPO: the weight of the extra tokens of the longer answer. None: 1.
-    ld_alpha: Share | None = None
+    ld_alpha: UnitInterval | None = None
     # How the distance to the reference model is measured.
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
     # The alpha of 'alpha_divergence'.
@@ -89,54 +75,25 @@ class Dpo(Objective):
     # Samples that the reference model judges at a time. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
 
-    @field_validator("loss_weights")
-    @classmethod
-    def _one_weight_for_each_loss(
-        cls, weights: tuple[float, ...] | None, info: ValidationInfo
-    ) -> tuple[float, ...] | None:
-        losses = info.data.get("loss_type")
-        if weights is not None and losses and len(weights) != len(losses):
-            raise ValueError(f"{len(weights)} weights for {len(losses)} losses; give one for each of {losses}")
-        return weights
-
-    @field_validator(*READERS)
-    @classmethod
-    def _a_loss_reads_it(cls, value: object, info: ValidationInfo) -> object:
-        losses, name = info.data.get("loss_type"), str(info.field_name)
-        if losses and READERS[name].isdisjoint(losses):
-            refuse_unread(cls, name, value, f"with the loss {' and '.join(losses)}")
-        return value
-
-    @model_validator(mode="after")
-    def _smoothing_is_above_0_for_exo_pair(self) -> Self:
-        if "exo_pair" in self.loss_type and self.label_smoothing == 0:
-            raise wrong_key("loss_type", "exo_pair needs a label_smoothing above 0; its paper uses 1e-3")
-        return self
-
-    @field_validator("f_divergence_type")
-    @classmethod
-    def _losses_take_the_divergence(cls, value: str, info: ValidationInfo) -> str:
+    def contradictions(self) -> Contradictions:
+        losses = self.loss_type
+        if self.loss_weights is not None and len(self.loss_weights) != len(losses):
+            why = f"{len(self.loss_weights)} weights for {len(losses)} losses; give one for each of {losses}"
+            yield "loss_weights", why
+        unread = (key for key, readers in READERS.items() if readers.isdisjoint(losses))
+        yield from self.unread(f"with the loss {' and '.join(losses)}", *unread)
+        if "exo_pair" in losses and self.label_smoothing == 0:
+            yield "loss_type", "exo_pair needs a label_smoothing above 0; its paper uses 1e-3"
         # TRL refuses this, and some others, only after the model is loaded.
-        others = set(info.data.get("loss_type", ())) - _OF_DIFFERENCES
-        if others and value != "reverse_kl":
-            raise ValueError(f"{min(others)} supports only the f_divergence_type reverse_kl")
-        return value
-
-    @field_validator("use_weighting")
-    @classmethod
-    def _losses_can_be_weighed(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and (unweighed := _NOT_OF_PAIRS & set(info.data.get("loss_type", ()))):
-            raise ValueError(f"{min(unweighed)} has no loss of single pairs, so use_weighting cannot weight it")
-        return value
-
-    @field_validator("f_alpha_divergence_coef")
-    @classmethod
-    def _the_divergence_has_an_alpha(cls, value: float, info: ValidationInfo) -> float:
-        if (divergence := info.data.get("f_divergence_type", "alpha_divergence")) != "alpha_divergence":
-            refuse_unread(cls, "f_alpha_divergence_coef", value, f"with the f_divergence_type {divergence}")
-        return value
-
-    _batch_is_read = field_validator("precompute_ref_batch_size")(only_with_precomputed_reference)
+        others = set(losses) - _OF_DIFFERENCES
+        if others and self.f_divergence_type != "reverse_kl" and not READERS["f_divergence_type"].isdisjoint(losses):
+            yield "f_divergence_type", f"{min(others)} supports only the f_divergence_type reverse_kl"
+        if self.use_weighting and (unweighed := _NOT_OF_PAIRS & set(losses)):
+            yield "use_weighting", f"{min(unweighed)} has no loss of single pairs, so use_weighting cannot weight it"
+        if self.f_divergence_type != "alpha_divergence":
+            yield from self.unread(f"with the f_divergence_type {self.f_divergence_type}", "f_alpha_divergence_coef")
+        if not self.precompute_ref_log_probs:
+            yield from self.unread("without precompute_ref_log_probs", "precompute_ref_batch_size")
 
     @property
     def least_batch_size(self) -> int:

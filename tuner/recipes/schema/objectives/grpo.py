@@ -2,9 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
+from pydantic import NonNegativeFloat, PositiveFloat
 
-from tuner.recipes.schema.block import refuse_unread
+from tuner.recipes.schema.block import Contradictions
 from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.recipes.schema.sampling import DROPPED
@@ -32,9 +32,6 @@ class Grpo(GroupRewards):
     # The weight of a bonus for tokens that are hard to predict, a mean over the tokens of a step.
     entropy_coef: NonNegativeFloat = 0.0
 
-    @field_validator("use_bias_correction_kl")
-    @classmethod
-    def _there_is_a_distance(cls, value: bool, info: ValidationInfo) -> bool:
-        if info.data.get("beta") == 0:
-            refuse_unread(cls, "use_bias_correction_kl", value, "with beta = 0")
-        return value
+    def contradictions(self) -> Contradictions:
+        if self.beta == 0:
+            yield from self.unread("with beta = 0", "use_bias_correction_kl")

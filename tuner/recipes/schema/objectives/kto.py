@@ -2,9 +2,10 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator
+from pydantic import PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, only_with_precomputed_reference
+from tuner.recipes.schema.block import Contradictions
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
 
 
 class Kto(Objective):
@@ -31,7 +32,9 @@ class Kto(Objective):
     # Samples that the reference model judges at a time. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
 
-    _batch_is_read = field_validator("precompute_ref_batch_size")(only_with_precomputed_reference)
+    def contradictions(self) -> Contradictions:
+        if not self.precompute_ref_log_probs:
+            yield from self.unread("without precompute_ref_log_probs", "precompute_ref_batch_size")
 
     @property
     def least_batch_size(self) -> int:
