@@ -205,6 +205,36 @@ def test_a_chosen_config_stands_beside_the_levels(tuner: Tuner, tmp_path: Path) 
     ]
 
 
+def test_a_plan_counts_the_batch_and_the_compute_type_of_the_config_that_is_named(tuner: Tuner, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    batch = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3}, **batch}))
+    accelerate = tmp_path / "mine.yaml"
+    accelerate.write_text("distributed_type: DEEPSPEED\nmixed_precision: 'no'\ndeepspeed_config: {zero_stage: 2}\n")
+
+    own = plan(tuner, FULL, "--gpus", "8", "--gpu", "h100", "--deepspeed", str(file))
+    in_fp32 = plan(tuner, FULL, "--gpus", "8", "--gpu", "h100", "--deepspeed", str(accelerate))
+    in_bf16 = plan(tuner, FULL, "--gpus", "8", "--gpu", "h100")
+
+    assert own["tokens_per_step"] == 2 * 4 * 8 * 2048
+    assert own["split"] == own["chosen"]["split"]
+    weights = [one["presets"]["none"]["gpu_bytes"]["weights"] for one in (in_fp32, in_bf16)]
+    assert weights[0] == 2 * weights[1]
+
+
+def test_the_folder_of_nvme_fills_what_a_named_config_that_swaps_leaves_out(tuner: Tuner, tmp_path: Path) -> None:
+    block, machines = {"device": "nvme"}, ("--gpus", "8", "--gpu", "h100", "--nvme", "/mnt/swap")
+    zero = {"stage": 3, "offload_optimizer": block, "offload_param": {**block, "nvme_path": "/mnt/other"}}
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"zero_optimization": zero}))
+
+    on_disk = plan(tuner, FULL, *machines, "--deepspeed", str(file))["chosen"]
+    in_memory = plan(tuner, FULL, *machines, "--deepspeed", "zero3_offload")["chosen"]
+
+    assert on_disk["gpu_bytes"]["buckets"] != in_memory["gpu_bytes"]["buckets"]
+    assert tuner("plan", FULL, *machines[:4], "--deepspeed", str(file)).code == 2
+
+
 def test_a_chosen_config_that_does_not_hold_is_one_message(tuner: Tuner) -> None:
     typo = tuner("plan", FULL, "--gpu", "h100", "--deepspeed", "zero3", "--ds", "zero_optimization.overlap_com=true")
     longest = tuner("plan", FULL, "--gpu", "h100", "--deepspeed", "zero3", "--max-context")

@@ -72,7 +72,9 @@ _LONGEST = (
 @click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
 @click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
 @click.option(
-    "--nvme", metavar="PATH", help="Folder on each node's own NVMe disk: also plan ZeRO-Infinity, if nothing else fits."
+    "--nvme",
+    metavar="PATH",
+    help="Folder on each node's own NVMe disk: fills a missing nvme_path; also plan ZeRO-Infinity, if nothing else fits.",
 )
 @click.option(
     "--interconnect", metavar="RATE", help="Network per node, such as 8x400Gb/s: also estimate the seconds per step."

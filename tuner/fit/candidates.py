@@ -82,6 +82,20 @@ class Choice(NamedTuple):
         return f"{self.why}{seconds}; next best: {self.runner_up.describe()}"
 
 
+class Comparison(NamedTuple):
+    """Candidates, and the one to take.
+
+    Args:
+        candidates: Of each level those with the split that needs the least memory are first.
+        taken: Of `choice`, or the one that comes nearest to fitting.
+        choice: None if nothing fits.
+    """
+
+    candidates: tuple[Candidate, ...]
+    taken: Candidate
+    choice: Choice | None
+
+
 def candidates(
     config: RecipeConfig,
     architecture: Architecture,

@@ -15,7 +15,7 @@ from tuner import paths
 from tuner.errors import ModelError, Option
 from tuner.fit import advice, step_time
 from tuner.fit.advice import Change, changes
-from tuner.fit.candidates import Candidate, Choice, best_of_levels, step_flops, traffic
+from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, step_flops, traffic
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
 from tuner.fit.shares import data_parallel_ranks, sizes
@@ -70,8 +70,7 @@ def make(
     name: str,
     config: RecipeConfig,
     machines: Machines,
-    candidates: Sequence[Candidate],
-    choice: Choice | None,
+    compared: Comparison,
     *,
     cluster: Cluster | None,
     assumed: Cluster | None = None,
@@ -80,8 +79,7 @@ def make(
 
     Args:
         config: The recipe with the split that is taken.
-        candidates: All pairs of level and split.
-        choice: What was chosen of them; None if nothing fits.
+        compared: The levels that `auto` may choose.
         cluster: What a step's seconds are shown for; None: they are not.
         assumed: What the seconds of one GPU are computed with where no network is named.
 
@@ -89,8 +87,8 @@ def make(
         ModelError: nothing is known of the model, or there is no formula for its architecture.
     """
     architecture = known_architecture(config)
-    best = choice.taken.fit if choice else None
-    levels = best_of_levels(candidates)
+    choice, levels = compared.choice, best_of_levels(compared.candidates)
+    offloads = choice is None or choice.taken.fit.offloads
     ranks = data_parallel_ranks(config, machines.world_size)
     return Report(
         name=name,
@@ -101,7 +99,7 @@ def make(
         levels=levels,
         choice=choice,
         # Of the split with the least memory, which is the first.
-        changes=[] if best and not best.offloads else changes(candidates[0].config, architecture, machines),
+        changes=changes(compared.candidates[0].config, architecture, machines) if offloads else [],
         steps=_steps(config, architecture, machines, levels, cluster, assumed),
         tokens_per_step=config.split.samples * tokens_per_sample(config) * ranks,
     )

@@ -64,8 +64,9 @@ def without_offloading(chosen: LevelAndSplit) -> list[str]:
 
 def _changes(chosen: LevelAndSplit, fit: Fit) -> list[Change]:
     """Return the changes after which a level fits, beyond the split with the least memory, which `auto` may take."""
-    config = chosen.lightest
-    assert config is not None and config.architecture is not None
+    assert chosen.compared is not None
+    config = chosen.compared.candidates[0].config
+    assert config.architecture is not None
     return advice.changes(config, config.architecture, fit.machines)
 
 

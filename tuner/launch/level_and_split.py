@@ -5,12 +5,12 @@ What the user named stays, and narrows the choice: a DeepSpeed config leaves one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations, shares
-from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, candidates, choose
+from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, Comparison, candidates, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import has_formula
@@ -30,9 +30,7 @@ OF_HOST = 0.5
 """The part of the host's memory that a chosen split may take on a CPU; the formulas are those of GPUs."""
 _LOGITS_OF_HOST = 0.25
 """The part of the host's memory that whole logits may take if the ranks compute on the CPU."""
-
-_Merge = Callable[[RecipeConfig, Document], FinalConfig]
-"""Returns the DeepSpeed config that training would use with a recipe whose split is settled."""
+_NO_MEMORY = "no GPU memory to plan for"
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,9 @@ class LevelAndSplit:
         split_reason: Why this split, for the origins of its values.
         loss: The `train_cfg.loss`; None where the recipe has one.
         level_reason: Why the level was taken, in a few words; None if the user named it.
-        taken: The same with its memory and time; None if the memory is not known.
-        choice: What was compared; None where the memory is not known, or nothing fits.
-        candidates: All pairs of level and split, where the memory is known.
+        compared: Every split of the named config, or of every level; None if the memory is not known.
+        choice: Why the level is taken; None where the user named it, the memory is not known, or nothing fits.
+        of_presets: Every split of the levels that `auto` may choose, without `--ds`; None if no plan shows them.
     """
 
     document: Document
@@ -55,90 +53,133 @@ class LevelAndSplit:
     loss: str | None
     loss_reason: str
     level_reason: str | None
-    taken: Candidate | None = None
+    compared: Comparison | None = None
     choice: Choice | None = None
-    candidates: tuple[Candidate, ...] = ()
+    of_presets: Comparison | None = None
 
     @property
     def fit(self) -> Fit | None:
         """The memory that the run needs; None if it is not known."""
-        return self.taken and self.taken.fit
+        return self.compared and self.compared.taken.fit
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A recipe whose level, split or loss is open, on its machines.
+
+    Args:
+        architecture: The model's; None if no formula counts its parameters.
+        splits: Those that the recipe leaves open; the one that needs the least memory is first.
+    """
+
+    recipe: Recipe
+    place: RunPlace
+    precision: Precision
+    architecture: Architecture | None
+    ranks: int
+    splits: Sequence[Split]
 
     @property
-    def lightest(self) -> RecipeConfig | None:
-        """The recipe with the split that needs the least memory; None where the memory is not known."""
-        return self.candidates[0].config if self.candidates else None
+    def config(self) -> RecipeConfig:
+        return self.recipe.config
+
+    @property
+    def lightest(self) -> RecipeConfig:
+        return self.config.with_split(self.splits[0])
+
+    @property
+    def machines(self) -> Machines:
+        return self.place.machines(self.precision)
+
+    def preset(self, level: str) -> Document:
+        return open_chosen(self.recipe, level, self.place.nvme_path)
+
+    def rungs(self) -> dict[str, Document]:
+        """Return the configs that `auto` may choose, with the values of `--ds`."""
+        return {name: self.preset(name) for name in presets.RUNGS}
+
+    def level(self, document: Document) -> Level:
+        """Return what training with a DeepSpeed config costs; every split of it costs the same."""
+        config = self.lightest
+        batch = Batch(*config.split[:2], self.ranks)
+        final = merge(replace(self.recipe, config=config), document, batch, self.precision, self.place.hardware)
+        return Level.of_config(final.config)
 
 
 def choose_level_and_split(
-    recipe: Recipe, named: Document | None, place: RunPlace, precision: Precision, pinned: str | None = None
+    recipe: Recipe,
+    named: Document | None,
+    place: RunPlace,
+    precision: Precision,
+    pinned: str | None = None,
+    *,
+    compares: bool = False,
 ) -> LevelAndSplit:
     """Choose the level where no DeepSpeed config is named, the split where it is open, and the loss.
 
     Args:
         named: The DeepSpeed config that is chosen already; None: the level is open.
         pinned: Who chose it, if not the user.
+        compares: Count the levels that `auto` may choose, beside a named config or one that `--ds` changes.
 
     Raises:
         RecipeError: the ranks cannot share the global batch.
         DeepSpeedConfigError, MachineError: as `zero.merge.merge`, if no level is possible.
     """
-    config = recipe.config
-    ranks = shares.data_parallel_ranks(config, place.topology.world_size)
-
-    def opened(level: str) -> Document:
-        return open_chosen(recipe, level)
-
-    def merged(of_split: RecipeConfig, document: Document) -> FinalConfig:
-        batch = Batch(*of_split.split[:2], ranks)
-        return merge(replace(recipe, config=of_split), document, batch, precision, place.hardware)
-
-    chosen = _choose(config, named, opened, merged, place, precision, shares.possible(config, ranks))
+    architecture = recipe.config.architecture
+    counted = architecture if architecture is not None and has_formula(architecture) else None
+    ranks = shares.data_parallel_ranks(recipe.config, place.topology.world_size)
+    stage = _Open(recipe, place, precision, counted, ranks, shares.possible(recipe.config, ranks))
+    if not place.hardware.gpus:
+        chosen = _on_cpus(stage, named)
+    elif counted is None or not place.hardware.smallest_gpu_bytes:
+        chosen = _unknown(stage, named)
+    else:
+        chosen = _on_gpus(stage, counted, named, compares=compares)
     return replace(chosen, level_reason=pinned) if named else chosen
 
 
-def _choose(
-    config: RecipeConfig,
-    named: Document | None,
-    opened: Callable[[str], Document],
-    merge: _Merge,
-    place: RunPlace,
-    precision: Precision,
-    splits: Sequence[Split],
-) -> LevelAndSplit:
-    architecture, machines = config.architecture, place.machines(precision)
-    counts = architecture if architecture is not None and has_formula(architecture) else None
-    if not place.hardware.gpus:
-        return _on_cpus(config, counts, named, opened, merge, place, precision, splits)
-    if counts is None or not place.hardware.smallest_gpu_bytes:
-        return _unknown(config, named, opened, merge, place, splits[0])
-    documents = {named.preset or named.name: named} if named else {name: opened(name) for name in presets.RUNGS}
-    levels, impossible = _levels(config.with_split(splits[0]), documents, merge, counts)
-
-    def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
-        return _with_loss(of_split, _loss_on_gpus(of_split, level, counts, machines)[0])
-
-    found = candidates(config, counts, machines, levels, splits, place.cluster, settle)
-    allowed = [candidate for candidate in found if candidate.level not in impossible]
-    choice = choose([one for one in allowed if named or one.fit.zero.stage or place.topology.world_size == 1])
-    taken = choice.taken if choice else _nearest(allowed)
-    why = choice.why if choice else "no level fits, and this one needs the least"
-    loss, loss_reason = _loss_on_gpus(config.with_split(taken.split), levels[taken.level], counts, machines)
+def _on_gpus(stage: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
+    documents = {named.preset or named.name: named} if named else stage.rungs()
+    compared = of_presets = _compare(stage, architecture, documents)
+    if compares and (named or stage.recipe.ds):
+        as_they_are = replace(stage, recipe=replace(stage.recipe, ds=()))
+        of_presets = _compare(as_they_are, architecture, as_they_are.rungs())
+    taken, choice = compared.taken, compared.choice
+    of_split = stage.config.with_split(taken.split)
+    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, stage.machines)
     return LevelAndSplit(
         document=documents[taken.level],
         split=taken.split,
-        split_reason=_split_reason(choice, taken, splits),
+        split_reason=_split_reason(choice, taken, stage.splits),
         loss=loss,
         loss_reason=loss_reason,
-        level_reason=why,
-        taken=taken,
+        level_reason=choice.why if choice else "no level fits, and this one needs the least",
+        compared=compared,
         choice=None if named else choice,
-        candidates=tuple(found),
+        of_presets=of_presets if compares else None,
     )
 
 
+def _compare(stage: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
+    """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
+    levels, impossible = _levels(stage, documents, architecture)
+    machines = stage.machines
+
+    def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
+        return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
+
+    every = candidates(stage.config, architecture, machines, levels, stage.splits, stage.place.cluster, settle)
+    allowed = [candidate for candidate in every if candidate.level not in impossible]
+    shards = len(documents) > 1 and machines.world_size > 1
+    choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
+    # Of equals the lightest split, which is the first.
+    taken = choice.taken if choice else max(allowed, key=lambda candidate: candidate.fit.room)
+    return Comparison(tuple(every), taken, choice)
+
+
 def _levels(
-    config: RecipeConfig, documents: Mapping[str, Document], merge: _Merge, architecture: Architecture
+    stage: _Open, documents: Mapping[str, Document], architecture: Architecture
 ) -> tuple[dict[str, Level], set[str]]:
     """Return what each level costs, and the levels that this recipe cannot use, such as one that its optimizer lacks.
 
@@ -148,7 +189,7 @@ def _levels(
     levels, errors = {}, {}
     for name, document in documents.items():
         try:
-            levels[name] = Level.of_config(merge(config, document).config)
+            levels[name] = stage.level(document)
         except TunerError as error:
             if len(documents) == 1:
                 raise
@@ -159,11 +200,6 @@ def _levels(
     return levels, {*errors}
 
 
-def _nearest(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the one that comes nearest to fitting; of equals the lightest split, which is the first."""
-    return max(candidates, key=lambda candidate: candidate.fit.room)
-
-
 def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Split]) -> str:
     if len(splits) == 1:
         return f"derived: {taken.split.samples} samples per rank and step"
@@ -172,72 +208,45 @@ def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Spli
     return f"derived: the fastest split that leaves {choice.margin:.0%} of each GPU free"
 
 
-def _unknown(
-    config: RecipeConfig,
-    named: Document | None,
-    opened: Callable[[str], Document],
-    merge: _Merge,
-    place: RunPlace,
-    lightest: Split,
-) -> LevelAndSplit:
+def _unknown(stage: _Open, named: Document | None) -> LevelAndSplit:
     """Return the choice where no formula counts the memory: the level and the split that need the least."""
-    architecture = config.architecture
-    if not place.hardware.smallest_gpu_bytes:
-        why, split_reason = f"the memory of {place.hardware.maker} accelerators is unknown", "no GPU memory to plan for"
-    elif architecture is None:
-        why, split_reason = "the model's size is unknown", "the model's size is unknown"
-    else:
+    architecture, hardware = stage.config.architecture, stage.place.hardware
+    why = split_reason = "the model's size is unknown"
+    if not hardware.smallest_gpu_bytes:
+        why, split_reason = f"the memory of {hardware.maker} accelerators is unknown", _NO_MEMORY
+    elif architecture is not None:
         why = f"no formula for the size of model_type {architecture.model_type!r}"
-        split_reason = "the model's size is unknown"
-    document = named or opened(presets.of_stage(3, offloads=False).name)
-    of_split = config.with_split(lightest)
-    level = Level.of_config(merge(of_split, document).config)
-    loss, loss_reason = _loss_on_gpus(of_split, level, None, None)
-    return LevelAndSplit(document, lightest, f"derived: {split_reason}", loss, loss_reason, why)
+    document = named or stage.preset(presets.of_stage(3, offloads=False).name)
+    loss, loss_reason = _loss_on_gpus(stage.lightest, stage.level(document), None, None)
+    return LevelAndSplit(document, stage.splits[0], f"derived: {split_reason}", loss, loss_reason, why)
 
 
 # --- On CPUs ---
 
 
-def _on_cpus(
-    config: RecipeConfig,
-    architecture: Architecture | None,
-    named: Document | None,
-    opened: Callable[[str], Document],
-    merge: _Merge,
-    place: RunPlace,
-    precision: Precision,
-    splits: Sequence[Split],
-) -> LevelAndSplit:
-    ranks = place.topology.world_size
-    document = named or opened(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
+def _on_cpus(stage: _Open, named: Document | None) -> LevelAndSplit:
+    ranks = stage.place.topology.world_size
+    document = named or stage.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
-    split, split_reason = _split_on_cpus(config, architecture, document, merge, place.machines(precision), splits)
-    loss, loss_reason = _loss_on_cpus(config.with_split(split), architecture, place, precision)
+    split, split_reason = _split_on_cpus(stage, document)
+    loss, loss_reason = _loss_on_cpus(stage, stage.config.with_split(split))
     return LevelAndSplit(document, split, split_reason, loss, loss_reason, reason)
 
 
-def _split_on_cpus(
-    config: RecipeConfig,
-    architecture: Architecture | None,
-    document: Document,
-    merge: _Merge,
-    machines: Machines,
-    splits: Sequence[Split],
-) -> tuple[Split, str]:
-    if len(splits) == 1:
-        return splits[0], f"derived: {splits[0].samples} samples per rank and step"
-    planned, host = _as_gpus(config, architecture, machines, splits[0])
+def _split_on_cpus(stage: _Open, document: Document) -> tuple[Split, str]:
+    lightest, architecture = stage.splits[0], stage.architecture
+    if len(stage.splits) == 1:
+        return lightest, f"derived: {lightest.samples} samples per rank and step"
+    planned, host = _as_gpus(stage.config, architecture, stage.machines, lightest)
     if not host.gpu_bytes:
-        return splits[0], "derived: no GPU memory to plan for"
+        return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
-        return splits[0], "derived: the model's size is unknown"
-    level = Level.of_config(merge(config.with_split(splits[0]), document).config)
-    open_splits = shares.possible(planned, shares.data_parallel_ranks(planned, machines.world_size))
-    choice = choose(candidates(planned, architecture, host, {document.name: level}, open_splits, None))
+        return lightest, "derived: the model's size is unknown"
+    open_splits = shares.possible(planned, shares.data_parallel_ranks(planned, host.world_size))
+    choice = choose(candidates(planned, architecture, host, {document.name: stage.level(document)}, open_splits, None))
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
-        return splits[0], f"derived: no other split {leaves}"
+        return lightest, f"derived: no other split {leaves}"
     return choice.taken.split, f"derived: the fastest split that {leaves}"
 
 
@@ -293,16 +302,15 @@ def _loss_on_gpus(
     return "chunked", "derived: the full logits do not fit on each GPU"
 
 
-def _loss_on_cpus(
-    config: RecipeConfig, architecture: Architecture | None, place: RunPlace, precision: Precision
-) -> tuple[str | None, str]:
+def _loss_on_cpus(stage: _Open, config: RecipeConfig) -> tuple[str | None, str]:
     """Return the loss for `auto`, and why: whole logits if there is room for them; None if the recipe names one."""
     if simple := _simple_loss(config):
         return simple
-    if architecture is not None:
+    if stage.architecture is not None:
         sampled = data_rows.with_sampled_length(config, config.split.micro_batch)
-        logits = activations.of_recipe(sampled, architecture, precision.weight_bytes).logits
-        if logits * place.topology.nproc_per_node <= _LOGITS_OF_HOST * place.hardware.host_memory_bytes:
+        logits = activations.of_recipe(sampled, stage.architecture, stage.precision.weight_bytes).logits
+        machines = stage.place.topology.nproc_per_node, stage.place.hardware.host_memory_bytes
+        if logits * machines[0] <= _LOGITS_OF_HOST * machines[1]:
             return "whole", "derived: the full logits fit on the host"
     return "chunked", "derived: the full logits do not fit on the host"
 

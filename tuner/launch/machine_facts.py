@@ -124,6 +124,9 @@ def planned_place(asked: AskedMachines, environ: Mapping[str, str]) -> RunPlace:
     else:
         kind = known_gpu(gpu) if gpu else None
     one_node = node(here, gpus, kind)
+    if not one_node.smallest_gpu_bytes:
+        problem = f"the memory of {one_node.maker} accelerators is unknown"
+        raise UsageError(problem, where=Option("gpu_memory"), fix=f"Set it: {Option('gpu_memory', '64GB')}.")
     one_node = one_node._replace(host_memory_bytes=host_bytes or one_node.host_memory_bytes)
     count, first = len(one_node.gpus), one_node.gpus[0]
     product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from tuner.errors import ModelError, Text, marked
@@ -12,7 +11,7 @@ from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.candidates import Candidate
 from tuner.launch import data_rows, machine_facts, steps
-from tuner.launch.machine_facts import AskedMachines, RunPlace
+from tuner.launch.machine_facts import AskedMachines
 from tuner.launch.resolve import decide
 from tuner.launch.steps import Steps
 from tuner.machine import libraries
@@ -21,7 +20,7 @@ from tuner.machine.topology import Batch
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Recipe
-from tuner.zero.config import AUTO
+from tuner.zero.recipe_values import is_auto
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
@@ -112,27 +111,31 @@ def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deeps
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
     place = machine_facts.planned_place(asked, environ)
-    decided = decide(replace(recipe, ds=()), AUTO, place)
+    decided = decide(recipe, deepspeed, place, compares=True)
     config = decided.recipe.config
+    is_open = is_auto(recipe, deepspeed)
+    is_changed = not is_open or bool(recipe.ds)
     counted = steps.count_steps(config, decided.batch, data_rows.sources(config))
-    warnings = [*decided.recipe.warnings, *decided.of_data, *steps.warnings(config, decided.batch, counted)]
+    of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.of_data)
+    warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
     report = None
     if unknown := summary.unknown_size(config):
         warnings = [Text(f"the memory is not known: {unknown.what}. {marked(unknown.fix or '')}".strip()), *warnings]
     else:
+        summary.known_architecture(config)
+        assert decided.chosen.of_presets
         report = summary.make(
             recipe.name,
             config,
             place.machines(decided.precision),
-            decided.chosen.candidates,
-            decided.chosen.choice,
+            decided.chosen.of_presets,
             cluster=place.cluster if asked.interconnect is not None else None,
             assumed=place.cluster,
         )
         warnings = [*_no_kernels(place.hardware), *warnings]
-    chosen, more = _chosen(recipe, deepspeed, place)
-    every = tuple(dict.fromkeys((*warnings, *more)))
-    return Plan(decided.recipe, place.name, report, unknown, counted, decided.batch, every, chosen)
+    named = decided.chosen.compared.taken if is_changed and decided.chosen.compared else None
+    every = tuple(dict.fromkeys(warnings))
+    return Plan(decided.recipe, place.name, report, unknown, counted, decided.batch, every, named)
 
 
 def _no_kernels(node: Hardware) -> Iterator[str]:
@@ -141,11 +144,3 @@ def _no_kernels(node: Hardware) -> Iterator[str]:
         known = gpu.compute_capability > (0, 0)
         if known and (problem := libraries.cuda_problem(gpu.compute_capability, elsewhere=True)):
             yield f"torch has no kernels for {gpu.name}: {problem}. Install a torch for CUDA 12.6 there."
-
-
-def _chosen(recipe: Recipe, deepspeed: str | None, place: RunPlace) -> tuple[Candidate | None, tuple[str, ...]]:
-    """Return what the chosen DeepSpeed config needs, and its warnings."""
-    if deepspeed is None and recipe.config.deepspeed == AUTO and not recipe.ds:
-        return None, ()
-    decided = decide(recipe, deepspeed, place)
-    return decided.chosen.taken, decided.warnings

@@ -161,7 +161,9 @@ def _launch_id(
     return sha256(dump_json([topology.master_addr, topology.master_port, *of_request, *attempt]).encode())
 
 
-def decide(recipe: Recipe, deepspeed: str | None, place: RunPlace, pinned: Sequence[Pins] = ()) -> ResolvedRecipe:
+def decide(
+    recipe: Recipe, deepspeed: str | None, place: RunPlace, pinned: Sequence[Pins] = (), *, compares: bool = False
+) -> ResolvedRecipe:
     """Decide what a recipe leaves to the machines: compute type, kernels, batch, level, split, loss, DeepSpeed config.
 
     What does not fit is taken as well; `fitting.hopeless` says so.
@@ -169,6 +171,7 @@ def decide(recipe: Recipe, deepspeed: str | None, place: RunPlace, pinned: Seque
     Args:
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
         pinned: What is decided already.
+        compares: Count the levels of `auto` beside a config that is named, too.
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a config that does not hold.
@@ -178,13 +181,13 @@ def decide(recipe: Recipe, deepspeed: str | None, place: RunPlace, pinned: Seque
     topology, hardware, level = place.topology, place.hardware, pins.of_level(pinned)
     recipe = data_rows.hold_out(pins.laid_on(recipe, pinned))
     shares.refuse_tiles(recipe.config)
-    named = choice.open_named(recipe, level.level if level else deepspeed)
+    named = choice.open_named(recipe, level.level if level else deepspeed, place.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)
     ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
     recipe = batch_size.choose_global_batch(recipe, ranks)
-    chosen = choose_level_and_split(recipe, named, place, precision, level and level.reason)
+    chosen = choose_level_and_split(recipe, named, place, precision, level and level.reason, compares=compares)
     recipe = batch_size.with_split(recipe, chosen.split, chosen.split_reason)
     if chosen.loss:
         recipe = recipe.settled({"train_cfg.loss": chosen.loss}, Place(Kind.DERIVED, chosen.loss_reason))

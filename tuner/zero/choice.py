@@ -23,7 +23,7 @@ from tuner.recipes.names import Name, NameKind, identify
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import YAML, read_value
 from tuner.zero import presets, yaml_configs
-from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, stage_0
+from tuner.zero.config import AUTO, BASE, NONE, OFFLOADS, ZERO, Config, Document, Keys, stage_0, swaps_nowhere
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
@@ -38,20 +38,28 @@ _NO_CONFIG = {
 """What is no DeepSpeed config, unless it is a JSON: reading that says what is wrong with its keys; and the fix."""
 
 
-def open_chosen(recipe: Recipe, flag: str | None) -> Document:
+def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document:
     """Return the chosen config, with the changes of `--ds`. Each value of a config in the recipe has its own line.
+
+    Args:
+        nvme_path: The folder of a block that swaps to a disk and names no folder.
 
     Raises:
         DeepSpeedConfigError: as `open_config`, or a `--ds` that is wrong.
     """
     choice, where = chosen(recipe, flag)
     document = open_config(choice, where, sources_of(recipe))
-    return laid(document, map(of_flag, recipe.ds)) if recipe.ds else document
+    layers = [of_flag(text) for text in recipe.ds]
+    document = laid(document, layers) if layers else document
+    if nvme_path and (blocks := [block for block in OFFLOADS if swaps_nowhere(document.value, block)]):
+        folders = {ZERO: {block: {"nvme_path": nvme_path} for block in blocks}}
+        document = laid(document, [Layer.at(Place(Kind.FLAG, Option("nvme")), folders)])
+    return document
 
 
-def open_named(recipe: Recipe, flag: str | None) -> Document | None:
+def open_named(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document | None:
     """Return the chosen config as `open_chosen` does; None for 'auto': the plan chooses."""
-    return None if is_auto(recipe, flag) else open_chosen(recipe, flag)
+    return None if is_auto(recipe, flag) else open_chosen(recipe, flag, nvme_path)
 
 
 def launch_flags(recipe: Recipe, flag: str | None) -> LaunchFlags | None:

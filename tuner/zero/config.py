@@ -146,6 +146,11 @@ def device(config: Config, block: str) -> str:
     return str(lookup(config, (ZERO, block, "device"), "none"))
 
 
+def swaps_nowhere(config: Config, block: str) -> bool:
+    """Return whether a block moves its tensors to a disk and names no folder on it."""
+    return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
+
+
 def bucket_sizes(hidden_size: int) -> dict[str, int]:
     """Return the elements that "auto" means in the keys of `ZERO` that depend on a model's hidden size.
 

@@ -23,6 +23,7 @@ from tuner.zero.config import (
     has_zenflow,
     is_on,
     stage,
+    swaps_nowhere,
 )
 
 
@@ -41,10 +42,6 @@ class Rule(NamedTuple):
 
 _IMPORTED = ("torch.", "transformers.", "deepspeed.")
 """Beginnings of the classes that a config may name: DeepSpeed imports the module of each."""
-
-
-def _no_path(config: Config, block: str) -> bool:
-    return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
 
 
 def _masters_without_zero(config: Config, block: str) -> bool:
@@ -86,7 +83,7 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             (ZERO, block, "device"),
-            partial(_no_path, block=block),
+            partial(swaps_nowhere, block=block),
             f'{block}.device is "nvme" without nvme_path',
             "Add nvme_path, a folder on the NVMe disk.",
         )
