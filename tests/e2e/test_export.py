@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.runs import ok, quick, train
 from tuner.cli import tuner
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]  # in seconds: tests/results/test_export.py
 
 
 def exported(*arguments: object) -> str:
@@ -34,13 +34,7 @@ def said(folder: Path) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(
-    ("method", "level"),
-    [
-        ("lora", "zero3"),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in (("full", "zero3"), ("qlora", "zero2"))),
-    ],
-)
+@pytest.mark.parametrize(("method", "level"), [("lora", "zero3"), ("full", "zero3"), ("qlora", "zero2")])
 def test_a_checkpoint_goes_out_as_the_result_does(method: str, level: str, tmp_path: Path) -> None:
     short = ("--set", "max_steps=2", "--set", "optim_wrapper.dtype=bf16")
     run = ok(train(quick(tmp_path, method), tmp_path / "run", "--deepspeed", level, *short))

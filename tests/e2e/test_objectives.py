@@ -117,6 +117,7 @@ def test_the_result_prefers_what_held_out_judges_chose_in_plain_transformers(run
     assert told_apart(model.eval(), base.eval(), tokenizer) > 0.75
 
 
+@pytest.mark.long  # tests/results/test_evaluate.py
 def test_a_reward_model_scores_held_out_answers_rightly_in_plain_transformers(run_of: Any) -> None:
     run = run_of("reward_lora")
 

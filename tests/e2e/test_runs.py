@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.runs import (
+    Started,
     environment,
     finish,
     fork,
@@ -29,6 +31,7 @@ GUIDE = Path(__file__).parents[1] / "zero" / "data" / "guide_ds_config.json"
 LONG = ("--set", "max_steps=2000", "--set", "checkpoint.interval=1000")
 
 
+@pytest.mark.long  # tests/launch/test_resuming.py
 def test_resume_refuses_a_damaged_checkpoint_and_takes_a_done_run_for_done(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
     done = ok(train(recipe, tmp_path / "run", "--set", "max_steps=2", ranks=1))
@@ -74,6 +77,7 @@ def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss
     assert named.json("status.json")["state"] == "done"
 
 
+@pytest.mark.long  # tests/zero/test_merge.py
 def test_a_users_json_trains_and_is_kept_where_nobody_else_owns_the_value(tmp_path: Path) -> None:
     asked = ("--deepspeed", GUIDE, "--set", "max_steps=2")
     # Without a compiler: DeepSpeed would build its CPU Adam, which takes minutes.
@@ -86,6 +90,7 @@ def test_a_users_json_trains_and_is_kept_where_nobody_else_owns_the_value(tmp_pa
     assert run.text.count("WARNING") >= 7
 
 
+@pytest.mark.long  # tests/launch/test_execute.py
 def test_one_process_without_any_launcher_trains(tmp_path: Path) -> None:
     alone = ok(
         train(quick(tmp_path, "full"), tmp_path / "alone", "--launcher", "none", "--set", "max_steps=2", ranks=0)
@@ -96,10 +101,12 @@ def test_one_process_without_any_launcher_trains(tmp_path: Path) -> None:
     assert not (alone.path / "lock").exists(), "the rank lets go of what it took as the launcher"
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "begin"), [pytest.param(1, start, marks=pytest.mark.long), (2, fork)])
+def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(
+    tmp_path: Path, ranks: int, begin: Callable[..., Started]
+) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
+    process = begin(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 2)
 
     process.send_signal(signal.SIGTERM)
@@ -113,6 +120,7 @@ def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_pa
     assert f"--resume {work_dir}" in run.text
 
 
+@pytest.mark.long  # tests/launch/test_supervise.py
 def test_two_signals_end_a_run_at_once_with_the_signals_code(tmp_path: Path) -> None:
     work_dir = tmp_path / "run"
     process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=1)
@@ -138,7 +146,8 @@ def test_a_signal_before_training_leaves_no_process(tmp_path: Path) -> None:
     assert processes_of(work_dir) == []
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long  # tests/launch/test_supervise.py
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
     process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
@@ -153,7 +162,8 @@ def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path:
     assert processes_of(work_dir) == []
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long  # tests/launch/test_supervise.py
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
     process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)

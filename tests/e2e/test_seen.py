@@ -20,6 +20,7 @@ VALIDATED = (
 )
 
 
+@pytest.mark.long  # tests/worker/test_validation.py, tests/runs/test_verdict.py
 def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all(tmp_path: Path) -> None:
     sets = [word for text in (*WORSE, *VALIDATED, "trackers=tensorboard") for word in ("--set", text)]
     nowhere = "/dev/null/tensorboard"

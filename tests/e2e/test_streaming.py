@@ -136,6 +136,7 @@ def test_a_wrong_row_of_a_later_block_ends_the_run_with_its_line_and_may_be_left
     assert ok(again).json("run.json")["resume_step"] >= 1 and len(again.losses) == 9
 
 
+@pytest.mark.long  # tests/worker/test_guard.py
 def test_a_signal_to_all_processes_of_a_run_stops_it_at_a_step_and_leaves_none_of_them(
     tmp_path: Path, rows: Path
 ) -> None:

@@ -34,6 +34,7 @@ def test_rewards_that_are_equal_for_all_completions_are_named_as_the_reason(tmp_
     assert "All completions of a prompt got the same reward" in run.text
 
 
+@pytest.mark.long  # tests/worker/test_schedule.py
 def test_a_run_of_one_step_with_a_warm_up_changes_its_adapter(tmp_path: Path) -> None:
     asked = ("--set", "max_steps=1", "--set", "param_scheduler.type=cosine", "--set", "warmup_ratio=0.03")
 

@@ -14,6 +14,7 @@ from tuner.recipes import loading
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long  # tests/lab/test_tune.py
 def test_the_fastest_of_what_was_measured_is_written_as_a_recipe(tmp_path: Path) -> None:
     asked = ("--set", "global_batch_size=2", "--steps", "2", "--minutes", "0.001", "--json", "-o", "fast.py")
     command = ["tune", "tiny_lora_sample_e1", *asked]

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.runs import processes_of, quick
 from tests.faults.conftest import Faulty
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]  # without training: tests/worker/test_guard.py
 
 # Longer than a step of the tiny model on a machine that is busy with other tests.
 LIMIT = ("--set", "hang_timeout=8")
@@ -19,7 +19,7 @@ LIMIT = ("--set", "hang_timeout=8")
     ("fault", "told", "stack"),
     [
         ("freeze@1:2", "(rank 1 was suspended: state T, as after SIGSTOP)", "in train"),
-        pytest.param("block@0:2", "(rank 0 did not end at SIGTERM)", "in _block", marks=pytest.mark.long),
+        ("block@0:2", "(rank 0 did not end at SIGTERM)", "in _block"),
     ],
 )
 def test_a_rank_that_stands_still_ends_the_run_with_all_stacks_and_is_named(

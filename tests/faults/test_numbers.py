@@ -15,19 +15,15 @@ from tests.e2e.runs import ok, quick, train
 from tests.faults.conftest import Faulty
 from tuner import assets
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]  # in one process: tests/worker/test_consensus.py
 
 
 @pytest.mark.parametrize(
     ("fault", "level", "dtype", "told"),
     [
         ("nan-loss@1:2", "none", "fp32", "loss is nan in step 2 on rank 1"),
-        pytest.param(
-            *("inf-grad@0:3", "zero2", "fp32", "the gradient's norm is inf in step 3 on rank 0"), marks=pytest.mark.long
-        ),
-        pytest.param(
-            *("nan-grad@1:3", "zero3", "bf16", "the gradient's norm is nan in step 3 on rank 1"), marks=pytest.mark.long
-        ),
+        ("inf-grad@0:3", "zero2", "fp32", "the gradient's norm is inf in step 3 on rank 0"),
+        ("nan-grad@1:3", "zero3", "bf16", "the gradient's norm is nan in step 3 on rank 1"),
     ],
 )
 def test_a_number_that_is_none_ends_the_run_before_the_update_and_names_step_rank_and_rows(

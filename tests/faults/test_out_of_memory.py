@@ -35,6 +35,7 @@ def test_retry_goes_on_from_the_checkpoint_with_the_losses_of_an_undisturbed_run
     assert "attempt 2 with micro-batch 1 x accumulation 4 (global batch 8) at deepspeed_zero2, from ch" in run.text
 
 
+@pytest.mark.long  # tests/runs/test_causes.py
 def test_without_retry_the_next_command_is_told_and_every_rank_has_its_log(tmp_path: Path, faulty: Faulty) -> None:
     run = faulty("host-oom@0:2", quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", "zero2")
 

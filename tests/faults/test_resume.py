@@ -42,7 +42,7 @@ def _copy(run: Finished, path: Path, step: int) -> Path:
     return path
 
 
-def test_a_killed_run_goes_on_bit_for_bit_and_on_one_rank_within_its_dropout(tmp_path: Path, faulty: Faulty) -> None:
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, faulty: Faulty) -> None:
     recipe, asked = quick(tmp_path, "lora"), ["--deepspeed", "zero2", *_sets(*EPOCHS)]
     undisturbed = ok(train(recipe, tmp_path / "undisturbed", *asked))
     validated = [*asked, *_sets(*VALIDATED)]
@@ -60,6 +60,12 @@ def test_a_killed_run_goes_on_bit_for_bit_and_on_one_rank_within_its_dropout(tmp
     assert results[0].read_bytes() == results[1].read_bytes()
     cut = (killed.path / "attempts" / "1" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in cut] == [4, 4]
+
+
+@pytest.mark.long  # what it decides: tests/launch/test_resuming.py
+def test_a_run_of_two_ranks_goes_on_on_one_within_its_dropout(tmp_path: Path) -> None:
+    recipe, asked = quick(tmp_path, "lora"), ["--deepspeed", "zero2", *_sets(*EPOCHS)]
+    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *asked))
 
     alone = ok(train(recipe, _copy(undisturbed, tmp_path / "alone", 3), *asked, "--resume", "auto", ranks=1))
 

@@ -14,12 +14,11 @@ from tests.e2e.runs import finish, fork, ok, processes_of, quick, train, wait_un
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]  # in one process: tests/worker/test_checkpointing.py
 
 WEIRD = "my 'run' \"of\" $HOME $(touch x) ünï 日本"
 
 
-@pytest.mark.long
 def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_takes_the_run(
     tmp_path: Path, faulty: Faulty
 ) -> None:
@@ -47,7 +46,7 @@ def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_take
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        pytest.param("fill@0:3", "checkpoint-4 needs ", marks=pytest.mark.long),
+        ("fill@0:3", "checkpoint-4 needs "),
         ("save-fill@1:4", " could not be written: "),
     ],
 )
@@ -65,7 +64,6 @@ def test_a_full_disk_ends_with_code_74_and_the_older_checkpoint(
     assert checkpoints.inspect(folder / "checkpoint-2") is None
 
 
-@pytest.mark.long
 def test_checkpoints_hold_nothing_frozen_and_a_run_resumed_from_one_has_the_same_losses(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "freeze")
     whole = ok(train(recipe, tmp_path / "whole", "--deepspeed", "zero3", ranks=1))

@@ -245,6 +245,7 @@ def test_an_adapter_is_on_the_llm_alone_and_trains_alike_on_any_ranks(
     assert names and all("language_model" in name for name in names)
 
 
+@pytest.mark.long
 def test_packed_rows_with_images_learn_what_padded_rows_learn(tmp_path: Path) -> None:
     folder = tmp_path / "padded"
     folder.mkdir()

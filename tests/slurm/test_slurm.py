@@ -32,6 +32,7 @@ def srun(env: dict[str, str], folder: Path, *arguments: object) -> subprocess.Co
     )  # fmt: skip
 
 
+@pytest.mark.long  # what each rank does: tests/launch/test_execute.py
 def test_four_ranks_on_two_nodes_train_one_recipe(slurm: dict[str, str], tmp_path: Path) -> None:
     recipe = quick(tmp_path, "lora")
 
@@ -45,6 +46,7 @@ def test_four_ranks_on_two_nodes_train_one_recipe(slurm: dict[str, str], tmp_pat
     assert done.stdout.count("Trained 4 steps") == 1
 
 
+@pytest.mark.long  # a mistake is told once: below
 def test_a_bad_row_is_told_once_whatever_the_other_ranks_make_of_it(slurm: dict[str, str], tmp_path: Path) -> None:
     data = tmp_path / "my.jsonl"
     data.write_text('{"messages": 7}\n')
