@@ -351,7 +351,7 @@ def text_of(kind: str, name: str) -> str:
 
 def _text(file: PartFile) -> str:
     if file.is_ours:
-        return read_text(file.path)
+        return _package_text(file.full)
     try:
         return read_named_text(file.path, RecipeError, max_bytes=assets.MAX_BYTES, fix="", name=file.shown)
     except RecipeError:
@@ -362,6 +362,11 @@ def path_of(part: str) -> str:
     """Return the hub id or the folder in the text of a model part; its name if there is none."""
     match = _PATH.search(text_of("models", part))
     return match[1] if match else part
+
+
+@cache
+def _package_text(path: str) -> str:
+    return read_text(Path(path))  # a hub id is looked for in 400 of them, several times for a run
 
 
 def part_named(hub_id: str) -> str | None:
