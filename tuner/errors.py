@@ -214,6 +214,11 @@ def _sentences(what: str, where: str, fix: str) -> str:
     return visible(text)
 
 
+def exit_code_of(signal: int) -> int:
+    """Return the exit code of a process that a signal has ended, as shells count it."""
+    return 128 + signal
+
+
 def heading(code: str) -> str:
     """Return how a line about an error begins on a terminal; `tuner explain CODE` explains the code in it."""
     return f"error[{code}]:"

@@ -21,7 +21,7 @@ from tests.launch.rank import process
 from tests.runs.made_records import run_json
 from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
-from tuner.runs import checkpoints
+from tuner.runs import checkpoints, ending
 from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
@@ -209,7 +209,7 @@ def test_a_kill_for_memory_is_told_by_the_kernels_counter(run: RunDirectory, mon
 def test_a_diagnosis_that_fails_hides_no_error(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervise, "diagnose", lambda evidence: evidence.no_such_thing)
+    monkeypatch.setattr(ending, "diagnose", lambda evidence: evidence.no_such_thing)
 
     with pytest.raises(AttributeError):
         _supervised(run, "report(1, 1, 'the error itself'); sys.exit(1)")

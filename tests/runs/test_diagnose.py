@@ -12,9 +12,9 @@ import pytest
 from tests.runs.made_records import RECORD, run_json
 from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, RewardError, TunerError, UsageError
 from tuner.runs.creation import create
-from tuner.runs.diagnose import Diagnosis, Evidence, diagnose
+from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
 from tuner.runs.directory import RunDirectory
-from tuner.runs.evidence import gather
+from tuner.runs.ending import gather
 
 LOGS = Path(__file__).parent / "logs"
 OOM = "Traceback:\n  ...\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -327,7 +327,7 @@ def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
     (run.ranks / "10.log").write_bytes(b"\xff torn")
     (run.ranks / "launcher-0.log").write_text("agent")
 
-    found = gather(run, num_oom_kills=1)
+    found = gather(run, Watched(num_oom_kills=1))
 
     assert found.reports[0]["step"] == 2
     assert found.logs[1].endswith("\nlast") and len(found.logs[1]) < 70_000

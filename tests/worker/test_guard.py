@@ -24,7 +24,7 @@ from tuner.runs.causes import classify
 from tuner.runs.creation import create
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory
-from tuner.runs.evidence import gather
+from tuner.runs.ending import gather
 
 ROOT = Path(__file__).parents[2]
 RANK = """
@@ -174,7 +174,7 @@ def test_only_the_first_rank_that_fails_speaks(run: RunDirectory) -> None:
 def test_a_stop_is_told_in_one_line(run: RunDirectory) -> None:
     code, _, err = _ended(run, "guard._teardown = lambda: None\nraise Stopped('at step 3')")
 
-    assert (code, err) == (75, "rank 0: stopped: at step 3.\n")
+    assert (code, err) == (75, "stopped: at step 3.\n")
     assert _status(run)["state"] == "stopped"
 
 

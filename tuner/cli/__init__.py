@@ -22,7 +22,7 @@ from types import ModuleType
 import click
 
 from tuner import __version__
-from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
+from tuner.errors import DiskError, TunerError, UsageError, did_you_mean, exit_code_of
 from tuner.files import is_disk_error
 from tuner.machine import libraries
 from tuner.machine.variables import speaks
@@ -104,7 +104,7 @@ class LazyGroup(click.Group):
             raise _usage_error(error, ctx) from None
         except KeyboardInterrupt:  # click's own 1 would say that training failed
             click.echo("\nAborted!", err=True)
-            raise click.exceptions.Exit(128 + signal.SIGINT) from None
+            raise click.exceptions.Exit(exit_code_of(signal.SIGINT)) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -174,7 +174,7 @@ def _wants_json() -> bool:
 def _shown(error: TunerError) -> str:
     """Return an error as a message, or with --json as one JSON object: standard output stays the command's answer."""
     if not _wants_json():
-        codes = dict.fromkeys(one.code for one in error.each())
+        codes = dict.fromkeys(each.code for each in error.each())
         return "\n".join((*error.for_people(), f"More: tuner explain {' '.join(codes)}"))
     import json  # only on the way to an error
 

@@ -21,13 +21,10 @@ from typing import Any, Literal, TypeVar
 
 from tuner.errors import Key, MachineError, TunerError
 from tuner.machine.hardware import num_cpus
-from tuner.machine.kernel import die_with_parent
+from tuner.machine.kernel import STOPS, die_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-"""What asks for an end."""
 
 _MOST = 16
 """'auto' takes no more. One process takes 23 s for 30,000 conversations; where others do the work, 2.7 s to read them,
@@ -154,7 +151,7 @@ def _serve(function: Callable[[Any], Any], connection: Connection, parent: int) 
     if os.getppid() != parent:  # it has ended before that was asked
         return
     # They reach all processes of a terminal, or of a rank that has a step to finish: this one's parent ends it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     multiprocessing.current_process().daemon = False  # it may have processes of its own
     # The threads of tokenizers did not come along; it says so at length, unless it is told that it has one core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # effect: see above

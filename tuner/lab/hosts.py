@@ -32,7 +32,6 @@ _SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T")
 _LOST = 255
 """Exit code of ssh if the connection failed."""
 _NO_FOLDER = 90
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _ANSWER_S = 60.0
 _AFTER_FAILURE_S = 10.0
 """After a failure, the other hosts have this time to end; then they get SIGTERM, and after the same time another one.
@@ -147,7 +146,7 @@ def look(launch: Launch) -> str:
     """
     with ThreadPoolExecutor(min(64, len(launch.hosts))) as pool:
         results = list(pool.map(lambda host: _look_at(launch, host), launch.hosts))
-    errors = [one for one in results if isinstance(one, TunerError)]
+    errors = [result for result in results if isinstance(result, TunerError)]
     if errors:
         raise together(errors)
     address = launch.master_addr or str(results[0])
@@ -204,7 +203,7 @@ def run(launch: Launch, address: str) -> int:
     """Start all hosts, print their output, and return the exit code of the first one that failed."""
     lines = [launch.of(number, address) for number in range(len(launch.hosts))]
     received: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard(_STOPS)}
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard()}
     nodes: list[_Node] = []
     try:
         for host, line in zip(launch.hosts, lines, strict=True):

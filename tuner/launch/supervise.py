@@ -22,25 +22,20 @@ from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
-from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
-from tuner.files import JsonObject
+from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, exit_code_of
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
+from tuner.machine.kernel import INSISTING, die_with_parent, heard, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
 from tuner.progress import POLL_S
-from tuner.runs import beats, checkpoints, swapped
-from tuner.runs.diagnose import Diagnosis, diagnose
+from tuner.runs import beats, checkpoints, ending, swapped
+from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
-from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
-from tuner.runs.records import RunStatus, State
+from tuner.runs.records import State
 from tuner.zero.config import swap_paths
 
-_INSISTING = (signal.SIGTERM, signal.SIGINT)
-"""The second of these signals kills a run. Not SIGHUP: a terminal that closes sends it twice."""
-_FORWARDED = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _REAP_S = 10.0
 """A killed process in a slow write, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
@@ -199,7 +194,7 @@ class _Watch:
     def signals(self):  # type: ignore[no-untyped-def]
         """Take over the signals before anything is spawned; give them back at the end."""
         is_main = threading.current_thread() is threading.main_thread()
-        before = {number: signal.signal(number, self._receive) for number in heard(_FORWARDED) if is_main}
+        before = {number: signal.signal(number, self._receive) for number in heard() if is_main}
         try:
             yield
         finally:
@@ -207,12 +202,12 @@ class _Watch:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self.received or number in _INSISTING:
+        if not self.received or number in INSISTING:
             self.received.append(number)
 
     @property
     def insisted(self) -> bool:
-        return sum(number in _INSISTING for number in self.received) > 1
+        return sum(number in INSISTING for number in self.received) > 1
 
     def start(self, argv: Sequence[str], process: Process, stdout: _Output, stderr: _Output) -> None:
         """Start a process and watch it; if that fails, end the processes that were started."""
@@ -381,14 +376,15 @@ class _Watch:
             self._keep_signal()
             return 0
         if self.insisted:
-            return self._end("failed", 128 + self.received[-1], "killed at the second signal")
+            return self._end("failed", exit_code_of(self.received[-1]), "killed at the second signal")
         if child_code == 0 and not reports and not self.overdue:
             return 0
         if self.forwarded and not reports and not self.overdue:
-            return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
+            text = f"stopped by {signal.Signals(self.forwarded).name}"
+            return self._end("failed", exit_code_of(self.forwarded), text)
         if reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
-        return self._diagnose(child_code, reports)
+        return self._diagnose(child_code)
 
     def _is_done(self) -> bool:
         """Return whether rank 0 wrote "done": the result is complete then, whatever happens later."""
@@ -396,43 +392,32 @@ class _Watch:
             return self.directory.read_status().state == "done"
         return False
 
-    def _diagnose(self, child_code: int, reports: Sequence[JsonObject]) -> int:
+    def _diagnose(self, child_code: int) -> int:
         kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
-        try:
-            evidence = gather(
-                self.directory,
-                child_code=child_code,
-                exits=[one for one in self.exits.items() if one[0] not in self.killed] if self.are_ranks else None,
-                num_oom_kills=max(kills, 0),
-                stopped=self.stopped,
-                overdue=self.overdue,
-                overdue_s=self.overdue_s,
-            )
-            diagnosis = diagnose(evidence)
-        except BaseException:
-            print(
-                *(report["message"] for report in reports), sep="\n", file=sys.stderr
-            )  # a bug in tuner must not hide the failure
-            raise
-        return self._end("failed", diagnosis.exit_code, diagnosis.text, diagnosis)
+        exits = [(rank, code) for rank, code in self.exits.items() if rank not in self.killed]
+        watched = Watched(
+            child_code=child_code,
+            exits=exits if self.are_ranks else None,
+            num_oom_kills=max(kills, 0),
+            stopped=self.stopped,
+            overdue=self.overdue,
+            overdue_s=self.overdue_s,
+        )
+        return ending.fail(self.directory, _say, watched, signal=self._signal)
+
+    def _end(self, state: State, code: int, text: str) -> int:
+        return ending.end(self.directory, _say, state, code, text, signal=self._signal)
+
+    @property
+    def _signal(self) -> int | None:
+        return self.received[0] if self.received else None
 
     def _keep_signal(self) -> None:
         """Write the signal to status.json for a run that was done before it could stop; `api` raises it again."""
         if self.received:
             with contextlib.suppress(DiskError, RunDirectoryError):
-                self.directory.write_status(self._with_signal(self.directory.read_status()))
-
-    def _with_signal(self, status: RunStatus) -> RunStatus:
-        return status.model_copy(update={"signal": self.received[0]}) if self.received else status
-
-    def _end(self, state: State, code: int, text: str, diagnosis: Diagnosis | None = None) -> int:
-        status = RunStatus(state=state, exit_code=code, message=diagnosis.message if diagnosis else text)
-        if diagnosis:
-            status = status.model_copy(update={"diagnosis": diagnosis.record})
-        with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
-            self.directory.write_status(self._with_signal(status))
-        _say(text)
-        return code
+                status = self.directory.read_status()
+                self.directory.write_status(status.model_copy(update={"signal": self._signal}))
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -463,10 +448,6 @@ def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterat
     """Yield a process for each rank, or one process with `env` alone if `ranks` is empty.
 
     Rank 0 inherits the socket, and serves torch's store there: no other process can take the port in between.
-
-    Args:
-        env: What all ranks get.
-        ranks: The further variables of each rank.
     """
     if not ranks:
         yield [Process(env)]

@@ -10,12 +10,19 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tuner.files import read_bytes, read_text
 
+INSISTING = (signal.SIGTERM, signal.SIGINT)
+"""A run finishes its step and saves at the first of these signals; the second ends it at once.
+
+Not SIGHUP: a terminal that closes sends it twice. Not SIGUSR2: Slurm may send it before SIGTERM or after.
+"""
+STOPS = (*INSISTING, signal.SIGHUP, signal.SIGUSR2)
+"""The signals that ask a run to stop."""
 _PR_SET_PDEATHSIG = 1
 # Loaded here and not where it is called: that is in a child between fork and exec, where the loader's lock may be held
 # by a thread that was not copied, and is never given back.
@@ -43,10 +50,10 @@ def short_spins(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if any(name in environ for name in _SPINS) else {"GOMP_SPINCOUNT": "1000"}
 
 
-def heard(numbers: Iterable[int]) -> tuple[int, ...]:
-    """Return the signals to listen to: all but a SIGHUP that is ignored, since `nohup` wants it so."""
+def heard() -> tuple[int, ...]:
+    """Return the signals of `STOPS` to listen to: all but a SIGHUP that is ignored, since `nohup` wants it so."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(number for number in numbers if not (ignored and number == signal.SIGHUP))
+    return tuple(number for number in STOPS if not (ignored and number == signal.SIGHUP))
 
 
 def stopped(pids: Mapping[int, int]) -> list[int]:

@@ -4,7 +4,8 @@ A thread cannot be ended: a loop in it, or a regular expression inside C, would 
 answers calls over a pipe until its parent ends. A message is JSON in UTF-8. The first answer is {'place': 'file:line'}
 once the function is imported. Each call is {'prompts': [...], 'completions': [...], ...}, with a list for each column,
 and its answer {'scores': VALUE}. Instead of an answer there may be {'error': TEXT, 'where': PLACE, 'fix': TEXT, 'code':
-CODE}.
+CODE}. Not pebble: it ends a worker alone, without what the user's function has started, and its worker runs the rank's
+own main module again.
 """
 
 from __future__ import annotations
@@ -162,12 +163,12 @@ def _own_function(block: OwnReward) -> tuple[Reward, str]:
         raise RewardError(problem, where=_line_of(error) or block.type, fix=fix) from error
     function = getattr(module, name, None)
     if not callable(function):
-        near = ", ".join(one for one, value in vars(module).items() if inspect.isfunction(value)) or "none"
+        near = ", ".join(known for known, value in vars(module).items() if inspect.isfunction(value)) or "none"
         raise RewardError(
             f"{module_name} has no function {name!r}", where="objective.rewards", fix=f"Its functions: {near}."
         )
     parameters = inspect.signature(function).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def reward(
         *, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Sequence[object]
@@ -324,7 +325,7 @@ def _plain(scores: object) -> object:
     """Return the numbers of a tensor or an array as a list, and anything else as it is."""
     listed = scores.tolist() if hasattr(scores, "tolist") else scores
     if isinstance(listed, list | tuple):
-        return [one.item() if hasattr(one, "item") else one for one in listed]
+        return [score.item() if hasattr(score, "item") else score for score in listed]
     return listed
 
 

@@ -1,6 +1,6 @@
 """Why a run ended badly: the first cause among what all ranks reported, logged and were ended by.
 
-It is pure: it gets an `Evidence` (runs.evidence), and reads, writes and prints nothing.
+It is pure: it gets an `Evidence` (runs.ending), and reads, writes and prints nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tuner.errors import Stopped, TunerError, heading
+from tuner.errors import Stopped, TunerError, exit_code_of, heading
 from tuner.files import ReadOnlyJson
 from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
@@ -30,8 +30,28 @@ _FULL_BYTES = 1 << 20
 _TAIL_LINES = 30
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What the process that watched the ranks has seen, and no file says.
+
+    Args:
+        child_code: The exit code of torchrun, or of the first rank; below 0: a signal ended it.
+        exits: Rank and exit code of each rank that ended by itself, in this order; None: read them from torchrun's log.
+        num_oom_kills: The number of processes that the kernel killed for lack of memory during the run.
+        stopped: Ranks that a signal had stopped when another failed.
+        overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
+    """
+
+    child_code: int = 1
+    exits: Sequence[tuple[int, int]] | None = None
+    num_oom_kills: int = 0
+    stopped: Sequence[int] = ()
+    overdue: Sequence[int] = ()
+    overdue_s: float = 0.0
+
+
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Watched):
     """What is known after the ranks have ended.
 
     Args:
@@ -39,31 +59,20 @@ class Evidence:
         reports: What ranks reported of their own end, the earliest first.
         logs: The end of each rank's log.
         launcher: The end of what torchrun logged, and ranks before they had logs of their own.
-        child_code: The exit code of torchrun, or of the first rank; below 0: a signal ended it.
-        exits: Rank and exit code of each rank that ended by itself, in this order; None: read them from torchrun's log.
-        num_oom_kills: The number of processes that the kernel killed for lack of memory during the run.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
         run: run.json; None if it cannot be read.
         counts: The progress of each rank, from its last sign of life.
-        stopped: Ranks that a signal had stopped when another failed.
-        overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
     """
 
     folder: Path
     reports: Sequence[ReadOnlyJson] = ()
     logs: Mapping[int, str] = field(default_factory=dict)
     launcher: str = ""
-    child_code: int = 1
-    exits: Sequence[tuple[int, int]] | None = None
-    num_oom_kills: int = 0
     last_step: int | None = None
     free_bytes: int | None = None
     run: RunRecord | None = None
     counts: Mapping[int, int] = field(default_factory=dict)
-    stopped: Sequence[int] = ()
-    overdue: Sequence[int] = ()
-    overdue_s: float = 0.0
 
     @property
     def ranks(self) -> range:
@@ -129,7 +138,7 @@ class _Suspect:
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first cause. A rank's own error comes before a timeout, and a timeout before a lost peer."""
     reported = list(_reported(evidence))
-    suspects = [*reported, *_silent(evidence, all(one.cause.role == Role.LOST for one in reported))]
+    suspects = [*reported, *_silent(evidence, all(suspect.cause.role == Role.LOST for suspect in reported))]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
     suspects = suspects or [_launcher(evidence)]
@@ -190,7 +199,7 @@ def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
 def _exit_code(cause: Cause, code: int) -> int:
     """Return the run's exit code where a process ended with `code`, below 0 by a signal."""
     if code < 0:
-        return 128 - code
+        return exit_code_of(-code)
     return cause.exit_code if cause.exit_code != 1 else code or 1
 
 

@@ -2,7 +2,8 @@
 
 The lock is RUN/lock. A killed run leaves it behind, and the next run on that host takes it over. This module never ends
 the run that holds it. Process ids mean nothing in another container of the host: there the kernel's lock of the folder
-decides, which its holder keeps until it ends.
+decides, which its holder keeps until it ends. filelock would give up both: it empties the file that names the holder,
+and its lock ends where a task of Slurm becomes a rank (exec).
 """
 
 from __future__ import annotations
@@ -81,7 +82,6 @@ class Holder(NamedTuple):
         """Return whether another process may take a folder over: this one has certainly ended, or is the same.
 
         Args:
-            run: The folder.
             other: The process that wants the folder.
             has_ended: Returns whether a job of this cluster is over, according to Slurm.
         """

@@ -61,9 +61,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
 
         Args:
             trainer: It writes into `checkpoints.unfinished(run.checkpoints)`.
-            run: The run that saves.
             facts: Returns the facts for the manifest of a step; called on rank 0.
-            keep: The number of checkpoints to keep.
             keeps_best: Keep the checkpoint with the lowest validation loss too.
             on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
         """
@@ -98,7 +96,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         if self._has_frozen:
             compat_checkpoints.leave_out_frozen(engine)
         name = f"checkpoint-{step} ({convert_bytes(needed)})"
-        with disk_errors(self.home, name):
+        with undo_on_disk_error(self.home, name):
             write()
             dist.barrier()
         if dist.get_rank() == 0:
@@ -114,7 +112,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             write()
 
     def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
-        with disk_errors(self.home, name):
+        with undo_on_disk_error(self.home, name):
             self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe)
             checkpoints.prune(self.home, self.keep, step, best)
         if self.run.universal.is_dir():  # a newer checkpoint replaces it
@@ -199,7 +197,7 @@ def best_step(state: TrainerState) -> int | None:
 
 
 @contextmanager
-def disk_errors(home: Path, name: str) -> Iterator[None]:
+def undo_on_disk_error(home: Path, name: str) -> Iterator[None]:
     """Turn the errors of libraries on a full disk into a `DiskError`, and remove what they have written of `name`."""
     try:
         yield
@@ -228,10 +226,6 @@ class CheckpointUploads:
 
     A checkpoint that is saved during an upload is not uploaded: a later one, or the result, is newer. A failed upload
     is a warning of the run.
-
-    Args:
-        run: The run that saves the checkpoints.
-        target: The repository that they go to.
     """
 
     def __init__(self, run: RunDirectory, target: Target) -> None:
@@ -275,7 +269,7 @@ def save_final_model(trainer: BuiltTrainer, encoder: Encoder, folder: Path) -> N
     model = trainer.accelerator.unwrap_model(trainer.model)
     state = _gathered(trainer.deepspeed, model)
     if dist.get_rank() == 0:
-        if not isinstance(model, PeftModel) and any(isinstance(one, LoraLayer) for one in model.modules()):
+        if not isinstance(model, PeftModel) and any(isinstance(module, LoraLayer) for module in model.modules()):
             state = adapters.merged(model, model.state_dict() if state is None else state)
         # Not Trainer.save_model: it adds training_args.bin, a pickle, to files that a user will publish.
         # PEFT would save embeddings with an adapter or with added rows up to three times.

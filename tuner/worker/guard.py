@@ -15,28 +15,22 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NoReturn, TextIO
 
-from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError
+from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError, exit_code_of
 from tuner.files import JsonObject
 from tuner.machine import slurm
-from tuner.machine.kernel import die_with_parent, heard, stopped
+from tuner.machine.kernel import INSISTING, STOPS, die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
-from tuner.runs import attempts, beats, lock
-from tuner.runs.diagnose import diagnose
+from tuner.runs import attempts, beats, ending, lock
+from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
-from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
-from tuner.runs.records import RunStatus
 from tuner.runs.swapped import Swapped
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.process import send_to
 
-_INSISTING = (signal.SIGTERM, signal.SIGINT)
-"""The second of these signals ends a rank at once. Slurm may send USR2 after SIGTERM, and SIGTERM after USR2."""
-_STOPS = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _LET_RANK_0_REQUEUE_S = 3
 _STACKS_S = 2.0
 """Within this time all waiting ranks notice the hang and write their stacks."""
@@ -78,11 +72,11 @@ class Guard:
             die_with_parent()  # a launcher that was killed cannot end its ranks
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        for number in heard(_STOPS):
+        for number in heard():
             signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=self._leave_signals_to_parent)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # the launcher blocked signals until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # the launcher blocked signals until now
         self._sockets = (reader, writer)
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="stop-signals").start()
 
@@ -93,7 +87,7 @@ class Guard:
         """
         signal.set_wakeup_fd(-1)
         if self.can_stop_at_a_step:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     def take_output(self) -> None:
         """Send the output of this rank to its log; the output of rank 0 is also shown, here or by the supervisor."""
@@ -127,7 +121,7 @@ class Guard:
     def _listen(self, reader: socket.socket) -> None:
         while True:
             for number in reader.recv(64):
-                if number in _STOPS:
+                if number in STOPS:
                     self._request(number)
 
     def _request(self, number: int) -> None:
@@ -140,14 +134,14 @@ class Guard:
         if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
             self._requeue(None)
         # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
-        insists = number in _INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
+        insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
         again, self._insisted = insists and self._insisted, insists or self._insisted
         if peer_failed and not again:
             with contextlib.suppress(Exception):  # the failure of the other rank is the cause
                 self.before_leaving()
         if again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest exit code: 128 + 15 would hide the code of the rank that failed.
-            self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else 128 + number)
+            self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else exit_code_of(number))
         self.stop_requested = True
 
     def _requeue(self, saved: int | None) -> None:
@@ -176,7 +170,7 @@ class Guard:
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
-            os.write(self._stderr, f"{line}\n".encode())
+            self._show(line)
 
     def finish(self, work: Callable[[], None]) -> NoReturn:
         """Do the work, report an error if there is one, and end this process with the right exit code."""
@@ -198,7 +192,7 @@ class Guard:
         print(report["message"], file=sys.stderr, flush=True)
         exit_code = int(report["exit_code"])
         if not self.rank.supervised and is_first and report.get("origin", self.rank.rank) == self.rank.rank:
-            exit_code = self._announce_end(report)
+            exit_code = self._end_run(report)
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
             self._requeue(self.step)
             self._teardown()
@@ -215,27 +209,20 @@ class Guard:
         text = "".join(traceback.format_exception(error))
         return {**report, "exit_code": TunerError.exit_code, "message": text}
 
-    def _announce_end(self, report: JsonObject) -> int:
-        """Print and store why the run ends, and return its exit code; used without a supervisor."""
-        exit_code, message = int(report["exit_code"]), str(report["message"])
-        text = f"rank {self.rank.rank}: {message}"
-        status = RunStatus(state="stopped", exit_code=exit_code, message=message)
-        if exit_code != Stopped.exit_code:
+    def _end_run(self, report: JsonObject) -> int:
+        """Do what a supervisor would do at the end of a run that is not done; return its exit code."""
+        if report["exit_code"] == Stopped.exit_code:
+            exit_code = ending.end(self.run, self._show, "stopped", Stopped.exit_code, str(report["message"]))
+        else:
             frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run).items()})
-            evidence = gather(self.run, stopped=frozen)
-            diagnosis = diagnose(evidence if evidence.reports else replace(evidence, reports=[report]))
-            text, exit_code = diagnosis.text, diagnosis.exit_code
-            status = RunStatus(
-                state="failed", exit_code=exit_code, message=diagnosis.message, diagnosis=diagnosis.record
-            )
-        with contextlib.suppress(DiskError):
-            self.run.write_status(status)
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(self._stderr, f"{text}\n".encode())
-        self.ended(exit_code)
+            exit_code = ending.fail(self.run, self._show, Watched(stopped=frozen), own_report=report)
+        self.tell_end(exit_code)
         return exit_code
 
-    def ended(self, exit_code: int) -> None:
+    def _show(self, text: str) -> None:
+        os.write(self._stderr, f"{text}\n".encode())
+
+    def tell_end(self, exit_code: int) -> None:
         """Write the report and start the user's command if there is no supervisor; status.json is written already.
 
         This rank waits for the command after the job is requeued: between a time limit and SIGKILL there is no time.

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import psutil
 
 from tuner.errors import Hang
-from tuner.machine.kernel import die_with_parent, stopped
+from tuner.machine.kernel import STOPS, die_with_parent, stopped
 from tuner.machine.topology import Rank
 from tuner.runs import beats
 from tuner.runs.beats import Beat
@@ -204,7 +204,7 @@ def watch(pid: int, limit_s: float, look_s: float, number: int) -> None:
 
 if __name__ == "__main__":
     # Slurm sends these signals to all processes of a step.
-    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
+    for stop in (*STOPS, signal.SIGQUIT):
         signal.signal(stop, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
     rank, limit, look, number = sys.argv[1:]

@@ -69,7 +69,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         if self._maker and self._maker.ready:
             self._reported = self._maker.ready[0].end
         if point and sha256 not in (None, self.stream.first.sha256):
-            raise _changed(point, "other rows or another order", "others")
+            raise data_has_changed(point, "other rows or another order", "others")
         return self.stream
 
     def _have_blocks_made(self, encoder: Encoder, num_rows: int) -> str | None:
@@ -137,14 +137,16 @@ def _start(point: ResumePoint, files: JsonObject) -> tuple[BlockStart, str | Non
     """
     data = point.checkpoint.facts.data
     if data is None or data.stream is None:
-        raise _changed(point, "a stream", "data that was prepared whole")
+        raise data_has_changed(point, "a stream", "data that was prepared whole")
     if (saved := data.stream.files) != files:
         now, before = (f"{read['files']:,} files of {read['bytes']:,} bytes" for read in (files, saved))
-        raise _changed(point, "other rows or another order" if now == before else now, before)
+        raise data_has_changed(point, now, before)
     return BlockStart(**data.stream.start), data.stream.sha256
 
 
-def _changed(point: ResumePoint, now: str, before: str) -> DataError:
+def data_has_changed(point: ResumePoint, now: str, before: str) -> DataError:
+    """Return the error for data that a checkpoint was not trained on."""
+    now = "other rows or another order" if now == before else now
     message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
     fix = f"Restore the data, or start a new run without {Option('resume')}."
     return DataError(message, where="train_dataloader.dataset", fix=fix)

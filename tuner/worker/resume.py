@@ -31,7 +31,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.data.prepared import Prepared
-from tuner.errors import DataError, Option, RunDirectoryError, TunerError
+from tuner.errors import Option, RunDirectoryError, TunerError
 from tuner.files import JsonObject, copy, read_text, sha256
 from tuner.machine.topology import Rank
 from tuner.pretrained import tensors_of
@@ -42,7 +42,8 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import LoadAs, RunRecord, TrainedData
 from tuner.runs.resume_point import ResumePoint, is_same_state
 from tuner.worker import compat, compat_checkpoints
-from tuner.worker.checkpointing import best_step, disk_errors
+from tuner.worker.checkpointing import best_step, undo_on_disk_error
+from tuner.worker.rank_data import data_has_changed
 from tuner.worker.trainer_types import BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
         return folder
     if rank.rank == 0 and not _is_made_of(folder, point.checkpoint):
         print(f"Converting {point.path} for this run.", flush=True)
-        with disk_errors(run.checkpoints, "the converted checkpoint"), data_alone(point.path), silenced():
+        with undo_on_disk_error(run.checkpoints, "the converted checkpoint"), data_alone(point.path), silenced():
             checkpoints.clear_unfinished(run.checkpoints)
             _convert(point, checkpoints.unfinished(run.checkpoints) / folder.name)
             run.universal.mkdir(exist_ok=True)
@@ -139,11 +140,7 @@ def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
     """
     saved, current = point.checkpoint.facts.data if point else None, data_of(prepared)
     if point and saved and saved != current:
-        now, before = (f"{data.rows:,} rows of {data.tokens:,} tokens" for data in (current, saved))
-        now = "other rows or another order" if now == before else now
-        message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
-        fix = f"Restore the data, or start a new run without {Option('resume')}."
-        raise DataError(message, where="train_dataloader.dataset", fix=fix)
+        raise data_has_changed(point, *(f"{data.rows:,} rows of {data.tokens:,} tokens" for data in (current, saved)))
 
 
 def _source(checkpoint: Path) -> Path:
@@ -348,7 +345,7 @@ def load_best(trainer: BuiltTrainer, run: RunDirectory, record: RunRecord, *, is
 
 def _load_converted(engine: DeepSpeedEngine, run: RunDirectory, checkpoint: Path) -> None:
     folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
-    with disk_errors(run.checkpoints, f"the weights of {checkpoint.name}"), silenced():
+    with undo_on_disk_error(run.checkpoints, f"the weights of {checkpoint.name}"), silenced():
         if dist.get_rank() == 0:
             checkpoints.clear_unfinished(run.checkpoints)
             write_weights(checkpoint, folder)

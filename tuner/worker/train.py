@@ -26,7 +26,6 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainingArguments
 
-from tuner.data.encoder import Encoder
 from tuner.data.prepared import Prepared
 from tuner.errors import Option, Stopped, UsageError
 from tuner.hub.upload import Target
@@ -54,8 +53,8 @@ from tuner.worker.checkpointing import (
     CheckpointSaver,
     CheckpointUploads,
     best_step,
-    disk_errors,
     save_final_model,
+    undo_on_disk_error,
 )
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
@@ -75,8 +74,6 @@ class PreparedRank:
 
     Attributes:
         files: What the run directory says.
-        process: The process of this rank.
-        rows: The rows of this rank.
         arguments: Those of the trainer.
         model_path: The model's folder on this node.
         checkpoint: The folder that the trainer resumes from; None in a new run.
@@ -96,10 +93,7 @@ class PreparedRank:
 class BuiltRank:
     """A rank that is ready to train: the result of `build`. `train` returns it again after the last step."""
 
-    files: RunFiles
-    process: RankProcess
-    encoder: Encoder
-    checkpoint: Path | None
+    prepared: PreparedRank
     trainer: BuiltTrainer
     saver: CheckpointSaver
     consensus: RankConsensus
@@ -204,18 +198,7 @@ def build(prepared: PreparedRank) -> BuiltRank:
     trainer.add_callback(resume.EndIfNothingIsLeft())
     if files.point:
         resume.LoadCheckpoint(trainer, files.point, config.randomness.seed)
-    checkpoint = prepared.checkpoint
-    return BuiltRank(
-        files=files,
-        process=process,
-        encoder=rows.encoder,
-        checkpoint=checkpoint,
-        trainer=trainer,
-        saver=saver,
-        consensus=consensus,
-        weights_check=weights_check,
-        uploads=uploads,
-    )
+    return BuiltRank(prepared, trainer, saver, consensus, weights_check, uploads)
 
 
 def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
@@ -301,7 +284,7 @@ def train(built: BuiltRank) -> BuiltRank:
         Stopped: a signal asked for it.
         TunerError: no weight has changed.
     """
-    trainer, checkpoint = built.trainer, built.checkpoint
+    trainer, checkpoint = built.trainer, built.prepared.checkpoint
     with built.saver.waited_for(), resume.data_alone(checkpoint):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -312,20 +295,20 @@ def train(built: BuiltRank) -> BuiltRank:
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     if step := built.consensus.stopped_at:
         message = f"at step {step} on request; its checkpoint is saved"
-        raise Stopped(message, fix=f"Resume: {resume_advice(built.files.run.path)}")
+        raise Stopped(message, fix=f"Resume: {resume_advice(built.prepared.files.run.path)}")
     built.weights_check.check()
     return built
 
 
 def _save_last_step(built: BuiltRank) -> None:
     """Save the step before the generation, or the validation, that all ranks have left; as if it had ended there."""
-    trainer, consensus, guard = built.trainer, built.consensus, built.process.guard
+    trainer, consensus, guard = built.trainer, built.consensus, built.prepared.process.guard
     guard.step = consensus.stopped_at = trainer.state.global_step
     guard.heart.beat(f"saving step {guard.step}")
     if consensus.random_after_step:
         set_random_states(consensus.random_after_step)
     else:  # no step was taken since the resume
-        trainer.set_random_states_of(str(built.checkpoint))
+        trainer.set_random_states_of(str(built.prepared.checkpoint))
     built.saver.save_if_missing(trainer.save_last_step)
 
 
@@ -334,23 +317,24 @@ def _save_last_step(built: BuiltRank) -> None:
 
 def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
-    run, config, record = built.files.run, built.files.config, built.files.record
-    trainer, rank, guard = built.trainer, built.process.rank, built.process.guard
+    files, process, trainer = built.prepared.files, built.prepared.process, built.trainer
+    run, config, rank, guard = files.run, files.config, process.rank, process.guard
     guard.heart.beat("saving the result")
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
-    best = resume.load_best(trainer, run, record, is_adapter=is_adapter) if keeps_best else None
-    if record.saves_result:
-        with disk_errors(run.checkpoints, "the result"):
-            save_final_model(trainer, built.encoder, checkpoints.unfinished(run.checkpoints) / run.final.name)
+    best = resume.load_best(trainer, run, files.record, is_adapter=is_adapter) if keeps_best else None
+    if files.record.saves_result:
+        with undo_on_disk_error(run.checkpoints, "the result"):
+            unfinished = checkpoints.unfinished(run.checkpoints) / run.final.name
+            save_final_model(trainer, built.prepared.rows.encoder, unfinished)
             if rank.rank == 0:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
     if built.uploads:
         built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
     if rank.rank == 0:
-        _report(built, time.monotonic() - built.process.started_s, best)
+        _report(built, time.monotonic() - process.started_s, best)
         if not rank.supervised:
-            guard.ended(0)
+            guard.tell_end(0)
 
 
 def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
@@ -358,12 +342,12 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
 
     Args:
         built: The rank, after training.
-        seconds: The time that the rank took.
         best: The step of the checkpoint that the result has; None if the result has the last step.
     """
-    run, config, trainer = built.files.run, built.files.config, built.trainer
+    files, trainer = built.prepared.files, built.trainer
+    run, config = files.run, files.config
     step, max_steps = trainer.state.global_step, trainer.state.max_steps
-    first_step = built.files.record.resume_step or 0
+    first_step = files.record.resume_step or 0
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     num_trained = _num_parameters(weight for weight in trainer.model.parameters() if weight.requires_grad)
     trained = Trained(
@@ -404,8 +388,8 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
-    guard = built.process.guard
-    show_samples(config, built.encoder, run, guard, run_s=seconds, num_parameters=num_parameters)
+    encoder, guard = built.prepared.rows.encoder, built.prepared.process.guard
+    show_samples(config, encoder, run, guard, run_s=seconds, num_parameters=num_parameters)
     most_bytes = max(peak_bytes(), metrics.peak_bytes(run))  # saving and samples may need the most
     run.write_status(status.model_copy(update={"peak_bytes": most_bytes}))
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")

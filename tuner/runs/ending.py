@@ -1,0 +1,97 @@
+"""How a run ends before it is done: gather what it left, find the first cause, write status.json, say it.
+
+The supervisor does it, or a rank that has none. status.json is written first: the terminal may be gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from tuner.errors import DiskError
+from tuner.files import ReadOnlyJson
+from tuner.runs import beats, metrics
+from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
+from tuner.runs.directory import RunDirectory
+from tuner.runs.follow import tail
+from tuner.runs.records import RunStatus, State
+
+Say = Callable[[str], None]
+"""Shows a text to the user; an OSError is suppressed."""
+
+
+def end(
+    run: RunDirectory,
+    say: Say,
+    state: State,
+    exit_code: int,
+    message: str,
+    *,
+    signal: int | None = None,
+    diagnosis: Diagnosis | None = None,
+) -> int:
+    """Write status.json, say how the run has ended, and return its exit code.
+
+    Args:
+        signal: The signal that the run was told to stop by.
+        diagnosis: Of a failure; it is said in place of `message`.
+    """
+    reasons = {"signal": signal, "diagnosis": diagnosis and diagnosis.record}
+    status = RunStatus(state=state, exit_code=exit_code, message=message)
+    with suppress(DiskError):  # a full disk must not hide what went wrong before
+        run.write_status(status.model_copy(update={key: value for key, value in reasons.items() if value is not None}))
+    with suppress(OSError):
+        say(diagnosis.text if diagnosis else message)
+    return exit_code
+
+
+def fail(
+    run: RunDirectory,
+    say: Say,
+    watched: Watched,
+    *,
+    signal: int | None = None,
+    own_report: ReadOnlyJson | None = None,
+) -> int:
+    """Diagnose a failure, and end the run with the exit code of its first cause.
+
+    Args:
+        own_report: What this rank reported, if the disk was too full to keep it.
+    """
+    evidence = gather(run, watched)
+    if own_report and not evidence.reports:
+        evidence = replace(evidence, reports=[own_report])
+    try:
+        diagnosis = diagnose(evidence)
+    except BaseException:  # a bug of ours must not hide the failure
+        say("\n".join(str(report["message"]) for report in evidence.reports))
+        raise
+    return end(run, say, "failed", diagnosis.exit_code, diagnosis.message, signal=signal, diagnosis=diagnosis)
+
+
+def gather(run: RunDirectory, watched: Watched | None = None) -> Evidence:
+    """Read the reports and the ends of all logs of a run; a file that cannot be read is left out."""
+    logs = {int(file.stem): tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
+    return Evidence(
+        folder=run.path,
+        reports=run.failures(),
+        logs=logs,
+        launcher="\n".join(map(tail, sorted(run.ranks.glob("launcher-*.log")))),
+        last_step=_last_step(run),
+        free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
+        run=run.run_or_none,  # None on a full disk, or if it was removed: the logs remain
+        counts={rank: beat.count for rank, beat in beats.read(run).items()},
+        **vars(watched or Watched()),
+    )
+
+
+def _last_step(run: RunDirectory) -> int | None:
+    """Return the last step that this attempt logged; lines of earlier attempts are in the same file."""
+    try:
+        if run.metrics.stat().st_mtime_ns < run.run.stat().st_mtime_ns:
+            return None
+    except OSError:
+        return None
+    return metrics.latest(run).get("step")
