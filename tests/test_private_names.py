@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tests.test_architecture import MODULES, tree_of
 
-DOCUMENTED = {"_exit", "_asdict", "_replace"}
-"""Private by their spelling alone: os._exit, and methods of every NamedTuple."""
+DOCUMENTED = {"_exit", "_asdict", "_fields", "_replace"}
+"""Private by their spelling alone: os._exit, and methods and fields of every NamedTuple."""
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 
 

@@ -11,7 +11,7 @@ import click
 
 from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
-from tuner.cli.options import Finite
+from tuner.cli.options import Finite, OptionValue
 from tuner.cli.say import say
 from tuner.errors import TunerError, UsageError, nearest
 from tuner.files import dump_json
@@ -64,16 +64,13 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 )
 def command(
     source: str,
-    adapter: str | None,
-    trust_remote_code: bool,
-    bits: str | None,
-    system: str | None,
     images: tuple[str, ...],
     max_new_tokens: int,
     temperature: float | None,
     top_p: float | None,
     seed: int,
     as_json: bool,
+    **options: OptionValue,
 ) -> None:
     """Chat with a trained model, or any other one.
 
@@ -93,17 +90,8 @@ def command(
         from tuner.results.chat import begin  # torch
         from tuner.worker.generation import Settings
 
-        settings, weight_bits = Settings(max_new_tokens, temperature, top_p), int(bits) if bits else None
-        chat = begin(
-            source,
-            detect(os.environ),
-            settings,
-            adapter=adapter,
-            trust_remote_code=trust_remote_code,
-            bits=weight_bits,
-            system=system,
-            seed=seed,
-        )
+        settings = Settings(max_new_tokens, temperature, top_p)
+        chat = begin(source, detect(os.environ), settings, seed=seed, **options)
     for path in images:
         chat.show(path)
     say(f"{chat.description}.", err=True)

@@ -7,15 +7,7 @@ import os
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.options import (
-    OptionValue,
-    deepspeed_option,
-    machine_options,
-    override_options,
-    overrides,
-    recipe_argument,
-    refuse_changes,
-)
+from tuner.cli.options import OptionValue, overrides, picked, recipe_options, refuse_changes
 from tuner.errors import visible
 from tuner.files import dump_json
 from tuner.recipes.names import Name, NameKind
@@ -30,17 +22,11 @@ _WRONG = 2
         "tuner check --model ./my-model --data my.jsonl",
     ),
 )
-@recipe_argument("name")
-@deepspeed_option
-@machine_options
+@recipe_options("name", machines=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@override_options
 def command(
     name: Name | None,
     deepspeed: str | None,
-    gpus: int | None,
-    gpu: str | None,
-    nodes: int,
     as_json: bool,
     allow_code: bool,
     **changes: OptionValue,
@@ -54,16 +40,16 @@ def command(
     from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.resolved_run import Request
 
-    is_run = name is not None and name.kind is NameKind.RUN
-    unused = {} if is_run else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
+    machines = picked(AskedMachines._fields, changes)
+    unused = {} if name is not None and name.kind is NameKind.RUN else machines
     refuse_changes(name, {**changes, **unused, "deepspeed": deepspeed})
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
-    report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))
+    report = checking.check(request, AskedMachines(**machines), dict(os.environ))
     if as_json:
         click.echo(dump_json(report.to_json()), nl=False)
     else:
-        for one in report.findings:
-            click.echo(str(one))
+        for finding in report.findings:
+            click.echo(str(finding))
         click.echo(visible(f"{report.name}: {report.verdict}"))
     if not report.ok:
         click.get_current_context().exit(_WRONG)

@@ -30,8 +30,7 @@ def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> list[C
 
 def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the keys of DeepSpeed's config, by their full path and by their last word."""
-    names = {*known_keys()} | {path.rpartition(".")[2] for path in known_keys()}
-    return _items(name for name in sorted(names) if name.startswith(incomplete))
+    return _keys(known_keys(), incomplete)
 
 
 def rewards(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
@@ -46,8 +45,11 @@ def files(context: Context, parameter: Parameter, incomplete: str) -> list[Compl
 
 def keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer a recipe's keys, by their full path and by their last word."""
-    known = schema_keys()
-    names = {".".join(path) for path in known} | {path[-1] for path in known}
+    return _keys(map(".".join, schema_keys()), incomplete)
+
+
+def _keys(paths: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    names = {name for path in paths for name in (path, path.rpartition(".")[2])}
     return _items(name for name in sorted(names) if name.startswith(incomplete))
 
 

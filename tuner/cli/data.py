@@ -14,7 +14,7 @@ import click
 
 from tuner.cli.data_tables import print_changed, print_differences, print_samples, print_split
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
+from tuner.cli.options import OptionValue, overrides, recipe_options
 from tuner.errors import DataError, visible
 from tuner.files import dump_json
 from tuner.recipes import loading
@@ -36,7 +36,7 @@ _MAX_BAD = 20
         "tuner data my_recipe.py --all --bad",
     ),
 )
-@recipe_argument("name")
+@recipe_options("name", deepspeed=False)
 @click.option("--all", "every", is_flag=True, help=f"Check every row, not only the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Number of samples to show.")
 @click.option("--bad", is_flag=True, help="List all rows that are wrong, dropped, truncated, split or changed.")
@@ -47,7 +47,6 @@ _MAX_BAD = 20
     help="Check that the chat template gives the same tokens in training and in serving.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@override_options
 def command(
     name: Name | None,
     every: bool,
@@ -158,7 +157,7 @@ def _print_json(
     data["train"]["hints"] = list(views["train"].prepared.hints)
     if "validation" in views:
         data["validation"]["in_training"] = views["validation"].prepared.in_training(views["train"].prepared)
-    check = {} if differences is None else {"template_check": [asdict(one) for one in differences]}
+    check = {} if differences is None else {"template_check": [asdict(difference) for difference in differences]}
     click.echo(dump_json({"recipe": name, "objective": objective, "data": data, **check}), nl=False)
 
 

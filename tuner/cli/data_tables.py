@@ -51,9 +51,9 @@ def print_changed(console: Console, split: str, view: View, *, without: Sequence
         before, after = line["tokens_before"], line["tokens_after"]
         tokens = "" if before is None else f" ({before:,} -> {after:,} tokens)"
         console.print(f"  {visible(line['where'])}: {line['what']}: {visible(line['reason'])}{tokens}")
-    totals = [one for one in view.prepared.totals if one.what not in ("copied", *without)]
-    total = sum(one.samples for one in totals)
-    listed = sum(min(one.samples, MAX_LISTED) for one in totals)
+    totals = [total_of for total_of in view.prepared.totals if total_of.what not in ("copied", *without)]
+    total = sum(total_of.samples for total_of in totals)
+    listed = sum(min(total_of.samples, MAX_LISTED) for total_of in totals)
     left_out = f" of {total:,}; {MAX_LISTED:,} of each reason are listed" if listed < total else ""
     console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
 
@@ -65,14 +65,17 @@ def print_differences(console: Console, differences: Sequence[TemplateDifference
     if not differences:
         console.print(f"Training and serving see the same tokens in the first {CHECKED_SAMPLES} samples.\n")
         return
-    count = len({(one.place, one.turn) for one in differences})
+    count = len({(difference.place, difference.turn) for difference in differences})
     console.print(
         f"In {count:,} answers of the first {CHECKED_SAMPLES} samples, training and serving see different tokens:"
     )
-    for one in differences[:_MAX_DIFFERENCES]:
-        console.print(f"  {visible(one.place)}, turn {one.turn}: the {one.part} differs from token {one.token:,} on")
-        console.print(f"    serving:  {visible(repr(one.serving))}")
-        console.print(f"    training: {visible(repr(one.training))}")
+    for difference in differences[:_MAX_DIFFERENCES]:
+        part, token = difference.part, difference.token
+        console.print(
+            f"  {visible(difference.place)}, turn {difference.turn}: the {part} differs from token {token:,} on"
+        )
+        console.print(f"    serving:  {visible(repr(difference.serving))}")
+        console.print(f"    training: {visible(repr(difference.training))}")
     more = len(differences) - _MAX_DIFFERENCES
     console.print(f"  and {more:,} more\n" if more > 0 else "")
 
@@ -88,8 +91,10 @@ def print_samples(console: Console, samples: Sequence[Shown]) -> None:
         cut = f", {sample.num_cut:,} more are {where}" if sample.num_cut else ""
         counts = f"{sample.num_tokens:,} tokens, {sample.num_trained:,} of them trained{cut}"
         console.print(f"\n{visible(sample.place)}: {counts}", style="bold")
-        for one in sample.images:
-            console.print(f"image of {one.width} x {one.height} pixels: {one.num_tokens:,} tokens", style="italic")
+        for image in sample.images:
+            console.print(
+                f"image of {image.width} x {image.height} pixels: {image.num_tokens:,} tokens", style="italic"
+            )
         for name, pieces in sample.parts.items():
             if len(sample.parts) > 1:
                 console.print(f"{name}:", style="italic")

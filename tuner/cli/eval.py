@@ -10,6 +10,7 @@ import click
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
+from tuner.cli.options import OptionValue, picked
 from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
 from tuner.files import dump_json
@@ -57,22 +58,11 @@ from tuner.machine.hardware import detect
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 def command(
     source: str,
-    adapter: str | None,
-    trust_remote_code: bool,
-    bits: str | None,
-    data: str | None,
-    row_format: str | None,
-    split: str | None,
-    max_rows: int | None,
-    batch_size: int | None,
     generate: int | None,
     out: Path | None,
-    max_new_tokens: int,
     tasks: str | None,
-    num_fewshot: int | None,
-    apply_chat_template: bool,
-    allow_code: bool,
     as_json: bool,
+    **options: OptionValue,
 ) -> None:
     """Evaluate a trained model, or any other one: loss and perplexity, generated answers, lm-eval tasks.
 
@@ -89,18 +79,8 @@ def command(
     with stdout_is_the_answers():
         from tuner.results.evaluate import Wanted, evaluate  # torch
 
-        rows = (data, row_format, split, max_rows, batch_size)
-        wanted = Wanted(*rows, generate or 0, out, max_new_tokens, names, num_fewshot, apply_chat_template, allow_code)
-        weight_bits, here = int(bits) if bits else None, detect(os.environ)
-        done = evaluate(
-            source,
-            wanted,
-            here,
-            adapter=adapter,
-            trust_remote_code=trust_remote_code,
-            bits=weight_bits,
-            tell=lambda line: say(line, err=True),
-        )
+        wanted = Wanted(num_answers=generate or 0, out=out, tasks=names, **picked(Wanted._fields, options))
+        done = evaluate(source, wanted, detect(os.environ), tell=lambda line: say(line, err=True), **options)
     if as_json:
         click.echo(dump_json(done.to_json()), nl=False)
         return

@@ -46,7 +46,10 @@ class Explanation:
 
 def exit_codes() -> dict[str, int]:
     """Return every code that a message or a diagnosis can have, with the exit code that goes with it."""
-    return {**{cause.name: cause.exit_code for cause in causes.every()}, **{one.code: one.exit_code for one in _tree()}}
+    return {
+        **{cause.name: cause.exit_code for cause in causes.every()},
+        **{error.code: error.exit_code for error in _tree()},
+    }
 
 
 def _tree(root: type[TunerError] = TunerError) -> Iterator[type[TunerError]]:
@@ -66,17 +69,17 @@ def explanations() -> dict[str, Explanation]:
 def markdown() -> str:
     """Return a section for each code; docs/reference/errors.md is made of them."""
     lines = []
-    for one in explanations().values():
+    for explanation in explanations().values():
         lines += [
             "",
-            f"## {one.code}",
+            f"## {explanation.code}",
             "",
-            f"{one.means} Exit code {one.exit_code}.",
+            f"{explanation.means} Exit code {explanation.exit_code}.",
             "",
-            f"**Cause.** {one.cause}",
+            f"**Cause.** {explanation.cause}",
             "",
         ]
-        lines += ["```text", one.shown, "```", "", f"**Fix.** {one.fix}"]
+        lines += ["```text", explanation.shown, "```", "", f"**Fix.** {explanation.fix}"]
     return "\n".join(lines) + "\n"
 
 
@@ -95,13 +98,13 @@ def command(codes: tuple[str, ...], as_json: bool) -> None:
             raise UsageError(f"no error code {code!r}", where="CODE", fix=fix)
     chosen = [known[code] for code in codes or known]
     if as_json:
-        click.echo(dump_json([asdict(one) for one in chosen]), nl=False)
+        click.echo(dump_json([asdict(explanation) for explanation in chosen]), nl=False)
     elif codes:
         say("\n\n".join(map(_page, chosen)))
     else:
         width = max(map(len, known))
-        for one in chosen:
-            say(wrapped(f"{one.code:<{width}}  {one.means}", " " * (width + 2)))
+        for explanation in chosen:
+            say(wrapped(f"{explanation.code:<{width}}  {explanation.means}", " " * (width + 2)))
 
 
 def _page(one: Explanation) -> str:

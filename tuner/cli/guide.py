@@ -55,7 +55,7 @@ def ask(changes: Changes) -> Changes:
 
 def command_of(typed: Sequence[str], changes: Changes) -> list[str]:
     """Return the words of the command without questions: the typed words, and the answers."""
-    pairs = [("--model", changes["model"]), *(("--data", one) for one in changes["data"])]
+    pairs = [("--model", changes["model"]), *(("--data", path) for path in changes["data"])]
     pairs += [("--method", changes["method"])] if changes["method"] != catalog.DEFAULT_METHOD else []
     answers = [(flag, value) for flag, value in pairs if value not in typed]
     return [*typed, *(word for pair in answers for word in pair)]
@@ -117,9 +117,9 @@ def _ask(title: str, choices: Sequence[Choice], check: Callable[[str], tuple[str
     """Return the answer to one question: a choice by its number, or what was typed, once it is right."""
     say(f"\n{title}:", err=True)
     shown = choices[:_MOST]
-    width, digits = max((len(one.value) for one in shown), default=0), len(str(len(shown)))
-    for number, one in enumerate(shown, 1):
-        say(f"  {number:>{digits}}  {one.value:<{width}}  {one.note}".rstrip(), err=True)
+    width, digits = max((len(choice.value) for choice in shown), default=0), len(str(len(shown)))
+    for number, choice in enumerate(shown, 1):
+        say(f"  {number:>{digits}}  {choice.value:<{width}}  {choice.note}".rstrip(), err=True)
     if len(choices) > len(shown):
         say(f"  and {len(choices) - len(shown)} more, which can be written", err=True)
     text = f"A number, {others}" if choices else f"None found here. Write {others}"

@@ -14,7 +14,7 @@ GROUPS: dict[str, str] = {
     "Model and data": "model data val val_split method adapter",
     "Training": "epochs lr batch_size max_steps max_length lora_rank rewards seed save_every eval_every report_to"
     " sets cfg_options",
-    "Run": "work_dir resume resume_weights max_restarts grace push dry_run as_json",
+    "Run": "work_dir resume resume_weights max_restarts grace_s push dry_run as_json",
     "DeepSpeed and memory": "deepspeed ds ignore_fit on_oom",
     "Processes and machines": """gpus gpu nodes launcher nproc_per_node nnodes node_rank master_addr master_port
         hostfile include exclude ssh bind_cores""",
@@ -52,7 +52,7 @@ class Command(click.Command):
 
     def _in_our_words(self, args: Sequence[str]) -> Iterator[str]:
         """Yield arguments with other tools' spellings replaced: underscores, other names, and keys of a recipe."""
-        ours = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        ours = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         left = [*args]
         while left:
             word = left.pop(0)
@@ -81,8 +81,8 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        records = {_name(one): _plain(*shown) for one in options if (shown := one.get_help_record(ctx))}
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        records = {_name(option): _plain(*shown) for option in options if (shown := option.get_help_record(ctx))}
         groups = {title: [name for name in names.split() if name in records] for title, names in GROUPS.items()}
         first = [name for name in records if not any(name in names for names in groups.values())]
         if "sets" not in records:  # it has no recipe, and so few options that they need no headings

@@ -95,22 +95,24 @@ def _print(imported: Imported) -> None:
     """Print the keys by what became of them, those that need a look first; lines are wrapped in a terminal."""
     from textwrap import wrap
 
-    files = {one.setting.where.rpartition(":")[0] for one in imported.entries}
+    files = {entry.setting.where.rpartition(":")[0] for entry in imported.entries}
     places = [
-        one.setting.where.rpartition(":")[2] if len(files) == 1 else one.setting.where for one in imported.entries
+        entry.setting.where.rpartition(":")[2] if len(files) == 1 else entry.setting.where for entry in imported.entries
     ]
     widest = max(map(len, places), default=0)
-    left = widest + max((len(one.setting.key) for one in imported.entries), default=0) + 4
+    left = widest + max((len(entry.setting.key) for entry in imported.entries), default=0) + 4
     terminal = columns()
     room = None if terminal is None else max(terminal - left, _LEAST_COLUMNS)
     for outcome in (Outcome.UNKNOWN, Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
-        rows = [(place, one) for place, one in zip(places, imported.entries, strict=True) if one.outcome is outcome]
+        rows = [
+            (place, entry) for place, entry in zip(places, imported.entries, strict=True) if entry.outcome is outcome
+        ]
         if rows:
             say(f"{outcome}:", bold=True)
-        for place, one in rows:
-            text = ": ".join(filter(None, (one.ours, one.why)))
+        for place, entry in rows:
+            text = ": ".join(filter(None, (entry.ours, entry.why)))
             lines = (wrap(text, room, break_on_hyphens=False) if room else None) or [text]
-            head = f"  {place:>{widest}} {one.setting.key}".ljust(left)
+            head = f"  {place:>{widest}} {entry.setting.key}".ljust(left)
             for before, line in zip((head, *[" " * left] * len(lines)), lines, strict=False):
                 say(before + line, **_STYLES.get(outcome, {}))
     for note in imported.notes:

@@ -28,6 +28,7 @@ model_options = all_of(
     click.option(
         "--bits",
         type=click.Choice(("4", "8", "16")),
+        callback=lambda _, __, bits: bits and int(bits),
         help="Load the weights in 4, 8 or 16 bits. [default: as in training, or 16]",
     ),
     debug_option,

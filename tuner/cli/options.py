@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -216,6 +216,11 @@ def plain_name(flag: str) -> str:
     return f"--{flag.replace('_', '-')}"
 
 
+def picked(names: Iterable[str], options: Changes) -> Changes:
+    """Take the options with these names out, and return them: a record's fields are named like its options."""
+    return {name: options.pop(name) for name in names if name in options}
+
+
 def _place_of(stray: str) -> str:
     """Return where an argument belongs that stands beside the recipe: data, or a model, has an option."""
     context = click.get_current_context()
@@ -272,6 +277,12 @@ def identified(ctx: click.Context, param: click.Parameter, text: str | None) -> 
 def recipe_argument(name: str) -> Decorator:
     """Return the argument RECIPE, under its name in Python; it may also be the config file of another tool."""
     return click.argument(name, required=False, shell_complete=complete.recipes, callback=identified)
+
+
+def recipe_options(argument: str, *, deepspeed: bool = True, machines: bool = False) -> Decorator:
+    """Return the argument RECIPE and the options of every command that takes one; `machines` adds `machine_options`."""
+    more = [*([deepspeed_option] if deepspeed else []), *([machine_options] if machines else [])]
+    return all_of(recipe_argument(argument), *more, override_options)
 
 
 def refuse_changes(name: Name | None, changes: Changes) -> None:

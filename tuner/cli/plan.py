@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.options import (
-    OptionValue,
-    deepspeed_option,
-    machine_options,
-    override_options,
-    overrides,
-    recipe_argument,
-)
+from tuner.cli.options import OptionValue, overrides, picked, recipe_options
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
 from tuner.files import dump_json
@@ -66,9 +59,7 @@ _LONGEST = (
         "tuner plan --model ./my-model --data my.jsonl",
     ),
 )
-@recipe_argument("recipe")
-@deepspeed_option
-@machine_options
+@recipe_options("recipe", machines=True)
 @click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
 @click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
 @click.option(
@@ -86,18 +77,9 @@ _LONGEST = (
     "--max-context", is_flag=True, help="Show the longest sequence length that fits, for each sequence-parallel size."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@override_options
 def command(
     recipe: Name | None,
     deepspeed: str | None,
-    gpus: int | None,
-    gpu: str | None,
-    gpu_memory: str | None,
-    nodes: int,
-    host_memory: str | None,
-    nvme: str | None,
-    interconnect: str | None,
-    utilisation: float,
     max_context: bool,
     as_json: bool,
     allow_code: bool,
@@ -111,17 +93,8 @@ def command(
     from tuner.launch import planning
     from tuner.launch.machine_facts import AskedMachines, planned_place
 
+    asked = AskedMachines(**picked(AskedMachines._fields, changes))
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
-    asked = AskedMachines(
-        gpus=gpus,
-        gpu=gpu,
-        nodes=nodes,
-        gpu_memory=gpu_memory,
-        host_memory=host_memory,
-        nvme=nvme,
-        interconnect=interconnect,
-        utilisation=utilisation,
-    )
     if max_context:
         if deepspeed or loaded.ds:
             fix = "Remove one of them; every level is tried."
@@ -148,7 +121,7 @@ def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_j
     if whole != loaded.config:
         longest["with_everything"] = summary.longest(whole, architecture, machines)
     if as_json:
-        values = {name: [vars(one) for one in rows] for name, rows in longest.items()}
+        values = {name: [vars(row) for row in rows] for name, rows in longest.items()}
         click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)
         return
     title = "the longest row in units of 1,024 tokens, by the number of ranks that share it"
@@ -160,10 +133,10 @@ def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_j
 
 
 def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
-    sizes = sorted({one.sequence_parallel_size for one in rows})
+    sizes = sorted({row.sequence_parallel_size for row in rows})
     yield ["sequence_parallel_size", *map(str, sizes)]
-    for level in dict.fromkeys(one.level for one in rows):
-        tokens = [one.tokens for one in rows if one.level == level]
+    for level in dict.fromkeys(row.level for row in rows):
+        tokens = [row.tokens for row in rows if row.level == level]
         yield [catalog.short_name(level), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
 
 

@@ -46,7 +46,7 @@ def command(
     source: str,
     adapter: str | None,
     trust_remote_code: bool,
-    bits: str | None,
+    bits: int | None,
     host: str,
     port: int,
     name: str | None,
@@ -94,7 +94,7 @@ def command(
             say(f"Its key, for clients (OPENAI_API_KEY): {key}", err=True)
 
     program = str(vllm) if by_vllm else None
-    is_over = serve.run(spec, called, address, hardware, int(bits) if bits else None, program, on_open)
+    is_over = serve.run(spec, called, address, hardware, bits, program, on_open)
     say("Stopped.", err=True)
     if not is_over:  # a step of a large model on a CPU takes minutes, and no thread can be ended
         sys.stderr.flush()

@@ -5,23 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import (
-    Changes,
-    OptionValue,
-    deepspeed_option,
-    identified,
-    machine_options,
-    override_options,
-    overrides,
-    recipe_argument,
-    refuse_changes,
-)
+from tuner.cli.options import Changes, OptionValue, identified, overrides, picked, recipe_options, refuse_changes
 from tuner.cli.say import columns, say
 from tuner.cli.text import differing, origins_json, with_origins
 from tuner.errors import UsageError
@@ -59,9 +50,7 @@ class Shown:
         "tuner show qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
     ),
 )
-@recipe_argument("name")
-@deepspeed_option
-@machine_options
+@recipe_options("name", machines=True)
 @click.option(
     "--diff",
     "other",
@@ -71,13 +60,9 @@ class Shown:
     help="Show only the values that differ from OTHER: a recipe, or a DeepSpeed preset or JSON.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the values and their origins as JSON.")
-@override_options
 def command(
     name: Name | None,
     deepspeed: str | None,
-    gpus: int | None,
-    gpu: str | None,
-    nodes: int,
     other: Name | None,
     as_json: bool,
     allow_code: bool,
@@ -92,45 +77,30 @@ def command(
     """
     from tuner.launch.machine_facts import HERE, AskedMachines
 
-    asked = AskedMachines(gpus, gpu, nodes)
-    final = deepspeed is not None or bool(changes["ds"]) or asked != HERE
-    settings = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
-    refuse_changes(name, settings)
-    machines = asked if final else None
-    left = _look(name, deepspeed, machines, allow_code, changes)
+    refuse_changes(name, {**changes, "deepspeed": deepspeed})
+    machines = AskedMachines(**picked(AskedMachines._fields, changes))
+    is_final = deepspeed is not None or bool(changes["ds"]) or machines != HERE
+    look = partial(_look, machines if is_final else None, allow_code)
+    left = look(name, deepspeed, changes)
     if other is None:
         _print(left, as_json=as_json)
     elif "level" in left.facts and other.kind in CONFIGS:
-        right = _look(name, other.text, machines, allow_code, changes)
+        right = look(name, other.text, changes)
         left_name = f"--deepspeed {left.facts['level']['name']}"
         _print_diff(left, right, left_name, f"--deepspeed {other.text}", as_json=as_json)
     else:
-        right = _look(other, deepspeed, machines, allow_code, {})
+        right = look(other, deepspeed, {})
         _print_diff(left, right, left.name, right.name, as_json=as_json)
 
 
 def _look(
-    name: Name | None,
-    deepspeed: str | None,
-    machines: AskedMachines | None,
-    allow_code: bool,
-    changes: Changes,
+    machines: AskedMachines | None, allow_code: bool, name: Name | None, deepspeed: str | None, changes: Changes
 ) -> Shown:
     if name and name.kind in CONFIGS:
         document = choice.open_config(name, "NAME")
         return Shown(document.name, {"deepspeed": _config_section(document)})
     if name and name.path and name.kind is NameKind.RUN:
         return _run(RunDirectory(name.path))
-    return _recipe(name, deepspeed, machines, allow_code, changes)
-
-
-def _recipe(
-    name: Name | None,
-    deepspeed: str | None,
-    machines: AskedMachines | None,
-    allow_code: bool,
-    changes: Changes,
-) -> Shown:
     from tuner.launch import data_rows
 
     loaded = data_rows.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
@@ -215,7 +185,10 @@ def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, a
         raise UsageError(problem, where="--diff", fix=f"{fix}; --deepspeed gives a recipe its config.")
     by_section = {name: list(differences(left.sections[name], right.sections[name])) for name in common}
     if as_json:
-        by_key = {name: {one.key: one.to_json() for one in several} for name, several in by_section.items()}
+        by_key = {
+            name: {difference.key: difference.to_json() for difference in several}
+            for name, several in by_section.items()
+        }
         click.echo(dump_json({"left": left_name, "right": right_name, "differences": by_key}), nl=False)
         return
     say(f"--- {left_name}", fg="red")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, deepspeed_option, override_options, overrides, recipe_argument
+from tuner.cli.options import OptionValue, overrides, recipe_options
 from tuner.cli.say import say
 from tuner.files import dump_json
 from tuner.recipes.names import Name
@@ -23,10 +23,8 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 
 
 @click.command(cls=Command, examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",))
-@recipe_argument("recipe")
-@deepspeed_option
+@recipe_options("recipe")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@override_options
 def command(
     recipe: Name | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: OptionValue
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,7 @@ import click
 
 from tuner import remote_code
 from tuner.cli.help import Command
-from tuner.cli.options import (
-    ONE_VALUE,
-    Changes,
-    OptionValue,
-    deepspeed_option,
-    override_options,
-    overrides,
-    plain_name,
-    recipe_argument,
-)
+from tuner.cli.options import ONE_VALUE, Changes, OptionValue, overrides, picked, plain_name, recipe_options
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
@@ -48,8 +40,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.command(
     cls=Command, examples=("tuner submit qwen3_8b_lora_alpaca_e1 --nodes 2 --gpus-per-node 8 --time 4:00:00",)
 )
-@recipe_argument("recipe")
-@deepspeed_option
+@recipe_options("recipe")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
 @click.option(
     "--gpus-per-node",
@@ -87,6 +78,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 )
 @click.option(
     "--stop-before",
+    "stop_before_s",
     type=click.IntRange(1, 65535),
     default=120,
     show_default=True,
@@ -96,22 +88,15 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.option("--work-dir", type=click.Path(path_type=Path), help="Folder of the run. [default: work_dirs/RECIPE/TIME]")
 @click.option("--ignore-fit", is_flag=True, help="Submit even if the estimated memory does not fit.")
 @click.option("--dry-run", is_flag=True, help="Print the job script without submitting it.")
-@override_options
 def command(
     recipe: Name | None,
     deepspeed: str | None,
-    nodes: int,
     gpus_per_node: int,
     tasks_per_node: int | None,
     gpu: str | None,
     host_memory: str | None,
-    cpus_per_task: int | None,
-    time: str | None,
-    array: str | None,
     name: str | None,
     more_options: tuple[str, ...],
-    max_requeues: int,
-    stop_before: int,
     work_dir: Path | None,
     ignore_fit: bool,
     dry_run: bool,
@@ -131,20 +116,15 @@ def command(
         raise UsageError(f"{tasks_per_node} tasks for {gpus_per_node} GPUs", where="--tasks-per-node", fix=fix)
     typed = recipe.text if recipe else None  # it may hold the index of an array's job
     tasks = gpus_per_node or tasks_per_node or 1
-    passed = {key: rest.pop(key) for key in _PASSED}
+    passed = picked(_PASSED, rest)
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
     job = sbatch.Job(
         name=name or _name_of(typed or rest["model"] or rest["adapter"] or ""),
-        nodes=nodes,
         gpus_per_node=gpus_per_node,
         tasks_per_node=tasks,
-        cpus_per_task=cpus_per_task,
-        time=time,
         options=options,
-        array=array,
-        max_requeues=max_requeues,
-        stop_before_s=stop_before,
+        **picked([field.name for field in fields(sbatch.Job)], rest),
     )
     sbatch.check(job)
     now = datetime.now().astimezone()
@@ -160,7 +140,7 @@ def command(
         allow_code=allow_code,
         ignore_fit=ignore_fit or not is_known,
     )
-    topology = Topology("slurm", nodes, 0, tasks, nodes * tasks, tasks=(tasks,) * nodes)
+    topology = Topology("slurm", job.nodes, 0, tasks, job.nodes * tasks, tasks=(tasks,) * job.nodes)
     run = resolve_run(request, dict(os.environ), hardware, now, topology)
     unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
     warnings = (*preflight.check_elsewhere(run, quick=dry_run), *unknown)
@@ -213,13 +193,13 @@ def _at_first(value: OptionValue, job: Job) -> OptionValue:
     from tuner.launch import sbatch
 
     if isinstance(value, tuple):
-        return tuple(_at_first(one, job) for one in value)
+        return tuple(_at_first(text, job) for text in value)
     return sbatch.at_index(value, job.first_index) if isinstance(value, str) else value
 
 
 def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
-    pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog.given_folders()]
+    pairs: list[tuple[str, str | None]] = [("--catalog", str(folder)) for folder in catalog.given_folders()]
     pairs += [("--deepspeed", deepspeed), *(("--data", text) for text in changes["data"])]
     pairs += [(plain_name(key), changes[key]) for key in ONE_VALUE]
     pairs += [("--reward", text) for text in changes["rewards"]]

@@ -33,8 +33,6 @@ def with_origins(
     """Yield `key = value  # origin, over the overridden values`, one line for each leaf.
 
     Args:
-        values: The nested values.
-        origins: The origins of the leaves.
         width: The column in which origins begin.
         columns: The terminal's width; an origin that does not fit stands below its value. None: there is no terminal.
         options: The option that sets each key; it is printed after the key's origin.
@@ -57,9 +55,9 @@ def with_origins(
 
 def differing(differences: Iterable[Difference]) -> Iterator[tuple[str, str | None]]:
     """Yield the lines of each difference, its key and then both sides, with the colour they are printed in."""
-    for one in differences:
-        yield one.key, None
-        for sign, side, colour in (("-", one.left, "red"), ("+", one.right, "green")):
+    for difference in differences:
+        yield difference.key, None
+        for sign, side, colour in (("-", difference.left, "red"), ("+", difference.right, "green")):
             text = _line(f"  {sign} {side.value!r}", side.origin, 24) if side else f"  {sign} (absent)"
             yield text, colour
 

@@ -12,7 +12,7 @@ import click
 
 from tuner.cli import guide, hosts
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
+from tuner.cli.options import Finite, OptionValue, overrides, picked, recipe_options
 from tuner.cli.say import columns, say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
         "tuner train work_dirs/NAME/TIME/recipe.py --resume auto",
     ),
 )
-@recipe_argument("recipe")
-@deepspeed_option
+@recipe_options("recipe")
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--grace",
+    "grace_s",
     type=Finite(min=0, min_open=True),
     default=300,
     metavar="SECONDS",
@@ -118,27 +118,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print events as JSON lines during the run; with --dry-run, the plan as JSON.",
 )
-@override_options
 def command(
     recipe: Name | None,
     deepspeed: str | None,
-    work_dir: Path | None,
-    resume: str | None,
-    resume_weights: bool,
-    bind_cores: bool,
-    ignore_fit: bool,
-    on_oom: str,
-    max_restarts: int,
-    grace: float,
     dry_run: bool,
     as_json: bool,
-    allow_code: bool,
-    launcher: str,
-    nproc_per_node: int | None,
-    nnodes: int | None,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
     hostfile: Path | None,
     include: str | None,
     exclude: str | None,
@@ -157,37 +141,25 @@ def command(
     from tuner.launch.resolve import resolve_run
     from tuner.launch.resolved_run import Request
 
+    flags = LaunchFlags(**picked(LaunchFlags._fields, changes))
+    settings = picked(Request._fields, changes)
+    launcher = flags.launcher
     if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
         slurm.prepare_for_signals()
     if as_json and (hostfile or (not dry_run and launcher != "local")):
         where = "--hostfile" if hostfile else f"--launcher {launcher}"
         problem = f"--json does not work with {where}: this process does not watch the ranks"
         raise UsageError(problem, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
-    if resume_weights and resume is None:
+    if settings["resume_weights"] and settings["resume"] is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     is_open = recipe is None and changes["model"] is None and changes["adapter"] is None
     is_guided = is_open and launcher == "local" and not (as_json or hostfile) and _is_terminal()
+    typed = sys.argv[1:]
     if is_guided:
         changes = guide.ask(changes)
-        sys.argv[1:] = guide.command_of(sys.argv[1:], changes)
-    flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
-    request = Request(
-        recipe=recipe,
-        overrides=overrides(**changes),
-        deepspeed=deepspeed,
-        flags=flags,
-        work_dir=work_dir,
-        resume=resume,
-        resume_weights=resume_weights,
-        allow_code=allow_code,
-        ignore_fit=ignore_fit,
-        command=("tuner", *sys.argv[1:]),
-        on_oom=on_oom,
-        max_restarts=max_restarts,
-        grace_s=grace,
-        bind_cores=bind_cores,
-        prints_events=as_json,
-    )
+        typed = guide.command_of(typed, changes)
+    settings |= {"command": ("tuner", *typed), "prints_events": as_json}
+    request = Request(recipe, overrides(**changes), deepspeed, flags, **settings)
     if hostfile is None:
         _refuse_without_hostfile({"--include": include, "--exclude": exclude, "--ssh": ssh})
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, OptionValue, deepspeed_option, override_options, overrides, recipe_argument
+from tuner.cli.options import Finite, OptionValue, overrides, recipe_options
 from tuner.cli.say import say
 from tuner.files import JsonObject, dump_json, write_new_text
 from tuner.machine.topology import LaunchFlags
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command, examples=("tuner tune my_recipe.py",))
-@recipe_argument("recipe")
-@deepspeed_option
+@recipe_options("recipe")
 @click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps per candidate.")
 @click.option(
     "--minutes",
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     help="Recipe file to write. [default: RECIPE_tuned.py]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
-@override_options
 def command(
     recipe: Name | None,
     deepspeed: str | None,
@@ -66,7 +64,7 @@ def command(
 
     flags, typed = LaunchFlags(nproc_per_node=nproc_per_node), ("tuner", *sys.argv[1:])
     request = Request(recipe, overrides(**changes), deepspeed, flags, allow_code=allow_code, command=typed)
-    show: Callable[[Measured], None] = (lambda _: None) if as_json else (lambda one: say(_line(one)))
+    show: Callable[[Measured], None] = (lambda _: None) if as_json else (lambda measured: say(_line(measured)))
     tuned = tune(request, dict(os.environ), show, steps=steps, minutes=minutes, output=output)
     written = None
     if tuned.fastest:
@@ -83,12 +81,12 @@ def command(
     sys.exit(tuned.exit_code)
 
 
-def _line(one: Measured) -> str:
-    split = one.candidate.split
+def _line(measured: Measured) -> str:
+    split = measured.candidate.split
     way = f"{split.micro_batch} x {split.accumulation}, {'recomputed' if split.recompute else 'kept'}"
-    outcome = f"{one.tokens_per_second:,.0f} tokens/s" if one.tokens_per_second else one.failure
-    level = catalog.short_name(one.candidate.level)
-    return f"{way}, {one.candidate.loss} loss{_kernels(one.candidate)}, {level}: {outcome}"
+    outcome = f"{measured.tokens_per_second:,.0f} tokens/s" if measured.tokens_per_second else measured.failure
+    level = catalog.short_name(measured.candidate.level)
+    return f"{way}, {measured.candidate.loss} loss{_kernels(measured.candidate)}, {level}: {outcome}"
 
 
 def _kernels(candidate: Candidate) -> str:
@@ -103,16 +101,18 @@ def _print(tuned: Tuned, written: Path | None) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("micro x steps", "activations", "loss", "level", "tokens/s", "GiB a rank", ""):
         table.add_column(title, justify="right" if title in ("tokens/s", "GiB a rank") else "left", no_wrap=True)
-    for one in sorted(tuned.measured, key=lambda one: -(one.tokens_per_second or 0.0)):
-        split, first = one.candidate.split, tuned.measured[0].tokens_per_second
-        compared = f"{one.tokens_per_second / first:.2f}x" if one.tokens_per_second and first else one.failure
+    for measured in sorted(tuned.measured, key=lambda measured: -(measured.tokens_per_second or 0.0)):
+        split, first = measured.candidate.split, tuned.measured[0].tokens_per_second
+        compared = (
+            f"{measured.tokens_per_second / first:.2f}x" if measured.tokens_per_second and first else measured.failure
+        )
         table.add_row(
             f"{split.micro_batch} x {split.accumulation}",
             "recomputed" if split.recompute else "kept",
-            f"{one.candidate.loss}{_kernels(one.candidate)}",
-            catalog.short_name(one.candidate.level),
-            f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "",
-            f"{one.peak_bytes / 2**30:.2f}" if one.peak_bytes else "",
+            f"{measured.candidate.loss}{_kernels(measured.candidate)}",
+            catalog.short_name(measured.candidate.level),
+            f"{measured.tokens_per_second:,.0f}" if measured.tokens_per_second else "",
+            f"{measured.peak_bytes / 2**30:.2f}" if measured.peak_bytes else "",
             compared,
         )
     click.echo()
@@ -126,22 +126,22 @@ def _print(tuned: Tuned, written: Path | None) -> None:
 
 
 def _json(tuned: Tuned, written: Path | None) -> JsonObject:
-    def row(one: Measured) -> JsonObject:
+    def row(measured: Measured) -> JsonObject:
         return {
-            **one.candidate.split._asdict(),
-            "loss": one.candidate.loss,
-            "kernels": dict(one.candidate.kernels),
-            "deepspeed": one.candidate.level,
-            "tokens_per_second": one.tokens_per_second,
-            "peak_bytes": one.peak_bytes,
-            "failure": one.failure or None,
+            **measured.candidate.split._asdict(),
+            "loss": measured.candidate.loss,
+            "kernels": dict(measured.candidate.kernels),
+            "deepspeed": measured.candidate.level,
+            "tokens_per_second": measured.tokens_per_second,
+            "peak_bytes": measured.peak_bytes,
+            "failure": measured.failure or None,
         }
 
     return {
         "recipe": tuned.loaded.name,
         "ranks": tuned.ranks,
         "is_whole": tuned.is_whole,
-        "candidates": [row(one) for one in tuned.measured],
+        "candidates": [row(measured) for measured in tuned.measured],
         "fastest": row(tuned.fastest) if tuned.fastest else None,
         "written": str(written) if written else None,
         "exit_code": tuned.exit_code,

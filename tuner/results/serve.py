@@ -35,15 +35,13 @@ from tuner.results.peft_adapter import STEM, read_config
 from tuner.results.saved import SOURCE
 from tuner.results.serving import answers, engine, prompts
 from tuner.results.serving.engine import Engine
-from tuner.results.serving.vllm import Vllm
+from tuner.results.serving.vllm import KEY_VARIABLE, Vllm
 from tuner.results.tensors import Stored
 from tuner.runs.follow import tail
 
 if TYPE_CHECKING:
     from tuner.results.serving.app import Answering
 
-KEY_VARIABLE = "TUNER_API_KEY"
-"""Holds the key of a server: unlike an argument, other users of the machine do not see it."""
 _GRACE_S = 1
 _MAX_CONNECTIONS = 256
 _HEAD_S = 10.0
@@ -55,8 +53,6 @@ class Address:
     """Where a server listens, and who may ask.
 
     Args:
-        host: Address to listen on.
-        port: Port to listen on.
         key: What a client sends as OpenAI's api_key.
         allowed_hosts: Further values of the header `Host`.
     """
@@ -129,10 +125,7 @@ def run(
     """Serve until SIGINT or SIGTERM; return whether nothing runs any more.
 
     Args:
-        spec: The model.
-        name: Its id.
-        address: Where to listen, and who may ask.
-        hardware: This machine.
+        name: The model's id.
         bits: As for `load`.
         vllm: vLLM's program, if it is to generate.
         on_open: Called when the port is open.
@@ -266,10 +259,7 @@ class Server:
         """Start the server, and return when it answers.
 
         Args:
-            argv: The arguments of `tuner serve`.
-            url: Its address.
-            name: The model's name in requests.
-            api_key: Its key.
+            argv: The arguments of `tuner serve`, which gets `api_key` by its environment.
 
         Raises:
             UsageError: another server uses the address.
