@@ -91,8 +91,8 @@ def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Argument
         try:
             return function(*args, **kwargs)
         except TunerError as error:
-            for one in error.each():
-                one.what, one.where, one.fix = _spoken(one.what), _spoken(one.where), _spoken(one.fix)
+            for each in error.each():
+                each.what, each.where, each.fix = _spoken(each.what), _spoken(each.where), _spoken(each.fix)
             raise
 
     return call
@@ -207,7 +207,8 @@ def check(
     request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
     report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
-        replace(one, what=_spoken(one.what), where=_spoken(one.where), fix=_spoken(one.fix)) for one in report.findings
+        replace(finding, what=_spoken(finding.what), where=_spoken(finding.where), fix=_spoken(finding.fix))
+        for finding in report.findings
     ]
     return report
 
@@ -653,29 +654,33 @@ def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
     Raises:
         UsageError: one is neither an import path nor a function.
     """
-    for one in callbacks:
-        if _is_trainer_callback(one):
-            problem = f"callbacks holds {brief_repr(one)}, which cannot leave this process; training runs in others"
+    for callback in callbacks:
+        if _is_trainer_callback(callback):
+            problem = (
+                f"callbacks holds {brief_repr(callback)}, which cannot leave this process; training runs in others"
+            )
             fix = "Put the class into a module, and give its import path: callbacks=['my_module:MyCallback']."
             raise UsageError(problem, where="callbacks", fix=fix)
-        if not isinstance(one, str) and not callable(one):
+        if not isinstance(callback, str) and not callable(callback):
             fix = "Give functions of one event, or import paths such as 'my_module:MyCallback'."
-            raise UsageError(f"{brief_repr(one)} is not a callback", where="callbacks", fix=fix)
-    return [one for one in callbacks if isinstance(one, str)]
+            raise UsageError(f"{brief_repr(callback)} is not a callback", where="callbacks", fix=fix)
+    return [callback for callback in callbacks if isinstance(callback, str)]
 
 
-def _is_trainer_callback(one: object) -> bool:
+def _is_trainer_callback(callback: object) -> bool:
     """Return whether it is a `TrainerCallback` of transformers, without importing transformers."""
     transformers = sys.modules.get("transformers")
     kind = getattr(transformers, "TrainerCallback", None) if transformers else None
-    return kind is not None and (isinstance(one, kind) or (isinstance(one, type) and issubclass(one, kind)))
+    if kind is None:
+        return False
+    return issubclass(callback, kind) if isinstance(callback, type) else isinstance(callback, kind)
 
 
 class Functions:
     """Calls functions with each event, in their order; a function that fails is not called again."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._functions = [one for one in callbacks if not isinstance(one, str)]
+        self._functions = [callback for callback in callbacks if not isinstance(callback, str)]
 
     def __bool__(self) -> bool:
         return bool(self._functions)

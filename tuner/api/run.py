@@ -65,7 +65,11 @@ class Run:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The complete checkpoints, the earliest first, each with `path` and `step`; only file sizes are checked."""
-        return [one for one in reversed(checkpoints.listed(self._files.checkpoints)) if one.problem is None]
+        return [
+            checkpoint
+            for checkpoint in reversed(checkpoints.listed(self._files.checkpoints))
+            if checkpoint.problem is None
+        ]
 
     @property
     def report(self) -> Path:
@@ -105,7 +109,6 @@ class RunFailed(TunerError):
     """A run that was started has failed, or was stopped.
 
     Attributes:
-        run: The run.
         diagnosis: `cause`, `what`, `rank`, `step` and `next_command` of a failure; empty if the run was stopped.
         code: The cause; `tuner explain` explains it.
         exit_code: The exit code that `tuner train` would have had.
@@ -131,10 +134,6 @@ class RunFailed(TunerError):
 
 def require_done(run: Run, exit_code: int) -> None:
     """Raise the error of a run that has ended, if any; send the signal that stopped it to this program.
-
-    Args:
-        run: The run.
-        exit_code: Its exit code.
 
     Raises:
         RunFailed: the run failed or was stopped.

@@ -193,7 +193,7 @@ def flash_attention() -> Answer:
     from flash_attn import flash_attn_func  # type: ignore[import-not-found]
 
     query, key, value = torch.randn(3, 1, 64, 2, 64, device="cuda", dtype=torch.float16).unbind(0)
-    swapped = [one.transpose(1, 2) for one in (query, key, value)]
+    swapped = [tensor.transpose(1, 2) for tensor in (query, key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=True).transpose(1, 2)
     apart = float((flash_attn_func(query, key, value, causal=True) - expected).abs().max())
     return "ok" if apart < 0.01 else "failed", f"flash_attn {version('flash_attn')}, {apart:.4f} from torch's attention"

@@ -82,7 +82,6 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
     """Test a recipe in a scratch folder, which is removed if every stage passes.
 
     Args:
-        request: The recipe.
         environ: For the ranks; it must hide GPUs and switch the hub off, as this process must.
         tell: Is called with each stage when it ends.
 

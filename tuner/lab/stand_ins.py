@@ -165,7 +165,9 @@ def _shrink_with_tower(config: PreTrainedConfig, facts: Architecture, processor:
     small = shrink(facts, -(-len(tokenizer) // 64) * 64)
     values = {key: value for key, value in small.model_dump().items() if key not in _OF_THE_WHOLE}
     if _BY_LAYER in (whole := text.to_dict()):  # its class works the sizes of each layer out
-        config.text_config = text = type(text)(**{key: one for key, one in whole.items() if key != _BY_LAYER} | values)
+        config.text_config = text = type(text)(
+            **{key: value for key, value in whole.items() if key != _BY_LAYER} | values
+        )
     else:
         for key, value in values.items():
             if hasattr(text, key):
@@ -243,7 +245,7 @@ def difference(left: Path, right: Path, *, scores: bool = False, encoder: Encode
 
 def _outputs(folder: Path, encoder: Encoder | None, scores: bool) -> torch.Tensor:
     inputs = _with_a_picture(encoder) if encoder else _tokens(folder)
-    model = _load_vision(folder) if encoder else _load(folder, scores)
+    model = _load(folder, scores, reads_images=encoder is not None)
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(**inputs).logits
     if not logits.isfinite().all():
@@ -266,34 +268,23 @@ def _with_a_picture(encoder: Encoder) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, **encoder.pixels_in(question, ids)}
 
 
-def _load_vision(folder: Path) -> PreTrainedModel | peft.PeftModel:
-    auto = transformers.AutoModelForImageTextToText
-    if not (folder / "adapter_config.json").is_file():
-        return _checked(folder, auto)
-    base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
-    whole = auto.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
-    return peft.PeftModel.from_pretrained(whole, folder)
-
-
-def _load(folder: Path, scores: bool) -> PreTrainedModel | peft.PeftModel:
-    if (folder / "adapter_config.json").is_file():
-        if scores:
-            return peft.AutoPeftModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, dtype=torch.float32, trust_remote_code=False
-            )
-        return peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-    auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
-    return _checked(folder, auto)
-
-
-def _checked(folder: Path, auto: Any) -> PreTrainedModel:
-    """Load a whole model in fp32.
+def _load(folder: Path, scores: bool, *, reads_images: bool) -> PreTrainedModel | peft.PeftModel:
+    """Load a result in fp32: a whole model, or an adapter on its base.
 
     Raises:
-        TunerError: its weights are not exactly those of its class.
+        TunerError: the weights of a whole model are not exactly those of its class.
     """
+    auto: Any = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForSequenceClassification if scores else auto
+    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+    if (folder / "adapter_config.json").is_file():
+        if reads_images:  # PEFT has no class of its own for them
+            base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
+            return peft.PeftModel.from_pretrained(auto.from_pretrained(base, **options), folder)
+        adapted = peft.AutoPeftModelForSequenceClassification if scores else peft.AutoPeftModelForCausalLM
+        return adapted.from_pretrained(folder, **options, **({"num_labels": 1} if scores else {}))
     model: PreTrainedModel
-    model, report = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
+    model, report = auto.from_pretrained(folder, output_loading_info=True, **options)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             raise TunerError(f"{folder.name} reloads with {kind.replace('_', ' ')}: {sorted(map(str, report[kind]))}")

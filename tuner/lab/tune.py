@@ -105,8 +105,8 @@ class Tuned:
     @property
     def fastest(self) -> Measured | None:
         """The fastest candidate that ran."""
-        ran = [one for one in self.measured if one.tokens_per_second]
-        return max(ran, key=lambda one: one.tokens_per_second or 0.0, default=None)
+        ran = [measured for measured in self.measured if measured.tokens_per_second]
+        return max(ran, key=lambda measured: measured.tokens_per_second or 0.0, default=None)
 
     @property
     def exit_code(self) -> int:
@@ -261,8 +261,8 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
-    out = [one.candidate.split for one in measured if one.failure == "out of memory"]
-    return any(one.micro_batch <= split.micro_batch and one.recompute >= split.recompute for one in out)
+    failed = [each.candidate.split for each in measured if each.failure == "out of memory"]
+    return any(other.micro_batch <= split.micro_batch and other.recompute >= split.recompute for other in failed)
 
 
 class _Bench:

@@ -14,7 +14,6 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject, dump_json, lines, load_json, open_regular, read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
@@ -77,7 +76,7 @@ QUANTITIES = (
 )
 
 
-KEYS = tuple(key for one in QUANTITIES for key in (one.key, one.validation) if key)
+KEYS = tuple(key for quantity in QUANTITIES for key in (quantity.key, quantity.validation) if key)
 """The keys of metrics.jsonl that the report draws."""
 
 
@@ -148,7 +147,7 @@ def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[object]
     readable = [Section(run.recipe, {}) for run in runs if run.recipe]
     if len(runs) == 1:
         readable.insert(0, Section(_defaults(), {}))
-    keys = [one.key for other in readable[1:] for one in differences(readable[0], other)]
+    keys = [difference.key for other in readable[1:] for difference in differences(readable[0], other)]
     shown = [dict(leaves(run.recipe)) if run.recipe else {} for run in runs]
     if len(runs) == 1:
         shown.insert(0, dict(leaves(readable[0].values)))
@@ -159,6 +158,7 @@ def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[object]
 
 def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
     """Read one run directory, which may be incomplete; its curves are passed in."""
+    attempts = sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return Gathered(
         name=name,
         listed=listing.look(run.path, name),
@@ -168,21 +168,14 @@ def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
         samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
         completions=_completions(run),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
-        attempts=[_attempt(folder) for folder in _earlier(run)],
+        attempts=[_attempt(folder) for folder in attempts],
         warnings=_warnings(run),
         data=_data(run),
-        recipe=_recipe(run),
+        recipe=table(read_json_object(run.resolved_recipe), "recipe") or None,
         times=_times(run.measurements / "wall_clock.jsonl"),
         communication=_communication(run),
         profile=_beginning(run.measurements / "flops_profiler.txt"),
     )
-
-
-def _object(run: RunDirectory, file: Path) -> JsonObject:
-    try:
-        return run.read_json(file)
-    except RunDirectoryError:
-        return {}
 
 
 def _objects(file: Path) -> Iterator[JsonObject]:
@@ -227,10 +220,6 @@ def _checkpoint(saved: checkpoints.Checkpoint) -> JsonObject:
     return {"step": saved.step, "bytes": num_bytes, "problem": saved.problem}
 
 
-def _earlier(run: RunDirectory) -> list[Path]:
-    return sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
-
-
 def _attempt(folder: Path) -> JsonObject:
     run = RunDirectory(folder)
     record, attempt = run.run_or_none, listing.look(folder, folder.name)
@@ -263,11 +252,11 @@ def _warnings(run: RunDirectory) -> list[str]:
 
 
 def _data(run: RunDirectory) -> list[tuple[str, JsonObject, list[JsonObject]]]:
-    by_split = _object(run, run.data)
-    splits = [(name, table(by_split, name)) for name in by_split]
+    by_split = read_json_object(run.data)
     return [
-        (name, table(facts, "counts"), [one for one in listed(facts, "changes") if isinstance(one, dict)])
-        for name, facts in splits
+        (name, table(split, "counts"), [change for change in listed(split, "changes") if isinstance(change, dict)])
+        for name in by_split
+        for split in [table(by_split, name)]
     ]
 
 
@@ -282,8 +271,8 @@ def _times(file: Path) -> list[tuple[str, float, int]]:
 
 def _communication(run: RunDirectory) -> list[JsonObject]:
     *_, summary = [{}, *_objects(run.measurements / "communication.jsonl")]
-    sent = [(name, table(table(summary, name), size)) for name in summary for size in table(summary, name)]
-    return [{"operation": name, **facts} for name, facts in sent]
+    by_name = {name: table(summary, name) for name in summary}
+    return [{"operation": name, **table(by_size, size)} for name, by_size in by_name.items() for size in by_size]
 
 
 def _beginning(file: Path) -> str:
@@ -294,24 +283,20 @@ def _beginning(file: Path) -> str:
         return ""
 
 
-def _recipe(run: RunDirectory) -> JsonObject | None:
-    return table(read_json_object(run.resolved_recipe), "recipe") or None
-
-
 def _defaults() -> JsonObject:
     """Return the base recipe as recipe.json would hold it: tuples are lists there."""
     return dict(load_json(dump_json(read_file(catalog.BASE).values)))
 
 
-def table(facts: JsonObject, key: str) -> JsonObject:
+def table(values: JsonObject, key: str) -> JsonObject:
     """Return a block of an object, or an empty one if it is missing."""
-    value = facts.get(key)
+    value = values.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def listed(facts: JsonObject, key: str) -> list[object]:
+def listed(values: JsonObject, key: str) -> list[object]:
     """Return a list of an object, or an empty one if it is missing."""
-    value = facts.get(key)
+    value = values.get(key)
     return value if isinstance(value, list) else []
 
 

@@ -33,7 +33,6 @@ class Notice:
 
     Args:
         run: The run; its status.json says how it ended.
-        exit_code: The run's exit code.
     """
 
     def __init__(self, run: RunDirectory, exit_code: int) -> None:

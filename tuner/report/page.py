@@ -89,14 +89,7 @@ def render(runs: Sequence[Gathered]) -> str:
 
 
 def page(runs: Sequence[Gathered], shown: Mapping[str, str], chart_data: JsonObject, allowed: str) -> str:
-    """Return the page.
-
-    Args:
-        runs: The runs it shows.
-        shown: Its `parts`.
-        chart_data: The data that its script draws: `charts`, and their `version`.
-        allowed: Its `policy`.
-    """
+    """Return the page of some runs: their `parts`, `charts` with a `version` for its script, and its `policy`."""
     text = _template("page.html").render(
         mark=Markup(MARK),  # noqa: S704 (a constant)
         version=__version__,
@@ -178,7 +171,7 @@ def _template(name: str) -> Template:
 
 def _pictures(sample: JsonObject) -> list[str]:
     """Return the small pictures of a sample; anything else that stands in their place is left out."""
-    return [one for one in listed(sample, "images") if isinstance(one, str) and _PICTURE.fullmatch(one)]
+    return [picture for picture in listed(sample, "images") if isinstance(picture, str) and _PICTURE.fullmatch(picture)]
 
 
 def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
@@ -195,11 +188,11 @@ def _heading(runs: Sequence[Gathered]) -> str:
 
 def _headline(run: Gathered) -> str:
     """Return the result of a run in one line; empty without a verdict."""
-    verdict, samples = run.status and run.status.verdict, [one for one in run.samples if "is_right" in one]
+    verdict, samples = run.status and run.status.verdict, [sample for sample in run.samples if "is_right" in sample]
     if not verdict:
         return ""
     loss = "training loss" if verdict.measure == "training" else "held-out loss"
-    num_right = sum(bool(one["is_right"]) for one in samples)
+    num_right = sum(bool(sample["is_right"]) for sample in samples)
     answers = f", {num_right} of {len(samples)} samples right" if samples else ""
     return f"{verdict.outcome}: {loss} {short_number(verdict.before)} -> {short_number(verdict.after)}{answers}"
 

@@ -80,11 +80,10 @@ def base_of(
     """Return the base of an adapter.
 
     Args:
-        adapter: Its configuration.
-        recipe: The recipe of its run, if it comes from one.
-        trusted: This command may run the base's own code.
+        recipe: Of the adapter's run, if it comes from one.
         named_base: The base that the user names.
-        flag: The option for it, for messages.
+        trusted: This command may run the base's own code.
+        flag: The option for the base, for messages.
 
     Raises:
         ModelError: the user names a base that the adapter was not trained on, or the base is unknown.

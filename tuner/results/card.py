@@ -37,9 +37,6 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
 
     Args:
         name: Name of the folder, or `OWNER/NAME` on the hub.
-        kind: What is exported.
-        base: The base model, if there is one.
-        saved: The source of the export.
         scores: The model scores texts and generates none.
         needs_tuner: transformers does not know its architecture without tuner.
     """

@@ -59,14 +59,9 @@ def begin(
     """Load the model that `source` names, and start a conversation.
 
     Args:
-        source: As for `spec_of`.
-        hardware: This machine.
-        settings: Sampling settings.
-        adapter: A folder with an adapter for the base `source`.
-        trust_remote_code: As for `spec_of`.
+        source, adapter, trust_remote_code: As for `spec_of`.
         bits: As for `load`.
-        system: A system prompt.
-        seed: Seed of the sampling.
+        seed: Of the sampling.
 
     Raises:
         TunerError: as `spec_of`, `load` and `Chat`.

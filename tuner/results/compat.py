@@ -20,4 +20,6 @@ def response_template(tokenizer: Any, model_type: str) -> dict[str, Any] | None:
     from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 
     own = getattr(tokenizer, "response_template", None)
-    return own or next((one for names, one in _RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in names), None)
+    return own or next(
+        (template for names, template in _RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in names), None
+    )

@@ -72,22 +72,7 @@ _MOST_NATS = 700.0
 
 
 class Wanted(NamedTuple):
-    """What to measure.
-
-    Args:
-        data: The rows. None: the run's validation rows, unless only tasks are requested.
-        row_format: The shape of a row of `data`. None: detected.
-        split: Split of the data set.
-        max_rows: Use only the first rows, also of a task.
-        batch_size: Rows per batch. None: as in validation.
-        num_answers: Number of prompts to answer.
-        out: A new JSON lines file for the answers.
-        max_new_tokens: Limit of tokens per answer.
-        tasks: Names of lm-eval tasks.
-        num_fewshot: Examples before each question of a task. None: the task's own.
-        apply_chat_template: Use the chat template for the tasks.
-        allow_code: Call the rewards of the run that are functions of a file or a package.
-    """
+    """What to measure: the arguments of `tuner.evaluate`, which says what None means; `num_answers` prompts get one."""
 
     data: str | None = None
     row_format: str | None = None
@@ -108,10 +93,6 @@ class Evaluation:
     """The measurements of a model.
 
     Args:
-        description: The model in one line.
-        source: The model that was evaluated.
-        dtype: The compute type.
-        bits: Bits per weight.
         rows: The objective and the data sets; empty if only tasks were evaluated.
         metrics: Metrics on the rows, such as `loss` and `perplexity`.
         generations: The answers, each with `prompt`, `right`, `answer` and more.
@@ -175,11 +156,7 @@ def evaluate(
     """Evaluate the model that `source` names.
 
     Args:
-        source: As for `spec_of`.
-        wanted: What to measure.
-        hardware: This machine.
-        adapter: A folder with an adapter for the base `source`.
-        trust_remote_code: As for `spec_of`.
+        source, adapter, trust_remote_code: As for `spec_of`.
         bits: As for `load`.
         tell: Is called with a line about the rows, before the weights are loaded.
 
@@ -203,16 +180,18 @@ def evaluate(
     done = Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, out=wanted.out)
     if prepared:
         done.rows.update(
-            objective=spec.objective, sets=[asdict(one) for one in prepared.sets], counts=asdict(prepared.counts)
+            objective=spec.objective,
+            sets=[asdict(data_set) for data_set in prepared.sets],
+            counts=asdict(prepared.counts),
         )
         done.rows.update({"note": note} if note else {})
         done.metrics.update(_measured(loaded, hardware, prepared, wanted.batch_size))
     if conversations:
         done.generations.extend(generations(loaded, conversations, Settings(wanted.max_new_tokens, temperature=0)))
         if wanted.out:
-            lines = (f"{json.dumps(one, ensure_ascii=False)}\n" for one in done.generations)
+            lines = (f"{json.dumps(generated, ensure_ascii=False)}\n" for generated in done.generations)
             write_new_text(wanted.out, "".join(lines))
-        pairs = [(one["answer"], one["right"]) for one in done.generations]
+        pairs = [(generated["answer"], generated["right"]) for generated in done.generations]
         done.answers.update(answer_metrics([text for text, _ in pairs], [right for _, right in pairs]))
     if wanted.tasks:
         options = {"num_fewshot": wanted.num_fewshot, "apply_chat_template": wanted.apply_chat_template}

@@ -106,14 +106,14 @@ class _Content:
     pieces: list[Piece]
     config: PreTrainedConfig | PeftConfig
     """Config of the model or of the adapter."""
-    tokenizer: PreTrainedTokenizerBase | None
-    generation: transformers.GenerationConfig | None
-    base: Model | None
-    scores: bool
     model_type: str | None
     """Model type of the model or of the adapter's base, if known."""
-    processor: tuple[Path, ...] = ()
-    """Files that say how images become pixels, if the model reads images."""
+    base: Model | None
+    scores: bool
+    tokenizer: PreTrainedTokenizerBase | None
+    folders: tuple[Path, ...]
+    """Where the files beside the weights come from: the first that has one counts."""
+    generates: bool
 
     @property
     def needs_tuner(self) -> bool:
@@ -130,8 +130,6 @@ def export(
     """Write `saved` to the folder `dest`, which must not exist or must be empty.
 
     Args:
-        saved: Result of `saved.find`.
-        dest: The folder.
         options: Layout and other options. `xtuner` and `llava` first write a whole LLaVA as transformers has it.
         environ: Environment variables that name llama.cpp (LLAMA_CPP, PATH), for the layout `gguf`.
 
@@ -165,12 +163,12 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
             whole, draft = temporary / "whole" / dest.name, temporary / dest.name
             done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
             tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
-            facts, _, _ = read_text(whole / "README.md").partition("## Use")
-            write_text(draft / "README.md", f"{facts}## Use\n\nThe weights have the layout of {layout}.\n")
+            card_before, _, _ = read_text(whole / "README.md").partition("## Use")
+            write_text(draft / "README.md", f"{card_before}## Use\n\nThe weights have the layout of {layout}.\n")
             checkpoints.seal(draft, _facts(saved, tensors))
             check_dest(dest)
             draft.replace(dest)
-    return replace(done, num_tensors=len(tensors), num_files=len({one["file"] for one in tensors.values()}))
+    return replace(done, num_tensors=len(tensors), num_files=len({entry["file"] for entry in tensors.values()}))
 
 
 def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) -> Exported:
@@ -249,25 +247,13 @@ def _content(saved: SavedModel, options: Options) -> _Content:
     place = paths.local(source(base))
     adapter.base_model_name_or_path = str(place.absolute()) if place else source(base)
     adapter.revision = None if place else base.revision
-    tokenizer = _tokenizer((saved.folder,), base)
-    scores = adapter.task_type == "SEQ_CLS"
-    generation = _generation((saved.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
     # A base folder that the user names may be in Llama's layout.
-    facts = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
-    stored = Stored(saved.folder, STEM)
-    pieces, model_type = [stored.piece(name) for name in stored.shapes], facts.model_type if facts else None
-    processor = _processor((saved.folder,))
-    return _Content(
-        kind="adapter",
-        pieces=pieces,
-        config=adapter,
-        tokenizer=tokenizer,
-        generation=generation,
-        base=base,
-        scores=scores,
-        model_type=model_type,
-        processor=processor,
-    )
+    architecture = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
+    stored, folders = Stored(saved.folder, STEM), (saved.folder,)
+    pieces, model_type = [*map(stored.piece, stored.shapes)], architecture.model_type if architecture else None
+    scores, generates = adapter.task_type == "SEQ_CLS", adapter.task_type == "CAUSAL_LM"
+    tokenizer = _tokenizer(folders, base)
+    return _Content("adapter", pieces, adapter, model_type, base, scores, tokenizer, folders, generates)
 
 
 def _whole(saved: SavedModel, options: Options) -> _Content:
@@ -281,22 +267,10 @@ def _whole(saved: SavedModel, options: Options) -> _Content:
     layout.check(set())
     pieces = list(layout.pieces(set(), _never, published=not options.as_llama(config)))
     config.use_cache = True  # switched off while training
-    tokenizer = _tokenizer((saved.folder,), itself)
-    base = recipe.model if recipe and recipe.model.path else None
-    generation = None if scores else _generation((saved.folder,), tokenizer)
-    processor = _processor((saved.folder,))
-    content = _Content(
-        kind="whole",
-        pieces=pieces,
-        config=config,
-        tokenizer=tokenizer,
-        generation=generation,
-        base=base,
-        scores=scores,
-        model_type=config.model_type,
-        processor=processor,
-    )
-    return _as_asked(content, model, options)
+    base, folders = recipe.model if recipe and recipe.model.path else None, (saved.folder,)
+    config = _as_asked(config, model, options)
+    tokenizer = _tokenizer(folders, itself)
+    return _Content("whole", pieces, config, config.model_type, base, scores, tokenizer, folders, not scores)
 
 
 def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Model) -> _Content:
@@ -313,36 +287,23 @@ def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Mode
     if not layout.ties(fitted.changed):
         config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     config.architectures = [type(model).__name__]
-    tokenizer = _tokenizer((saved.folder, folder), base)
+    folders = (saved.folder, folder)
+    tokenizer = _tokenizer(folders, base)
     if scores and config.pad_token_id is None and tokenizer:
         config.pad_token_id = tokenizer.pad_token_id
-    generation = None if scores else _generation((saved.folder, folder), tokenizer)
-    processor = _processor((saved.folder, folder))
-    content = _Content(
-        kind="merged",
-        pieces=pieces,
-        config=config,
-        tokenizer=tokenizer,
-        generation=generation,
-        base=base,
-        scores=scores,
-        model_type=config.model_type,
-        processor=processor,
-    )
-    return _as_asked(content, model, options)
+    config = _as_asked(config, model, options)
+    return _Content("merged", pieces, config, config.model_type, base, scores, tokenizer, folders, not scores)
 
 
 def _never(name: str, _: torch.Tensor | None) -> torch.Tensor:
     raise AssertionError(f"nothing changes {name}")
 
 
-def _as_asked(content: _Content, model: PreTrainedModel, options: Options) -> _Content:
+def _as_asked(config: PreTrainedConfig, model: PreTrainedModel, options: Options) -> PreTrainedConfig:
+    """Return the config of the export, with the type and the layout that the options ask for."""
     if options.dtype:
-        content.config.dtype = DTYPES[options.dtype]
-    if not options.as_llama(content.config):
-        return content
-    llama = _llama(content.config, type(model).__name__)
-    return replace(content, config=llama, model_type=llama.model_type)
+        config.dtype = DTYPES[options.dtype]
+    return _llama(config, type(model).__name__) if options.as_llama(config) else config
 
 
 def _llama(config: PreTrainedConfig, architecture: str) -> LlamaConfig:
@@ -354,9 +315,9 @@ def _llama(config: PreTrainedConfig, architecture: str) -> LlamaConfig:
     if not isinstance(config, LlamaConfig):
         problem = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
         raise UsageError(problem, where=Option("format"), fix=f"Remove {Option('format')}.")
-    facts = LlamaConfig.to_dict(config)  # its own to_dict would add the publisher's keys
-    facts.pop("model_type")
-    llama: LlamaConfig = LlamaConfig.from_dict(facts)
+    values = LlamaConfig.to_dict(config)  # its own to_dict would add the publisher's keys
+    values.pop("model_type")
+    llama: LlamaConfig = LlamaConfig.from_dict(values)
     llama.architectures = [f"Llama{architecture[architecture.index('For') :]}"]
     return llama
 
@@ -367,31 +328,32 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
         content.tokenizer.save_pretrained(folder)
         if type(content.config) is LlamaConfig:
             _tokenizer_of_no_model(folder / "tokenizer_config.json")
-    for file in content.processor:
+    for file in _processor(content.folders):
         copy(file, folder / file.name)
-    if content.generation:
-        content.generation.save_pretrained(folder)
+    if content.generates and (generation := _generation(content.folders, content.tokenizer)):
+        generation.save_pretrained(folder)
     readme.save(folder / "README.md")
     if not any(folder.glob("*.py")):
         # llama.cpp's converter trusts what a tokenizer names, also in another repository.
         for file in (folder / name for name in remote_code.WITH_CLASSES):
-            facts = read_json_object(file)
-            if facts.pop("auto_map", None) is not None:
-                write_json(file, facts)
+            values = read_json_object(file)
+            if values.pop("auto_map", None) is not None:
+                write_json(file, values)
 
 
 def _tokenizer_of_no_model(file: Path) -> None:
     # tokenizer.json is complete; InternLM's tokenizer class exists only in tuner.
-    facts = json.loads(read_text(file))
-    if facts["tokenizer_class"].startswith("InternLM"):
-        write_json(file, facts | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    values = json.loads(read_text(file))
+    if values["tokenizer_class"].startswith("InternLM"):
+        write_json(file, values | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _tokenizer(folders: Iterable[Path], model: Model) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of the first folder that has one, with a chat template without training marks."""
-    folder = next((one for one in folders if (one / "tokenizer_config.json").is_file()), None)
-    if folder is None:
+    file = _first(folders, "tokenizer_config.json")
+    if file is None:
         return None
+    folder = file.parent
     with explained(str(folder)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **pinned(at(model, str(folder))))
     if isinstance(tokenizer.chat_template, str):
@@ -400,19 +362,22 @@ def _tokenizer(folders: Iterable[Path], model: Model) -> PreTrainedTokenizerBase
 
 
 def _processor(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the files of the processor in the first folder that has one."""
-    by_folder = ([one / name for name in _PROCESSOR_FILES if (one / name).is_file()] for one in folders)
+    """Return the files of the processor in the first folder that has one: they say how images become pixels."""
+    by_folder = ([folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()] for folder in folders)
     return tuple(next(filter(None, by_folder), ()))
+
+
+def _first(folders: Iterable[Path], name: str) -> Path | None:
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def _generation(
     folders: Iterable[Path], tokenizer: PreTrainedTokenizerBase | None
 ) -> transformers.GenerationConfig | None:
     """Return the generation config of the first folder that has one, with the stop tokens of the answers."""
-    folder = next((one for one in folders if (one / "generation_config.json").is_file()), None)
-    if folder:
-        with explained(str(folder)):
-            generation = transformers.GenerationConfig.from_pretrained(folder)
+    if file := _first(folders, "generation_config.json"):
+        with explained(str(file.parent)):
+            generation = transformers.GenerationConfig.from_pretrained(file.parent)
     elif tokenizer:
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         generation = transformers.GenerationConfig(**ids)

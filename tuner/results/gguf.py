@@ -24,6 +24,7 @@ from tuner.data.text_encoder import prompt_text
 from tuner.errors import DataError, MachineError, Option, TunerError
 from tuner.files import read_text, write_json, write_text
 from tuner.progress import shown
+from tuner.worker.generation import end_ids
 
 SCRIPT = "convert_hf_to_gguf.py"
 MODELFILE = "Modelfile"
@@ -61,7 +62,6 @@ def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
     Args:
         script: Result of `converter`.
         whole: A whole model and its tokenizer; the GGUF holds the folder's name.
-        dest: A folder that does not exist.
         dtype: bf16, fp16 or fp32. None: the type of the weights.
 
     Returns:
@@ -162,9 +162,6 @@ def modelfile(
 
     Args:
         weights: Name of the GGUF file next to it.
-        tokenizer: The model's tokenizer, or None.
-        generation: The model's generation config, or None.
-        context_tokens: The model's context length, or None if it is unknown.
         adds_bos: Result of `added_bos`. None: llama.cpp adds a BOS token that the chat template writes.
     """
     lines = [f"FROM ./{weights}"]
@@ -255,9 +252,7 @@ def writes_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _stops(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig) -> list[str]:
-    ends = generation.eos_token_id
-    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(end_ids(generation))]
 
 
 def _sampling(generation: GenerationConfig) -> list[str]:

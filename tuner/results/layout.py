@@ -69,9 +69,9 @@ class Layout:
 
     def _matched(self) -> Iterator[_Unit]:
         conversions = get_model_conversion_mapping(self._model)
-        renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
-        converters = [one for one in conversions if isinstance(one, WeightConverter)]
-        of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+        renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+        converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+        of_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         together: dict[str, list[tuple[str, str]]] = {}
         for name in sorted(self._stored.shapes, key=dot_natural_key):
             loaded, pattern = rename_source_key(
@@ -82,7 +82,7 @@ class Layout:
             else:
                 together.setdefault(loaded, []).append((name, pattern))
         # As after from_pretrained: only conversions that were used are reverted when saving.
-        keep_conversions(self._model, [one for one in conversions if one.was_used()])
+        keep_conversions(self._model, [conversion for conversion in conversions if conversion.was_used()])
         for loaded, sources in together.items():
             names, patterns = zip(*sources, strict=True)
             unit = _Unit(names, (loaded,), of_pattern[patterns[0]], patterns)
@@ -96,7 +96,7 @@ class Layout:
         for name, pattern in zip(unit.published, unit.patterns, strict=True):
             converter.add_tensor(unit.loaded[0], name, pattern, published[name])
         converted = converter.convert(unit.loaded[0], model=self._model, config=self._model.config)
-        return {name: one[0] if isinstance(one, list) else one for name, one in converted.items()}
+        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in converted.items()}
 
     def check(self, replaced: set[str]) -> None:
         """Check that the model is complete; tensors in `replaced` may be missing.
@@ -141,7 +141,7 @@ class Layout:
 
         def make(load: Callable[[str], torch.Tensor], change: Change) -> Tensors:
             tensors = self._loaded(unit, {name: load(name) for name in unit.published})
-            tensors = {name: change(name, one) if name in changed else one for name, one in tensors.items()}
+            tensors = {name: change(name, tensor) if name in changed else tensor for name, tensor in tensors.items()}
             if published and unit.converter is None:
                 return {unit.published[0]: tensors[unit.loaded[0]]}
             return self._written(tensors, published)
@@ -155,7 +155,7 @@ class Layout:
         unit = self._at.get(self._tied.get(name, ""))
 
         def make(load: Callable[[str], torch.Tensor], change: Change) -> Tensors:
-            base = self._loaded(unit, {one: load(one) for one in unit.published})[unit.loaded[0]] if unit else None
+            base = self._loaded(unit, {part: load(part) for part in unit.published})[unit.loaded[0]] if unit else None
             tensor = change(name, base) if name in changed else base
             assert tensor is not None, f"{name} is tied to nothing"
             return self._written({name: tensor}, published)

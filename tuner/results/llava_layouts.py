@@ -34,9 +34,6 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
     """Write the LLaVA in the folder `whole`, as transformers has it, in another layout to the new folder `dest`.
 
     Args:
-        whole: A whole model.
-        dest: A folder that does not exist.
-        name: The layout.
         tower: Where the tower came from, which LLaVA's code loads first.
         max_shard_bytes: The largest size of a file of weights.
 
@@ -74,7 +71,9 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
             facts.save_pretrained(folder)
         tensors = _write(stored, folder, names, max_shard_bytes, all_of_them=False)
         inside = "" if folder == dest else f"{folder.name}/"
-        written |= {f"{inside}{key}": {**one, "file": f"{inside}{one['file']}"} for key, one in tensors.items()}
+        written |= {
+            f"{inside}{key}": {**tensor, "file": f"{inside}{tensor['file']}"} for key, tensor in tensors.items()
+        }
     processor = read_json_object(whole / "processor_config.json").get("image_processor", {})
     images = {key: value for key, value in processor.items() if key != "do_pad"}
     write_json(encoder / "preprocessor_config.json", images | {"image_processor_type": "CLIPImageProcessor"})

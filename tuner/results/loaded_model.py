@@ -66,7 +66,7 @@ class ModelSpec:
         if self.recipe:
             return self.recipe.objective.type
         facts = ((name, block.facts) for name, block in OBJECTIVES.items())
-        return next(name for name, one in facts if one.scores == self.scores and (one.scores or one.packs))
+        return next(name for name, known in facts if known.scores == self.scores and (known.scores or known.packs))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def spec_of(name: str, adapter: str | None, *, trust_remote_code: bool = False) 
 
     Args:
         name: A run, a checkpoint, a model's folder, or an id on the hub.
-        adapter: A folder with an adapter, or None.
+        adapter: The folder of an adapter for the base `name`.
         trust_remote_code: This command may run the code that comes with the model.
 
     Raises:
@@ -169,8 +169,6 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
     """Load the weights onto the GPUs of this machine, or the CPU, in the type that training would choose.
 
     Args:
-        spec: Result of `spec_of`.
-        hardware: This machine.
         bits: 16, 8 or 4. None: as in training if the base was quantized, else 16.
 
     Raises:

@@ -110,8 +110,6 @@ def write(
     """Write every tensor, in shards; only one shard and one piece are in memory at a time.
 
     Args:
-        pieces: What to write.
-        folder: Where to write it.
         stem: What the file names begin with.
         max_shard_bytes: Limit of a shard; a larger tensor has a shard of its own.
         dtype: The type of the floating-point tensors. None: unchanged.

@@ -99,16 +99,16 @@ def _answer(value: object) -> str:
 
 def _exact(ignore_case: bool) -> Callable[[str, str], float]:
     def score(completion: str, answer: str) -> float:
-        one, other = completion.strip(), answer.strip()
-        return float(one.casefold() == other.casefold() if ignore_case else one == other)
+        written, right = completion.strip(), answer.strip()
+        return float(written.casefold() == right.casefold() if ignore_case else written == right)
 
     return score
 
 
 def _contains(ignore_case: bool) -> Callable[[str, str], float]:
     def score(completion: str, answer: str) -> float:
-        one, other = completion, answer.strip()
-        return float(other.casefold() in one.casefold() if ignore_case else other in one)
+        right = answer.strip()
+        return float(right.casefold() in completion.casefold() if ignore_case else right in completion)
 
     return score
 

@@ -67,7 +67,6 @@ class RewardFunction:
     """One reward, with TRL's signature.
 
     Attributes:
-        weight: The factor of the reward.
         num_failures: The completions without a reward because the reward failed, since the start.
         place: `file:line` of a function of the user's, once it was called; before, and for others, the type.
     """
@@ -90,7 +89,6 @@ class RewardFunction:
         """Return a number for each completion; None for no opinion, or where the reward failed.
 
         Args:
-            prompts: The prompt of each completion.
             completions: Texts, or messages.
             columns: The other columns of the rows, each with one value for each completion. TRL's other arguments,
                 such as the state of the trainer, are left out.
@@ -98,7 +96,7 @@ class RewardFunction:
         Raises:
             RewardError: too large a share of the last completions failed.
         """
-        ended = [_without(one, self._end) for one in completions]
+        ended = [_without(completion, self._end) for completion in completions]
         lists = {key: value for key, value in columns.items() if isinstance(value, list) and len(value) == len(ended)}
         outcomes = self.outcomes({"prompts": list(prompts), "completions": ended, **lists})
         scores: Scores = []

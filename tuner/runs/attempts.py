@@ -14,8 +14,6 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
 
     Args:
         run: The run; its attempt has just ended.
-        num_restarts: The number of restarts so far.
-        limit: The largest number of restarts.
         saved: The step of the checkpoint that it has just written; None: find the newest valid checkpoint.
 
     Raises:

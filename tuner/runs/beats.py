@@ -26,9 +26,7 @@ class Beat:
     """One rank's last sign of life.
 
     Args:
-        rank: The rank's number.
         pid: Its process id on `host`.
-        host: The machine's name.
         count: The number of micro-batches, evaluation steps, saves and phases begun so far; it is the same on all ranks
             that are in step.
         doing: What the rank does, in a few words.

@@ -103,9 +103,6 @@ def commit(folder: Path, step: int, facts: ManifestFacts, recipe: Path | None = 
     A kill at any instant leaves the older ones as they are, and this one whole or not there.
 
     Args:
-        folder: The run's checkpoints.
-        step: The optimizer step.
-        facts: For the manifest.
         recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
 
     Returns:

@@ -83,7 +83,9 @@ def _keep_earlier_attempt(path: Path, run: RunRecord) -> None:
         return
     home = path / "attempts"
     # After the last one, not as many as there are: somebody may have removed one, with the checkpoints in it.
-    folder = home / str(1 + max((int(one.name) for one in home.glob("*") if one.name.isdecimal()), default=0))
+    folder = home / str(
+        1 + max((int(attempt.name) for attempt in home.glob("*") if attempt.name.isdecimal()), default=0)
+    )
     folder.mkdir(parents=True)
     for file in earlier:
         if file.is_dir():

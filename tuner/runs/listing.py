@@ -107,7 +107,6 @@ def no_run(
     """Return the error for a name that should be a run's and is not.
 
     Args:
-        name: As the user wrote it.
         where: The argument or flag with the name.
         fix: What to do if no folder beside it has a similar name.
     """
@@ -115,7 +114,7 @@ def no_run(
     if not os.path.exists(path):  # noqa: PTH110 (a name too long is nowhere, and no error)
         problem = "does not exist"
         with contextlib.suppress(OSError, ValueError):  # a folder that may not be read, or a NUL in its name
-            fix = did_you_mean(path.name, {one.name for one in path.parent.iterdir()} - {path.name}) or fix
+            fix = did_you_mean(path.name, {entry.name for entry in path.parent.iterdir()} - {path.name}) or fix
     elif not path.is_dir():
         problem = "is a file"
     return RunDirectoryError(f"{str(name)!r} {problem}", where=where, fix=fix)

@@ -30,7 +30,6 @@ class Curves:
 
     Args:
         run: The run directory, which need not exist yet.
-        keys: The keys of the lines.
     """
 
     def __init__(self, run: RunDirectory, keys: Iterable[str]) -> None:

@@ -22,9 +22,9 @@ def resume_advice(path: Path) -> str:
     log, checkpoint, model = (run.recipe_block(name) for name in ("log", "checkpoint", "model"))
     rewards = run.recipe_block("objective").get("rewards")
     blocks = rewards if isinstance(rewards, list) else []
-    types = [str(one.get("type") if isinstance(one, dict) else one) for one in blocks]
+    types = [str(block.get("type") if isinstance(block, dict) else block) for block in blocks]
     named = [("log.notify", log.get("notify")), ("checkpoint.repository", checkpoint.get("repository"))]
-    named += [("objective.rewards", one) for one in types if ":" in one]
+    named += [("objective.rewards", kind) for kind in types if ":" in kind]
     if "/" in str(model.get("attn_implementation")):
         named.append(("model.attn_implementation", model["attn_implementation"]))
     if shown := [f"{key} = {value!r}" for key, value in named if value]:

@@ -118,11 +118,11 @@ def _is_at(mark: TextIO, path: Path) -> bool:
 
 def _remove(folder: Path) -> None:
     """Remove a folder, its mark last: what a rank still writes meanwhile is left to the next run with the mark."""
-    for one in folder.iterdir():
-        if one.is_dir():
-            shutil.rmtree(one, ignore_errors=True)
-        elif one.name != _MARK:
-            one.unlink()
-    if [one.name for one in folder.iterdir()] == [_MARK]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _MARK:
+            entry.unlink()
+    if [entry.name for entry in folder.iterdir()] == [_MARK]:
         (folder / _MARK).unlink()
         folder.rmdir()

@@ -65,7 +65,6 @@ class Trained(NamedTuple):
         result_step: The step at which the result's weights were saved.
         planned_steps: The planned number of steps; early stopping may end the run before.
         epochs: None if the recipe gives a number of steps.
-        learning_rate: The peak learning rate.
         num_trained: How many weights were trained.
         first_step: The step that this start resumed from; 0 for a new run.
     """
@@ -125,7 +124,7 @@ class Verdict:
     def for_python(self) -> JsonObject:
         """Return its values, `brief` and `line`, with arguments in place of flags."""
         spoken = replace(self, advice=self.advice_in_python or self.advice)
-        values = {one.name: getattr(spoken, one.name) for one in fields(spoken) if one.name != "advice_in_python"}
+        values = {key.name: getattr(spoken, key.name) for key in fields(spoken) if key.name != "advice_in_python"}
         return {**values, "outcome": str(self.outcome), "brief": spoken.brief, "line": spoken.line}
 
 
@@ -275,7 +274,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _noise(values: Sequence[float]) -> float:
     """Return the standard deviation of a loss around its course, from the differences of neighbours."""
-    squares = [(one - other) ** 2 for one, other in zip(values[1:], values[:-1], strict=True)]
+    squares = [(later - earlier) ** 2 for later, earlier in zip(values[1:], values[:-1], strict=True)]
     return math.sqrt(_mean(squares) / 2)
 
 
@@ -298,7 +297,7 @@ def _bends(values: Sequence[float]) -> float:
     """
     if len(values) < _ENOUGH_FOR_NOISE:
         return 0.0
-    around = [abs(two - (one + three) / 2) for one, two, three in zip(values, values[1:], values[2:], strict=False)]
+    around = [abs(at - (left + right) / 2) for left, at, right in zip(values, values[1:], values[2:], strict=False)]
     return 1.4826 * statistics.median(around) / math.sqrt(1.5)
 
 

@@ -48,7 +48,6 @@ def answer_metrics(answers: Sequence[str], right: Sequence[str]) -> dict[str, fl
     'tuner-deepspeed[metrics]'.
 
     Args:
-        answers: The texts that the model wrote.
         right: The reference for each answer, in the same order.
     """
     metrics = {"exact_match": sum(map(same_text, answers, right)) / len(answers)}
@@ -56,7 +55,9 @@ def answer_metrics(answers: Sequence[str], right: Sequence[str]) -> dict[str, fl
         from rouge_score.rouge_scorer import RougeScorer
 
         scorer = RougeScorer(["rougeL"], tokenizer=_Words())
-        scores = [scorer.score(one, other)["rougeL"].fmeasure for one, other in zip(right, answers, strict=True)]
+        scores = [
+            scorer.score(reference, answer)["rougeL"].fmeasure for reference, answer in zip(right, answers, strict=True)
+        ]
         metrics["rouge_l"] = sum(scores) / len(scores)
     if _is_installed("sacrebleu"):
         from sacrebleu.metrics.bleu import BLEU
@@ -135,7 +136,7 @@ class AnswersValidationPrompts:
     def _answers(self, model: PreTrainedModel, ids: list[torch.Tensor], pixels: dict[str, torch.Tensor]) -> list[str]:
         padding = {"batch_first": True, "padding_side": "left"}
         ids_BT = pad_sequence(ids, padding_value=self.encoder.pad_id, **padding).to(model.device)
-        mask_BT = pad_sequence([torch.ones_like(one) for one in ids], **padding).to(model.device)
+        mask_BT = pad_sequence([torch.ones_like(prompt_ids) for prompt_ids in ids], **padding).to(model.device)
         generation = copy.deepcopy(model.generation_config)
         stop_where_answers_end(generation, self.encoder)
         ask_for_one_answer(generation)
@@ -151,7 +152,7 @@ class AnswersValidationPrompts:
             pad_token_id=self.encoder.pad_id,
         )
         answers_BT = written_BT[:, ids_BT.shape[1] :].tolist()
-        return [self.encoder.decode(one, skips_special=True).strip() for one in answers_BT]
+        return [self.encoder.decode(answer_ids, skips_special=True).strip() for answer_ids in answers_BT]
 
     def _write(self, answers: list[str], step: int) -> None:
         try:

@@ -129,10 +129,10 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
         """Return the sum of each trained weight's bits on this rank; None if weights are on a disk (NVMe)."""
         trained = [weight for weight in self.trainer.model.parameters() if weight.requires_grad]
         weights = [getattr(weight, "ds_tensor", weight) for weight in trained]
-        if not all(one.numel() for one in weights):
+        if not all(weight.numel() for weight in weights):
             return None
-        sums = [one.detach().view(_BITS[one.element_size()]).sum(dtype=torch.int64) for one in weights]
-        return torch.stack([one.to(self.trainer.args.device) for one in sums])
+        sums = [weight.detach().view(_BITS[weight.element_size()]).sum(dtype=torch.int64) for weight in weights]
+        return torch.stack([weight.to(self.trainer.args.device) for weight in sums])
 
 
 class CheckHead(TrainerCallback):  # type: ignore[misc]

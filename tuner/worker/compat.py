@@ -275,9 +275,6 @@ def share_samples(trainer: BuiltTrainer) -> None:
     - DeepSpeed sums the gradients of the group at ZeRO-1 and 2, and averages them at 3 (0.19.8: stage3.py,
       __avg_scatter_grads).
     - The Trainer splits batches itself and counts steps by that; ours are already split.
-
-    Args:
-        trainer: The trainer of this process.
     """
     register = UlyssesSPAttentionHF.register_with_transformers
 

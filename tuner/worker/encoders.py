@@ -14,7 +14,6 @@ def encoder_of(config: RecipeConfig, path: str, day: date | None = None) -> Text
     """Load the tokenizer or the processor to train with.
 
     Args:
-        config: The recipe.
         path: The result of `models.load.source` for the model.
         day: What a chat template takes for today. None: today.
 

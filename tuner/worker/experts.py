@@ -31,10 +31,6 @@ def let_ranks_choose(model: PreTrainedModel, stage: int) -> None:
     weights. Stages 1 and 2 add gradients in the order in which they arrive: if one rank skips an expert, ranks silently
     mix gradients of different experts (DeepSpeed 0.19.8: loss 7.354, not 7.336, after one update). In transformers 5.23
     the experts of a layer are one module and need nothing; remote code often has a list of modules.
-
-    Args:
-        model: The model with its adapter.
-        stage: The ZeRO stage.
     """
     owners = _owners_of_experts(model)
     if stage == 3 and owners:

@@ -92,11 +92,7 @@ def generate(
     """Return the answer to a prompt, and pass on its text while it is generated.
 
     Args:
-        model: The model in eval mode.
-        encoder: The model's encoder.
         ids: The result of `Encoder.prompt`.
-        settings: How tokens are chosen.
-        on_text: Called with each piece of text.
         pixels: The result of `Encoder.pixels_in`.
         interruptible: Ctrl-C ends the answer and keeps its text so far; the program goes on.
     """
@@ -112,10 +108,8 @@ def generate(
             **settings.arguments(),
         )
     stream.end()
-    ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
     text = encoder.decode(stream.ids, skips_special=True)
-    return Answer(text, len(stream.ids), bool(stream.ids) and stream.ids[-1] in ends)
+    return Answer(text, len(stream.ids), bool(stream.ids) and stream.ids[-1] in end_ids(model.generation_config))
 
 
 def on_device(model: PreTrainedModel, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -126,11 +120,16 @@ def on_device(model: PreTrainedModel, values: Mapping[str, torch.Tensor]) -> dic
     }
 
 
+def end_ids(generation: GenerationConfig) -> list[int]:
+    """Return the tokens that end generation."""
+    ends = generation.eos_token_id
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def stop_where_answers_end(generation: GenerationConfig, encoder: Encoder) -> None:
     """Add the token that ends an answer in the chat template to the tokens that end generation."""
     # A base model's own end token ends a document: the model would go on after the <|im_end|> that it has learned.
-    known, end = generation.eos_token_id, encoder.answer_end()
-    ends = list(known) if isinstance(known, list) else [known] if known is not None else []
+    ends, end = end_ids(generation), encoder.answer_end()
     if end is not None and end not in ends:
         generation.eos_token_id = [*ends, end]
 

@@ -33,7 +33,6 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     head gathers it itself, and DeepSpeed 0.19 fails if both alternate ("Cannot partition a param in flight").
 
     Args:
-        model: A causal language model with TRL's fused head.
         metrics: The names from `METRICS` that the trainer reads; each costs a pass over the logits.
     """
     chunked = model.forward
@@ -81,7 +80,6 @@ def tiles_give_its_logits(model: PreTrainedModel, call: Callable[..., Any]) -> b
     ZeRO-3 gathers weights.
 
     Args:
-        model: A causal language model with TRL's fused head.
         call: The forward pass of the model, or of the engine around it.
     """
     config = model.config.get_text_config()

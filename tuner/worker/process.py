@@ -110,8 +110,6 @@ def share_of_cores(cores: set[int], local_rank: int, num_ranks: int, cpus: Path 
 
     Args:
         cores: The logical CPUs that the node's ranks may use. With fewer CPUs than ranks, several ranks share one.
-        local_rank: The rank's number on its node.
-        num_ranks: The ranks of the node.
         cpus: The folder in which Linux describes the CPUs.
     """
     ordered = sorted(cores, key=lambda cpu: _place(cpus / f"cpu{cpu}", cpu))

@@ -67,11 +67,7 @@ def show_samples(
     only a warning, and a request to stop leaves out the remaining answers.
 
     Args:
-        config: The recipe.
         encoder: The rank's; used for a model that reads images.
-        run: The run directory with the result.
-        guard: The guard of this rank.
-        run_s: The seconds that training took.
         num_parameters: The parameters of the model, which rank 0 loads once more.
     """
     count, seconds = config.log.num_samples, float("inf")
@@ -104,8 +100,6 @@ def _device(config: RecipeConfig, num_parameters: int, *, asks_host: bool) -> to
     """Return where a second copy of the model runs: this rank's GPU if it has room, else the CPU; None if neither can.
 
     Args:
-        config: The recipe.
-        num_parameters: The parameters of the model.
         asks_host: Whether the CPU counts only if the host's memory has room.
     """
     needed = _BYTES_PER_PARAMETER * num_parameters
@@ -159,7 +153,8 @@ def _show(
         num_right += is_right
         answers_shown = (first or "", answer) if before else (answer,)
         cells = (
-            visible(text) for text in (prompt, right, *(textwrap.shorten(one, _MAX_SHOWN) for one in answers_shown))
+            visible(text)
+            for text in (prompt, right, *(textwrap.shorten(text_shown, _MAX_SHOWN) for text_shown in answers_shown))
         )
         table.add_row(*map(escape, cells), "✓" if is_right else "✗")
         line = {"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right}

@@ -26,7 +26,6 @@ class RunFiles:
     """What the files of the run directory say.
 
     Attributes:
-        run: The run directory.
         config: recipe.json.
         record: run.json.
         zero: deepspeed.json.
@@ -57,7 +56,6 @@ class RankProcess:
     """The process of a rank, which has joined the others.
 
     Attributes:
-        rank: Its place among the ranks.
         guard: Decides how it ends.
         device: Where it computes.
         at_the_end: Holds what is to be closed when training ends.

@@ -112,8 +112,6 @@ def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: 
     """Return the objective's trainer, ready to train.
 
     Args:
-        files: The run's files.
-        settings: What `arguments` returned.
         models: The model to train, and the frozen copy that it is compared with where the objective needs one.
         rows: Training rows, of a stream those that are there, and those of the validation.
     """
@@ -196,9 +194,7 @@ def evaluator(
     Args:
         config: The recipe that the model was trained with.
         models: As for `trainer`.
-        encoder: For its padding token.
         rows: As `prepare` returned them; some, since trainers look at the first of them.
-        batch_size: Rows of a batch.
         folder: For what a trainer leaves on the disk.
     """
     training = training_of(config.objective.type)
@@ -231,9 +227,7 @@ def fit_adapters(model: PreTrainedModel, wanted: torch.dtype, config: RecipeConf
     """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
 
     Args:
-        model: The one of the trainer.
         wanted: The compute type.
-        config: The recipe.
         judges: The model is trained already, and TRL's copy is of the trained adapter.
     """
     began = config.adapter.path if config.adapter else None

@@ -226,8 +226,10 @@ class TunerTrainer(CheckpointHooks):
         batches = self.images.ahead(iterator) if self.images else iterator
         self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
-        self.num_tokens = sum(one.tokens for one in counts)
-        totals_2 = torch.tensor([sum(one.rows for one in counts), sum(one.trained for one in counts)], device=device)
+        self.num_tokens = sum(count.tokens for count in counts)
+        totals_2 = torch.tensor(
+            [sum(count.rows for count in counts), sum(count.trained for count in counts)], device=device
+        )
         dist.all_reduce(totals_2)
         self.num_items_of_step = None if self.weighs_rows else totals_2[1]
         # One wait for the device a step; the loss of tokens reads neither number on the host.
@@ -381,7 +383,7 @@ def _weight(inputs: Batch, num_rows: int) -> int:
 def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:
     """Return the mean of each number over the rounds that have it, as TRL's `log` takes it."""
     means = {}
-    for name in {name: None for one in measured for name in one}:
-        known = [(one[name], weight) for one, weight in zip(measured, weights, strict=True) if name in one]
+    for name in {name: None for metrics in measured for name in metrics}:
+        known = [(metrics[name], weight) for metrics, weight in zip(measured, weights, strict=True) if name in metrics]
         means[name] = [sum(value * weight for value, weight in known) / sum(weight for _, weight in known)]
     return means

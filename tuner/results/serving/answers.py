@@ -317,7 +317,7 @@ class Answer:
         return message, "tool_calls" if read.calls and choice.finish == "stop" else choice.finish
 
     def _usage(self) -> dict[str, int]:
-        prompt = sum(len(one.ids) for one in self._prompts)
+        prompt = sum(len(prompt.ids) for prompt in self._prompts)
         answer = sum(len(choice.ids) for choice in self._choices)
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
@@ -328,11 +328,11 @@ class Answer:
             tokens = list(enumerate(choice.answer.starts))
         if self._is_chat:
             return {"content": [self._of_chat(choice, number) for number, _ in tokens], "refusal": None}
-        found = [choice.sampler.logprobs[number] for number, _ in tokens]
+        places = [choice.sampler.logprobs[number] for number, _ in tokens]
         return {
             "tokens": [self._text(choice.ids[number]) for number, _ in tokens],
-            "token_logprobs": [one.chosen for one in found],
-            "top_logprobs": [{self._text(token): value for token, value in one.top} for one in found],
+            "token_logprobs": [logprobs.chosen for logprobs in places],
+            "top_logprobs": [{self._text(token): value for token, value in logprobs.top} for logprobs in places],
             "text_offset": [place for _, place in tokens],
         }
 

@@ -132,8 +132,6 @@ def make(name: str, answering: Answering, hosts: Hosts, key: str) -> ASGIApp:
 
     Args:
         name: The model's id.
-        answering: Answers its requests.
-        hosts: The hosts that are answered.
         key: What a request must send.
     """
     # No pages of documentation: what is not named here is not there.

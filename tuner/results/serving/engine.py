@@ -34,7 +34,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 
 from tuner.data.encoder import Encoder
 from tuner.results import compat
-from tuner.worker.generation import Settings, on_device
+from tuner.worker.generation import Settings, end_ids, on_device
 
 if TYPE_CHECKING:
     import numpy
@@ -157,7 +157,7 @@ class Sampling:
     def __init__(self, model: PreTrainedModel) -> None:
         """Copy the model's config: `begin` sets another one."""
         self._model, self._config = model, deepcopy(model.generation_config)
-        self.ends = frozenset(_listed(self._config.eos_token_id))
+        self.ends = frozenset(end_ids(self._config))
 
     def sampler(
         self,
@@ -192,13 +192,9 @@ def whole_model(model: Any) -> PreTrainedModel:
     return whole
 
 
-def _listed(ids: int | list[int] | None) -> list[int]:
-    return ids if isinstance(ids, list) else [] if ids is None else [ids]
-
-
 def begin(model: PreTrainedModel, encoder: Encoder, context_tokens: int | None) -> Engine:
     """Return the engine for a model: the manager where it gives what the model itself gives, else one by one."""
-    ends = _listed(model.generation_config.eos_token_id)
+    ends = end_ids(model.generation_config)
     # What a request chooses is done by its sampler; `generate` and the manager would do the model's defaults once more.
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=ends or None, pad_token_id=encoder.pad_id)
     if encoder.image_id is not None:

@@ -70,12 +70,7 @@ class Training:
         """
 
     def after(self, built: Any, config: RecipeConfig) -> None:
-        """Change the trainer after it is built.
-
-        Args:
-            built: Of the class `trainer`.
-            config: The recipe.
-        """
+        """Change the trainer after it is built."""
 
     def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> Sequence[str]:
         """Return the metrics that are computed with whole logits; a list that the trainer changes is allowed."""

@@ -72,10 +72,10 @@ class Prompts(Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, one: Numbered) -> dict[str, Any]:
-        row = self.rows[one.row]
+    def __getitem__(self, numbered: Numbered) -> dict[str, Any]:
+        row = self.rows[numbered.row]
         columns = {key: value for key, value in json.loads(row["row"]).items() if key not in _RESERVED}
-        return {**columns, "prompt_ids": row["prompt_ids"], "number": one.completion}
+        return {**columns, "prompt_ids": row["prompt_ids"], "number": numbered.completion}
 
 
 class PromptBatches(BatchSampler):  # type: ignore[misc]
@@ -118,7 +118,7 @@ class PromptBatches(BatchSampler):  # type: ignore[misc]
         for start in range(0, self.num_rows, self.prompts):
             first = start * self.generations + self.rank * self.of_rank
             firsts = range(first, first + self.steps * self.of_all, self.of_all)
-            numbers = [number for one in firsts for number in range(one, one + self.of_rank)]
+            numbers = [number for start in firsts for number in range(start, start + self.of_rank)]
             batch = [Numbered(order[number // self.generations % self.num_rows], number) for number in numbers]
             yield from [batch] * self.repeats
 

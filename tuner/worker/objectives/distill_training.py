@@ -47,7 +47,7 @@ class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type
         Raises:
             ModelError: the teacher has another vocabulary than the model.
         """
-        ours, theirs = (one.config.get_text_config().vocab_size for one in (model, ref_model))
+        ours, theirs = (each_model.config.get_text_config().vocab_size for each_model in (model, ref_model))
         if ours != theirs:
             raise vocabulary.other_size(ours, theirs, ref_model.name_or_path)
         super().__init__(model=model, teacher_model=ref_model, **others)

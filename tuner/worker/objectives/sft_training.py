@@ -72,7 +72,9 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
         counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
         num_rows = aux_loss.new_tensor(1 if self.rows_of_batch is None else self.rows_of_batch).float()
-        self._sums.append(torch.stack([*(one.sum().float() for one in counts), aux_loss.float() * num_rows, num_rows]))
+        self._sums.append(
+            torch.stack([*(count.sum().float() for count in counts), aux_loss.float() * num_rows, num_rows])
+        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics of the logged step, over all ranks."""
