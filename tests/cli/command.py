@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import click
 import pytest
 
-from tuner.cli import main
+from tuner.cli import COMMANDS, main, tuner
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,28 @@ class Result:
 
 
 Tuner = Callable[..., Result]
+LOOK_ALONE = ("show", "plan", "copy")
+"""Commands that neither read the rows of a recipe nor run anything of it."""
+_PLANNED = {"train": ("--dry-run",), "submit": ("--dry-run", "--gpus-per-node=0"), "plan": ("--gpus=1", "--gpu=h100")}
+"""What lets a command start nothing, or say the same on every machine."""
+
+
+def parameters(command: str) -> dict[str, click.Parameter]:
+    """Return the arguments and options of a command by their names in Python."""
+    loaded = tuner.get_command(click.Context(tuner), command)
+    assert loaded
+    return {str(parameter.name): parameter for parameter in loaded.params}
+
+
+def of_recipes() -> dict[str, list[str]]:
+    """Return each command that takes a recipe, with words that name it @."""
+    return {name: [name, "@", *_PLANNED.get(name, ())] for name in COMMANDS if "sets" in parameters(name)}
+
+
+def of_results() -> list[str]:
+    """Return the commands that take a run or a model as their argument."""
+    of_one = (name for name in COMMANDS if "source" in parameters(name) and parameters(name)["source"].nargs == 1)
+    return [*of_one, *(name for name in COMMANDS if "runs" in parameters(name))]
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tuner:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Tuner
+from tests.cli.command import Tuner, of_results
 from tests.cli.made_runs import make_run
 from tuner.errors import RecipeError
 from tuner.machine import libraries
@@ -152,7 +152,7 @@ def test_a_recipe_file_that_does_not_exist_is_told_with_the_nearest(tuner: Tuner
     _assert_told(tuner, ["configs/mien.yaml"], ("there is no file 'configs/mien.yaml'", "Did you mean 'mine.yaml'?"))
 
 
-@pytest.mark.parametrize("command", ["chat", "eval", "export", "serve", "report"])
+@pytest.mark.parametrize("command", of_results())
 def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
         assert len(result.messages) == 1
 
 
-@pytest.mark.parametrize("command", ["eval", "export", "report"])
+@pytest.mark.parametrize("command", of_results())
 def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, command: str) -> None:
     for number, time in enumerate(("20260101", "20260102", "20260103")):
         make_run(Path(f"work_dirs/mine/{time}"), TINY, "none")

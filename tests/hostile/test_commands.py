@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Tuner
+from tests.cli.command import LOOK_ALONE, Tuner, of_recipes
 from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
@@ -34,16 +34,10 @@ NAMES = (
     "",
 )
 COMMANDS = {
-    "show": ["show", "@"],
+    **of_recipes(),
     "show --diff": ["show", TINY, "--diff=@"],
-    "check": ["check", "@"],
-    "copy": ["copy", "@"],
-    "plan": ["plan", "@", "--gpus=1", "--gpu=h100"],
     "plan --gpu": ["plan", TINY, "--gpus=1", "--gpu=@"],
-    "data": ["data", "@"],
     "data --data": ["data", TINY, "--data=@"],
-    "smoke": ["smoke", "@"],
-    "train": ["train", "@"],
     "train --deepspeed": ["train", TINY, "--dry-run", "--deepspeed=@"],
     "train --model": ["train", TINY, "--dry-run", "--model=./@"],
     "train --resume": ["train", TINY, "--dry-run", "--resume=@"],
@@ -153,12 +147,11 @@ def hostile_model(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("nothing_starts")
-@pytest.mark.parametrize("command", ["show", "plan", "check", "data", "train"])
+@pytest.mark.parametrize("command", sorted(of_recipes().keys() - {"smoke", "tune"}))  # which train
 def test_a_model_that_brings_code_does_not_get_to_run_it(tuner: Tuner, command: str, tmp_path: Path) -> None:
     model = hostile_model(tmp_path / "model")
-    more = {"plan": ["--gpus=1", "--gpu=h100"], "train": ["--dry-run"]}.get(command, [])
 
-    result = tuner(command, TINY, "--model", model, *more)
+    result = tuner(*(word.replace("@", TINY) for word in of_recipes()[command]), "--model", model)
 
     assert result.code == 0, result.err
     assert not (tmp_path / "canary").exists()
@@ -171,13 +164,13 @@ train_dataloader = dict(dataset=dict(path="rows.jsonl", format="subprocess:Popen
 
 
 @pytest.mark.usefixtures("nothing_starts", "environment")
-@pytest.mark.parametrize("command", ["data", "train", "smoke", "check"])
+@pytest.mark.parametrize("command", sorted(of_recipes().keys() - {*LOOK_ALONE}))
 def test_a_function_of_an_installed_package_is_no_row_function(tuner: Tuner, command: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
     # Popen takes the keys of a dict for a command line.
     (tmp_path / "rows.jsonl").write_text('{"touch": 1, "canary": 2}\n')
 
-    result = tuner(command, "./mine.py")
+    result = tuner(*(word.replace("@", "./mine.py") for word in of_recipes()[command]))
 
     assert result.code == 2
     assert "'subprocess:Popen' refers to code of an installed package" in result.out + result.err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tuner as api
-from tests.cli.command import Tuner
+from tests.cli.command import LOOK_ALONE, Tuner, of_recipes
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.hostile.test_commands import TINY, hostile_model
@@ -60,14 +60,7 @@ def write_code(folder: Path, code: str) -> None:
     (folder / "mine.py").write_text(f"{text}class Config(LlamaConfig):\n    model_type = 'mine'\n")
 
 
-COMMANDS = {
-    "data": ["data", "@"],
-    "check": ["check", "@"],
-    "smoke": ["smoke", "@"],
-    "train": ["train", "@", "--dry-run"],
-    "tune": ["tune", "@", "--steps", "2"],
-    "submit": ["submit", "@", "--dry-run", "--gpus-per-node=0"],
-}
+COMMANDS = {name: words for name, words in of_recipes().items() if name not in LOOK_ALONE}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -87,8 +80,8 @@ def test_a_recipe_that_asks_can_be_looked_at(tuner: Tuner, tmp_path: Path) -> No
     hostile_model(tmp_path / "model")
     (tmp_path / "evil.py").write_text(ASKS)
 
-    for arguments in (["show"], ["plan", "--gpus=1", "--gpu=h100"], ["copy", "mine.py"]):
-        result = tuner(arguments[0], "./evil.py", *arguments[1:])
+    for command in LOOK_ALONE:
+        result = tuner(*(word.replace("@", "./evil.py") for word in of_recipes()[command]))
 
         assert result.code == 0, result.err
         assert f"has no effect without {FLAG}" in result.out + result.err
