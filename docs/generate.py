@@ -285,7 +285,9 @@ def _models() -> str:
     for name in catalog.names("models"):
         count = parts.parameters(name)
         path = parts.values("models", name)["model"]["path"]
-        rows.append((f"`{name}`", path, f"{count:,}" if count else "", catalog.summary("models", name)))
+        rows.append(
+            (f"`{name}`", path, f"{count:,}" if count else "", _summary("models", name))
+        )
     return _table(("model", "path", "parameters", ""), rows)
 
 
@@ -303,15 +305,20 @@ def _families() -> str:
     return _table(("model_type", "such as", "trained", "rows", "faster on GPUs with"), rows)
 
 
+def _summary(kind: str, name: str) -> str:
+    return catalog.summary(catalog.part_file(kind, name))
+
+
 def _methods() -> str:
     return _table(
-        ("method", ""), ((f"`{name}`", catalog.summary("methods", name)) for name in catalog.names("methods"))
+        ("method", ""),
+        ((f"`{name}`", _summary("methods", name)) for name in catalog.names("methods")),
     )
 
 
 def _objectives() -> str:
     rows = (
-        (f"`{name}`", catalog.summary("objectives", name), _code(_formats_for(name)))
+        (f"`{name}`", _summary("objectives", name), _code(_formats_for(name)))
         for name in catalog.names("objectives")
     )
     return _table(("objective", "", "row formats"), rows)
@@ -329,14 +336,24 @@ def _datasets() -> str:
         formats = dict.fromkeys(block["format"] for block in blocks if block.get("format"))
         learners = parts.learners(name) if formats else ()
         rows.append(
-            (f"`{name}`", ", ".join(paths), _code(formats), ", ".join(learners), catalog.summary("datasets", name))
+            (
+                f"`{name}`",
+                ", ".join(paths),
+                _code(formats),
+                ", ".join(learners),
+                _summary("datasets", name),
+            )
         )
     return _table(("data set", "path", "format", "for", ""), rows)
 
 
 def _recipes() -> str:
     rows = (
-        (f"`{name}`", f"`{parts.values('recipes', name)['_base_']}`", catalog.summary("recipes", name))
+        (
+            f"`{name}`",
+            f"`{parts.values('recipes', name)['_base_']}`",
+            _summary("recipes", name),
+        )
         for name in catalog.names("recipes")
     )
     return _table(("recipe", "builds on", ""), rows)

@@ -22,6 +22,7 @@ import pytest
 import tuner
 from tests.e2e.warm import warm
 from tests.each import each
+from tests.recipes.test_catalog import composed_parts
 from tuner.recipes import catalog
 from tuner.recipes.loading import with_numbers
 from tuner.recipes.merging import Merged, leaves
@@ -447,9 +448,9 @@ def test_a_part_repeats_no_default(kind: str, name: str) -> None:
 @each(catalog.names("recipes"))
 def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
     delta = read_part("recipes", name).values
-    reading = catalog.find(delta["_base_"])
-    assert reading and isinstance(reading.base, catalog.Parts)
-    parts = [layer_of(part) for part in itertools.starmap(read_part, reading.base.kinds())]
+    composed = composed_parts(delta["_base_"])
+    assert composed
+    parts = [layer_of(part) for part in itertools.starmap(read_part, composed.kinds())]
     below = Merged()
     for layer in (layer_of(read_file(catalog.BASE)), *with_numbers(parts)):
         below.lay(layer)
