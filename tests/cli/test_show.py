@@ -61,7 +61,7 @@ def test_a_laptop_shows_what_a_cluster_would_get(tuner: Tuner) -> None:
     assert found["machine"].startswith("8 x a100-80g (80 GiB); 2 nodes, 16 processes")
     assert found["deepspeed_origins"]["zero_optimization.reduce_bucket_size"]["from"].startswith("derived: h^2")
     assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
-    settled = [("--set", word) for word in ("loss=chunked", "attn_implementation=sdpa", "use_liger_kernel=False")]
+    settled = [("--set", word) for word in ("loss=chunked", "attn_implementation=varlen", "use_liger_kernel=False")]
     assert found["recipe"] == json.loads(json.dumps(loading.load(TINY, Overrides(pairs=settled)).values))
     assert found["origins"]["train_cfg.loss"]["from"] == "derived: on a GPU chunks take less memory and no more time"
 

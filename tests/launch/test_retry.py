@@ -192,9 +192,9 @@ def test_auto_is_decided_once_for_all_attempts(tmp_path: Path, monkeypatch: pyte
     decided: list[str] = []
     real = resolve.choose_level_and_split
 
-    def choose(recipe: Any, named: Any, *more: Any) -> Any:
+    def choose(recipe: Any, named: Any, *more: Any, **options: Any) -> Any:
         decided.extend([""] if named is None else [])
-        return real(recipe, named, *more)
+        return real(recipe, named, *more, **options)
 
     monkeypatch.setattr(resolve, "choose_level_and_split", choose)
     run = tmp_path / "run"

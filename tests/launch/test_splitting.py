@@ -68,8 +68,11 @@ def test_a_router_that_is_kept_balanced_fixes_the_micro_batch(coefficient: float
     assert sizes == ({1: {1}, 4: {1}} if is_fixed else {1: {1, 2, 4, 8, 16}, 4: {1, 2, 4}})
 
 
-def test_a_name_of_xtuners_keeps_its_numbers_and_recomputes_only_for_lack_of_memory() -> None:
-    assert split(made(recipe=OF_XTUNER, hardware=machine(A100))) == Split(1, 16, recompute=False)
+def test_a_name_of_xtuners_keeps_its_rows_of_a_rank_and_takes_as_many_at_once_as_fit() -> None:
+    for gpus in ((A100,), (A100, A100)):
+        micro, accumulation, recompute = split(made(recipe=OF_XTUNER, hardware=machine(*gpus)))
+        assert (micro * accumulation, recompute) == (16, False)
+        assert micro > 1
 
 
 def test_what_is_named_stays_and_the_rest_follows_the_global_batch() -> None:
@@ -90,7 +93,8 @@ def test_a_jsons_numbers_stand_where_the_recipe_says_auto(tmp_path: Path) -> Non
     path.write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}')
 
     taken = made(recipe=OPEN, hardware=machine(A100, A100), deepspeed=str(path))
-    beaten = made(recipe=OF_XTUNER, hardware=machine(A100, A100), deepspeed=str(path))
+    numbers = (f"{MICRO}=1", "accumulative_counts=16")
+    beaten = made(*numbers, recipe=OPEN, hardware=machine(A100, A100), deepspeed=str(path))
 
     assert split(taken)[:2] == (2, 3)
     assert taken.recipe.origins[MICRO].source == f"{path}:1:2"

@@ -12,10 +12,7 @@ from tuner.importers import xtuner_names
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 
-OF_XTUNER = {
-    **{"batch_size": 1, "accumulative_counts": 16},
-    **{"global_batch_size": None, "pack_length": None},
-}
+OF_XTUNER = {"global_batch_size": None, "pack_length": None}
 OF_XTUNERS_ADAPTERS = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1}
 """What its own names keep; a name that it has not leaves these to the plan."""
 DPO = "llama3_8b_instruct_dpo_qlora_orpo_dpo_mix_40k_e3"
@@ -39,7 +36,11 @@ OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
         ("qwen3_8b_full_alpaca_e3_sp4", "qwen3_8b_full_alpaca_e3", {}),
         ("qwen3_8b_full_alpaca_e3_sequence_parallel_4", "qwen3_8b_full_alpaca_e3", {}),
         ("llama3_8b_instruct_dpo_qlora", DPO, {}),
-        ("llama3_8b_instruct_dpo_qlora_varlenattn", DPO, OF_XTUNER | OF_XTUNERS_ADAPTERS | {"lr": 5e-7}),
+        (
+            "llama3_8b_instruct_dpo_qlora_varlenattn",
+            DPO,
+            OF_XTUNER | OF_XTUNERS_ADAPTERS | {"lr": 5e-7, "batch_size": 1},
+        ),
         ("qwen3_8b_orpo_full_varlenattn_jsonl_dataset", "qwen3_8b_orpo_full_jsonl_dataset_e3", {"batch_size": 1}),
         ("qwen3_8b_reward_lora_ultrafeedback", "qwen3_8b_reward_lora_ultrafeedback_e1", {}),
         ("internlm2_chat_1_8b_dpo_full", "internlm2_chat_1_8b_sft_dpo_full_orpo_dpo_mix_40k_e3", OF_XTUNER),

@@ -107,7 +107,8 @@ def has_varlen_attention(capabilities: Iterable[tuple[int, int]]) -> bool:
     Source: docs.pytorch.org, torch.nn.attention.varlen: 2.12 is the first with `enable_gqa`; for Ampere and later.
     """
     version = version_of("torch")
-    return version is not None and numbers(version) >= (2, 12) and min(capabilities) >= (8, 0)
+    is_new = all(capability >= (8, 0) or capability == (0, 0) for capability in capabilities)  # (0, 0): not known
+    return is_new and version is not None and numbers(version) >= (2, 12)
 
 
 def missing_kernels(packages: Iterable[str]) -> str:
