@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.refused import refused
 from tuner.data import formats
 from tuner.data.formats.columns import renamed
 from tuner.data.sample import Chat
@@ -39,7 +40,7 @@ def test_braces_in_a_row_s_text_stand_for_nothing(hostile: str) -> None:
 
 @pytest.mark.parametrize("source", ["{a.__class__}", "{a[0]}", "{a!r}", "{a:>10}", "{}", "{0}", "{b}"])
 def test_only_a_column_s_plain_name_stands_between_braces(source: str) -> None:
-    with pytest.raises(DataError, match=r"my\.jsonl:3: .*no such column, only a\."):
+    with refused(DataError, "my.jsonl:3"):
         renamed({"a": "x"}, {"text": source}, "my.jsonl:3")
 
 
@@ -51,24 +52,27 @@ def test_a_column_s_name_may_hold_anything() -> None:
 
 
 def test_a_missing_column_names_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"maps 'qestion' to 'prompt'.*only question, answer.*mean 'question'\?"):
+    with refused(DataError, "x") as caught:
         renamed({"question": "q", "answer": "a"}, {"prompt": "qestion"}, "x")
+    assert "'question'" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize("value", [["q"], True, {"a": "b"}])
 def test_a_text_of_columns_that_hold_no_text_is_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"my\.jsonl:3: .*column 'a' is of type \w+, not text"):
+    with refused(DataError, "my.jsonl:3"):
         renamed({"a": value}, {"text": "{a}"}, "my.jsonl:3")
 
 
 def test_a_format_s_unknown_column_names_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"no column 'instuction' in format 'alpaca', only .*mean 'instruction'\?"):
+    with refused(DataError, "dataset.columns") as caught:
         formats.read("alpaca", {"q": "q", "output": "a"}, "x", columns={"instuction": "q"})
+    assert "'instruction'" in (caught.value.fix or "")
 
 
 def test_before_detection_any_format_s_column_will_do() -> None:
-    with pytest.raises(DataError, match=r"no column 'chozen' in any format.*mean 'chosen'\?"):
+    with refused(DataError, "dataset.columns") as caught:
         formats.detect([{"q": "q"}], "x", columns={"chozen": "q"})
+    assert "'chosen'" in (caught.value.fix or "")
 
 
 def test_a_format_reads_the_renamed_row_and_names_its_columns() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.data.conftest import read_rows as read
 from tests.data.conftest import zst
+from tests.refused import refused
 from tuner import assets
 from tuner.data import sources
 from tuner.errors import DataError, MachineError
@@ -81,7 +82,7 @@ def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path: Path) -> None:
 
     assert [row["text"] for _, row in read(tmp_path)] == ["train-1.jsonl", "train-2.jsonl"]
     assert [row["text"] for _, row in read(tmp_path, "validation")] == ["validation.jsonl"]
-    with pytest.raises(DataError, match="no split 'test', only train, validation"):
+    with refused(DataError, str(tmp_path)):
         read(tmp_path, "test")
 
 
@@ -100,7 +101,7 @@ def test_the_splits_and_files_of_save_to_disk_are_those_that_it_lists(tmp_path: 
 
     assert list((tmp_path / "test_sft").glob("cache-*.arrow"))
     assert [row for _, row in sources.find(str(tmp_path), split="test_sft").read()] == [{"text": "b"}]
-    with pytest.raises(DataError, match="no split 'train', only test_sft, train_sft"):
+    with refused(DataError, str(tmp_path)):
         sources.find(str(tmp_path))
 
 
@@ -141,7 +142,7 @@ def test_a_malformed_list_of_saved_files_is_refused_with_its_place(
 def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("x", encoding="utf-8")
 
-    with pytest.raises(DataError, match="no data file"):
+    with refused(DataError, str(tmp_path)):
         read(tmp_path)
 
 

@@ -653,6 +653,15 @@ def test_a_wrong_value_of_any_key_is_a_recipe_or_one_message(name: str) -> None:
             raise
 
 
+@pytest.mark.parametrize("written", ["embed_tokens,lm_head", "embed_tokens, lm_head", "[embed_tokens, lm_head]"])
+def test_names_in_one_text_are_a_list_where_a_recipe_takes_no_text(written: str) -> None:
+    imported = tools.read(
+        ["swift", "sft", "--model", "Qwen/Qwen3-8B", "--dataset", "a.jsonl", "--modules_to_save", written]
+    )
+
+    assert imported.values["adapter"]["modules_to_save"] == ["embed_tokens", "lm_head"]
+
+
 def test_a_config_that_is_not_utf_8_is_refused() -> None:
     Path("config.yaml").write_bytes(b"stage: \xff\xfe\n")
 

@@ -191,10 +191,9 @@ def test_files_of_a_mixture_are_checked_each_by_its_place(tmp_path: Path) -> Non
     Path("good.jsonl").write_text("{}\n")
     made = "dict(part='alpaca'), dict(path='good.jsonl'), dict(path='god.jsonl')"
 
-    with pytest.raises(DataError, match=r"'god.jsonl' does not exist") as caught:
+    with refused(DataError, "train_dataloader.dataset.mixture[2].path") as caught:
         path_checks.check_data(loading.load(write(f"mixture=[{made}]")).config)
 
-    assert caught.value.where == "train_dataloader.dataset.mixture[2].path"
     assert "good.jsonl" in str(caught.value.fix)
 
 
@@ -212,7 +211,7 @@ def test_paths_of_a_mixture_are_anchored(tmp_path: Path) -> None:
 def test_a_pattern_is_data_where_a_file_matches_it(tmp_path: Path) -> None:
     config = loading.load("tiny_full_sample_e1", Overrides(data="data/*.jsonl")).config
 
-    with pytest.raises(DataError, match="does not exist"):
+    with refused(DataError, "train_dataloader.dataset.path"):
         path_checks.check_data(config)
 
     Path("data").mkdir()

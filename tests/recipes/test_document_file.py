@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refused import refused
 from tuner.errors import RecipeError, UsageError
 from tuner.importers import tools
 from tuner.recipes import loading, names
@@ -126,7 +127,7 @@ def test_more_than_a_config_holds_is_refused_before_all_of_it_is_read(text: str)
 def test_a_code_flag_runs_no_yaml() -> None:
     Path("my.yaml").write_text("_base_: tiny_lora_sample_e1\nmodel: {pth: 3}\n")
 
-    with pytest.raises(RecipeError, match=r"my\.yaml:2: no key 'model\.pth'"):
+    with refused(RecipeError, "my.yaml:2"):
         loading.load("my.yaml", allow_code=True)
 
 

@@ -92,7 +92,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str | Non
 
 
 def test_a_text_without_equals_sign_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"--cfg-options: .*'lr' has no '='. Use --cfg-options KEY=VALUE"):
+    with refused(RecipeError, "--cfg-options"):
         parse_override("lr", "--cfg-options", PRESENT)
 
 
@@ -190,7 +190,7 @@ def test_none_is_a_word_where_the_field_has_that_word(text: str) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "NaN", "inf", "-inf", "Infinity", " nan "])
 def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
-    with pytest.raises(RecipeError, match=r"--set lr=.*: .*is not a finite number\."):
+    with refused(RecipeError, f"--set lr={value}"):
         parsed(f"lr={value}")
 
 
@@ -198,10 +198,8 @@ def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
 def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
     overrides = Overrides(model="unknown/model", pairs=[("--set", text)])
 
-    with pytest.raises(RecipeError, match=r"is None in this recipe, so .* has no effect") as caught:
+    with refused(RecipeError, f"--set {text}"):
         loading.load("tiny_full_custom_e3", overrides)
-
-    assert caught.value.where == f"--set {text}"
 
 
 def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
@@ -210,9 +208,9 @@ def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
     made = loading.load("tiny_full_custom_e3", Overrides(pairs=[("--set", text) for text in sets]))
 
     assert made.config.train_dataloader.dataset.columns == {"instruction": "Question", "output": "{a}\\n{b}"}
-    with pytest.raises(RecipeError, match=r"no key 'colums\.instruction'"):
+    with refused(RecipeError, "--set colums.instruction=Question"):
         parsed("colums.instruction=Question")
-    with pytest.raises(RecipeError, match=r"no key 'lr\.instruction'"):
+    with refused(RecipeError, "--set lr.instruction=Question"):
         parsed("lr.instruction=Question")
 
 

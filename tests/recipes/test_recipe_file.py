@@ -404,7 +404,7 @@ def test_a_file_that_is_not_utf8_names_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "my.py"
     path.write_bytes(b"x = '\xff'")
 
-    with pytest.raises(RecipeError, match=r"my\.py:1:6: .*not UTF-8 \(byte 0xff\)\."):
+    with refused(RecipeError, "my.py:1:6"):
         read_file(path)
 
 

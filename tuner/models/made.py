@@ -32,5 +32,9 @@ def made_once(folder: Path, write: Callable[[Path], None], fix: str) -> Path:
                 draft = scratch / folder.name
                 draft.mkdir()
                 write(draft)
-                draft.rename(folder)
+                try:
+                    draft.rename(folder)
+                except OSError:  # another node, which no lock of this one's keeps out, was faster
+                    if not folder.is_dir():
+                        raise
     return folder
