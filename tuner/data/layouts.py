@@ -66,8 +66,8 @@ _LAYOUTS: dict[RowKind, Layout] = {
 
 def of(objective: str, image_id: int | None = None) -> Layout:
     """Return the layout of an objective's rows; `image_id` is the token of images, None without images."""
-    facts = facts_of(objective)
-    return replace(_LAYOUTS[facts.rows], cuts=facts.cuts, image_id=image_id)
+    objective_facts = facts_of(objective)
+    return replace(_LAYOUTS[objective_facts.rows], cuts=objective_facts.cuts, image_id=image_id)
 
 
 def fit(layout: Layout, encoded: Encoded, tally: Tally) -> Row | None:

@@ -108,7 +108,7 @@ class Mixture:
         Raises:
             DataError: one of them cannot be read.
         """
-        facts = [
+        inputs = [
             [
                 data_set.source.fingerprint(),
                 data_set.format,
@@ -121,7 +121,7 @@ class Mixture:
             for data_set in self.sets
         ]
         return hashlib.sha256(
-            json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
+            json.dumps([inputs, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
         ).hexdigest()
 
     def read(
@@ -140,8 +140,8 @@ class Mixture:
         if holdout and holdout.taken:
             on_error = _ignore
         sides = Sides(holdout) if holdout and holdout.keeps_copies_together else None
-        merged = in_turns([(data_set.weight, data_set.read(on_error)) for data_set in self.sets])
-        for number, (row, placed) in itertools.islice(merged, self.max_rows):
+        rows = in_turns([(data_set.weight, data_set.read(on_error)) for data_set in self.sets])
+        for number, (row, placed) in itertools.islice(rows, self.max_rows):
             of = self.sets[number]
             if sides:
                 is_read = sides.keeps(number, key_of(of, placed) if key_of else key_of_row(placed[1]))
@@ -202,10 +202,10 @@ def in_turns(sets: Sequence[tuple[float, Iterable[T]]]) -> Iterator[tuple[int, T
         for count, row in enumerate(rows):
             yield (count / weight, number), row
 
-    merged = heapq.merge(
+    by_time = heapq.merge(
         *(timed(number, *weighted) for number, weighted in enumerate(sets)), key=lambda timed_row: timed_row[0]
     )
-    for (_, number), row in merged:
+    for (_, number), row in by_time:
         yield number, row
 
 

@@ -138,8 +138,8 @@ class Pipeline:
 
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from of some rows; `on_error` as for `samples`."""
-        facts = facts_of(self.objective)
-        gives_columns = facts.rows == "prompts" and not facts.has_teacher  # rewards get them
+        objective_facts = facts_of(self.objective)
+        gives_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher  # rewards get them
         for number, (place, row) in rows:
             data_set, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)

@@ -130,8 +130,8 @@ def _state_of_images(folder: Path) -> str:
     for path in pc.unique(pc.struct_field(pc.list_flatten(column), "path")).to_pylist():
         if path is not None:
             file = Path(path)
-            facts = file.stat() if file.is_file() else None
-            digest.update(f"{path}\0{facts and (facts.st_mtime_ns, facts.st_size)}\n".encode())
+            status = file.stat() if file.is_file() else None
+            digest.update(f"{path}\0{status and (status.st_mtime_ns, status.st_size)}\n".encode())
     return digest.hexdigest()
 
 
@@ -263,7 +263,7 @@ def build(
         SetCounts(data_set.place, name, data_set.format is None, tally.read_of_set[data_set.number])
         for data_set, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
     ]
-    facts = {
+    report = {
         "sets": [asdict(counts) for counts in sets],
         "counts": asdict(tally.counts),
         "sha256": _sha256_of(written),
@@ -272,7 +272,7 @@ def build(
         "unread": [asdict(key) for key in tally.unread()],
     }
     np.save(done / KEYS_FILE, np.array(tally.seen, dtype=np.int64).reshape(-1, 2))
-    write_json(done / COUNTS_FILE, facts)
+    write_json(done / COUNTS_FILE, report)
     return tally
 
 

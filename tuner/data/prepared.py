@@ -54,13 +54,13 @@ class Prepared:
     @classmethod
     def load(cls, folder: Path, objective: str) -> Prepared:
         """Return what is in a folder."""
-        facts = load_json(read_text(folder / COUNTS_FILE))
-        sets = tuple(SetCounts(**count) for count in facts["sets"])
+        written = load_json(read_text(folder / COUNTS_FILE))
+        sets = tuple(SetCounts(**count) for count in written["sets"])
         rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))
-        totals = tuple(Total(**count) for count in facts["changes"])
-        unread = tuple(Unread(**count) for count in facts["unread"])
-        counts = Counts(**facts["counts"])
-        facts_of_rows = (facts["sha256"], totals, unread, tuple(facts["hints"]))
+        totals = tuple(Total(**count) for count in written["changes"])
+        unread = tuple(Unread(**count) for count in written["unread"])
+        counts = Counts(**written["counts"])
+        facts_of_rows = (written["sha256"], totals, unread, tuple(written["hints"]))
         return cls(rows, counts, sets, objective, *facts_of_rows, folder / OUTCOMES_FILE)
 
     @property

@@ -25,8 +25,8 @@ def applied(chat: Chat, thinking: Thinking | None) -> Chat:
     if thinking not in ("strip", "last"):
         return chat
     answers = [number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
-    kept = answers[-1:] if thinking == "last" else []
-    bare = set(answers) - set(kept)
+    with_thoughts = answers[-1:] if thinking == "last" else []
+    bare = set(answers) - set(with_thoughts)
     return replace(chat, messages=[shorn(turn) if at in bare else turn for at, turn in enumerate(chat.messages)])
 
 

@@ -106,7 +106,7 @@ def _adapt(t: Translation, settings: dict[str, Setting], parts: list[str]) -> No
 def _reads_images(t: Translation, part: str | None) -> bool | None:
     """Return whether the model reads images by the catalog or its config.json; None if neither says so."""
     if part:
-        facts = read_part("models", part).values.get("architecture") or {}
-        return "vision_config" in facts
+        architecture = read_part("models", part).values.get("architecture") or {}
+        return "vision_config" in architecture
     local = paths.local(str(t.model.value)) if t.model else None
     return model_facts.reads_images(local) if local is not None and paths.exists(local) else None

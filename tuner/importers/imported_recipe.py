@@ -183,12 +183,12 @@ def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:
     if part is None:
         t.set(t.model, "model.path", path)
         return None, None
-    source = read_part("models", part).values
+    values = read_part("models", part).values
     if local is not None:
-        t.set(t.model, "model.path", source["model"]["path"], "that folder is missing; the model comes from the hub")
+        t.set(t.model, "model.path", values["model"]["path"], "that folder is missing; the model comes from the hub")
         return part, None
-    t.set(t.model, "model.path", path, f"a copy of {source['model']['path']}, with its architecture")
-    return part, source.get("architecture")
+    t.set(t.model, "model.path", path, f"a copy of {values['model']['path']}, with its architecture")
+    return part, values.get("architecture")
 
 
 def _same_name(path: str) -> str | None:
@@ -275,7 +275,7 @@ def _base_alone() -> Merged:
 def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) -> JsonObject:
     """Return the values of the recipe: every value that was written, and the defaults that differ from the base."""
     result: JsonObject = {}
-    facts = merged.values.pop("architecture", None)
+    architecture = merged.values.pop("architecture", None)
     for dotted, value in leaves(merged.values):
         keys = tuple(dotted.split("."))
         setting = t.chosen[keys].setting if keys in t.chosen else None
@@ -290,7 +290,7 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
         rows = {key: value for key, value in result[_VAL]["dataset"].items() if value not in (None, 0)}
         result[_VAL] = {**result[_VAL], "dataset": {"packing": False, **rows}}
     if has_facts:
-        result["architecture"] = facts
+        result["architecture"] = architecture
     return {key: result[key] for key in read_base().values if key in result}
 
 

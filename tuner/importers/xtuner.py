@@ -111,20 +111,20 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
     for name, ours in (("max_length", "max_length"), ("pack_to_max_length", "packing")):
         if value.get(name) is not None:
             t.set(t.inner((*keys, name), value[name]), f"train_dataloader.dataset.{ours}", value[name])
-    source = value.get("dataset")
-    if not isinstance(source, dict):
+    dataset = value.get("dataset")
+    if not isinstance(dataset, dict):
         t.obstacle = t.obstacle or f"tuner does not support its data: give yours with {Option('data')}"
         return
-    t.check_block("the source of the rows", source, (*keys, "dataset"), _OF_SOURCE, _WORDS.blocks["source"])
-    rows = _rows(t, source, value)
+    t.check_block("the source of the rows", dataset, (*keys, "dataset"), _OF_SOURCE, _WORDS.blocks["source"])
+    rows = _rows(t, dataset, value)
     if value.get("max_dataset_length"):
         rows["max_rows"] = t.inner((*keys, "max_dataset_length"), value["max_dataset_length"]).whole()
     t.datasets.append(rows)
 
 
-def _rows(t: Translation, source: Mapping[str, Value], value: Mapping[str, Value]) -> JsonObject:
-    path = shared_rules.source(source.get("path") or source.get("dataset_path"), source.get("data_files"))
-    rows = {"path": path, "name": source.get("name"), "split": str(source.get("split") or "train")}
+def _rows(t: Translation, dataset: Mapping[str, Value], value: Mapping[str, Value]) -> JsonObject:
+    path = shared_rules.source(dataset.get("path") or dataset.get("dataset_path"), dataset.get("data_files"))
+    rows = {"path": path, "name": dataset.get("name"), "split": str(dataset.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
     word = last_name(map_fn) if map_fn is not None else ""
     known = _of_catalog(path)

@@ -189,9 +189,9 @@ def _set_length(t: Translation, setting: Setting) -> None:
     """Set max_length: XTuner counts tokens of text, and tuner those of an image too."""
     text = setting.whole() if setting.value else _TEXT_TOKENS
     path = str((_model_of(t).get("visual_encoder") or {}).get(_PATH))
-    facts = model_facts.read_tower(path) or {}
-    if facts.get("image_size") and facts.get("patch_size"):
-        image = tokens_of_image(Tower.model_validate(facts))
+    tower = model_facts.read_tower(path) or {}
+    if tower.get("image_size") and tower.get("patch_size"):
+        image = tokens_of_image(Tower.model_validate(tower))
         t.set(setting, f"{_ROWS}.max_length", text + image, f"{text} of text and {image} of an image")
     else:
         why = f"tuner counts the tokens of an image too, and does not know how many {path} makes"

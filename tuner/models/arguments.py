@@ -40,8 +40,8 @@ def pinned(model: Model) -> LoadOptions:
 
 def at(model: Model, folder: str) -> Model:
     """Return a model with its files in a folder: a download, or the tokenizer that was saved with its adapter."""
-    kept = model.revision if remote_code.is_commit(model.revision) or folder == model.path else None
-    return model.model_copy(update={"path": folder, "revision": kept})
+    revision = model.revision if remote_code.is_commit(model.revision) or folder == model.path else None
+    return model.model_copy(update={"path": folder, "revision": revision})
 
 
 def written(model: Model, folder: Path) -> Model:

@@ -178,10 +178,10 @@ def processor(path: str, **options: object) -> ProcessorMixin:
     values = {key: value for key, value in written.items() if key in taken and key not in kind.get_attributes()}
     without = _without_videos(kind, _settings_of_videos(path, **options))
     parts = {name: auto.from_pretrained(path, **options) for name, auto in _PARTS.items() if name in taken}
-    loaded = without(video_processor=None, **parts, **values)
+    processor = without(video_processor=None, **parts, **values)
     # Not before: the constructor of transformers counts its arguments.
     without.get_attributes = classmethod(lambda cls: [part for part in kind.get_attributes() if part != _VIDEOS])
-    return loaded
+    return processor
 
 
 def _settings_of_videos(path: str, **options: object) -> object:

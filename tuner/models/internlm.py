@@ -57,8 +57,8 @@ class PublishedConfig(LlamaConfig):  # type: ignore[misc]
         Two of its keys are only for the publisher's code: auto_map, which would point to missing files after
         save_pretrained, and attn_implementation, which is 'eager' and would replace the default, SDPA.
         """
-        facts = {key: value for key, value in config_dict.items() if key not in _FOR_REMOTE_CODE}
-        config: PublishedConfig = super().from_dict(facts, **kwargs)
+        values = {key: value for key, value in config_dict.items() if key not in _FOR_REMOTE_CODE}
+        config: PublishedConfig = super().from_dict(values, **kwargs)
         return config
 
 

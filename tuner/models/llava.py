@@ -111,10 +111,10 @@ def _fetched(path: str, revision: str | None, where: str, *, weights: bool, trus
     raise remote_code.untrusted_pickles(path, where)
 
 
-def _hash(vision: Vision, sources: Sequence[Path]) -> str:
+def _hash(vision: Vision, inputs: Sequence[Path]) -> str:
     digest = hashlib.sha256(vision.model_dump_json(exclude={"path", "revision", "projector"}).encode())
-    for source in sources:
-        for file in sorted(source.iterdir()) if source.is_dir() else [source]:
+    for path in inputs:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             if file.is_file():
                 status = file.stat()
                 digest.update(f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
@@ -169,9 +169,9 @@ def has_own_projector(llm: Path) -> bool:
 def _published(llm: Path) -> PreTrainedConfig:
     """Return the config of the LLM in a folder."""
     if has_own_projector(llm):
-        facts = read_json_object(llm / "config.json")
+        config = read_json_object(llm / "config.json")
         return transformers.LlamaConfig.from_dict(
-            {key: value for key, value in facts.items() if not key.startswith(("mm_", "model_type"))}
+            {key: value for key, value in config.items() if not key.startswith(("mm_", "model_type"))}
         )
     with explained(str(llm)):
         return transformers.AutoConfig.from_pretrained(llm, trust_remote_code=False)

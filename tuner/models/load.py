@@ -232,8 +232,8 @@ def _load(
     arguments: LoadOptions = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
-        kept = vision.OUTSIDE_LLM if config.reads_images else None
-        arguments["quantization_config"] = quantized(config.quantization, dtype, kept)
+        not_quantized = vision.OUTSIDE_LLM if config.reads_images else None
+        arguments["quantization_config"] = quantized(config.quantization, dtype, not_quantized)
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
     model = load_weights(config.model, path, dtype, scores=config.objective.facts.scores, **arguments)
@@ -352,20 +352,20 @@ def _layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
 
 
 def quantized(
-    block: Quantization, dtype: torch.dtype, kept: list[str] | None = None
+    block: Quantization, dtype: torch.dtype, not_quantized: list[str] | None = None
 ) -> transformers.BitsAndBytesConfig:
     """Return the argument of `from_pretrained` for a recipe's `quantization`, with arithmetic in the compute type.
 
     Args:
         block: The recipe's.
         dtype: The compute type.
-        kept: The full names of modules that keep their 16 bits; None: the output embeddings, as transformers does.
+        not_quantized: The full names of modules that keep 16 bits; None: the output embeddings, as in transformers.
     """
     if block.bits == 8:
-        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
+        return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=not_quantized)
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
-        llm_int8_skip_modules=kept,
+        llm_int8_skip_modules=not_quantized,
         bnb_4bit_quant_type=block.quant_type,
         bnb_4bit_use_double_quant=block.double_quant,
         bnb_4bit_compute_dtype=dtype,

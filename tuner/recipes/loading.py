@@ -295,12 +295,12 @@ def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], d
     yield layer_of(file)._replace(warning=warning)
 
 
-def _bases(source: RecipeFile) -> Sequence[str]:
-    bases = source.values.get("_base_", [])
+def _bases(file: RecipeFile) -> Sequence[str]:
+    bases = file.values.get("_base_", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
         fix = "Use a recipe's name, a file's path, or a list of them."
-        raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=source.where(("_base_",)), fix=fix)
+        raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=file.where(("_base_",)), fix=fix)
     return bases
 
 

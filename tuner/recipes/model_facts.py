@@ -132,14 +132,13 @@ def facts_of(path: str, revision: str | None) -> tuple[JsonObject | None, Place]
         path: A folder or an id on the hub.
         revision: The commit on the hub.
     """
-    facts, place = read_architecture(paths.expanded(assets.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
-    if facts is not None:
-        return facts, place
-    part = catalog.part_named(path)
-    source = read_part("models", part) if part else None
-    facts = source.values.get("architecture") if source else _downloaded(path, revision)
+    architecture = read_architecture(paths.expanded(assets.asset(path)))
+    if architecture is None and (part := catalog.part_named(path)):
+        model_part = read_part("models", part)
+        return model_part.values.get("architecture"), model_part.place(())
+    architecture = architecture or _downloaded(path, revision)
     # Facts from the hub's cache name the hub id, because the folder is named by a commit.
-    return facts, source.place(()) if source else place if facts else Place(Kind.DERIVED, "unknown model")
+    return architecture, Place(Kind.DERIVED, f"{path}/config.json" if architecture else "unknown model")
 
 
 def _downloaded(path: str, revision: str | None) -> JsonObject | None:
@@ -221,19 +220,19 @@ def _tower(config: JsonObject) -> JsonObject | None:
     tower = config.get("vision_config")
     if not isinstance(tower, dict):
         return None
-    facts: JsonObject = {"model_type": config.get("model_type")}
+    keys_of_tower: JsonObject = {"model_type": config.get("model_type")}
     for key, names in _NAMES_OF_TOWERS.items():
         value = next((tower[name] for name in names if tower.get(name) is not None), None)
-        facts[key] = max(value) if isinstance(value, list) and value else value
-    kind = str(facts["model_type"])
-    facts = _TOWERS.get(kind, {}) | {key: value for key, value in facts.items() if value is not None}
+        keys_of_tower[key] = max(value) if isinstance(value, list) and value else value
+    kind = str(keys_of_tower["model_type"])
+    keys_of_tower = _TOWERS.get(kind, {}) | {key: value for key, value in keys_of_tower.items() if value is not None}
     if kind in _READS_ANY_SIZE:
-        facts.pop("image_size", None)
+        keys_of_tower.pop("image_size", None)
     if tokens := next((config[key] for key in _NUMBERS_OF_TOKENS if config.get(key)), None):
-        facts["num_tokens"] = tokens
+        keys_of_tower["num_tokens"] = tokens
     if kind == "gemma4" and isinstance(sound := config.get("audio_config"), dict):
-        facts["num_parameters_of_sound"] = _of_sound(_SOUND_OF_GEMMA_4 | sound, config.get("text_config"))
-    return facts
+        keys_of_tower["num_parameters_of_sound"] = _of_sound(_SOUND_OF_GEMMA_4 | sound, config.get("text_config"))
+    return keys_of_tower
 
 
 def _of_sound(sound: JsonObject, llm: JsonObject | None) -> int:
@@ -333,9 +332,9 @@ def _settle_tower(merged: Merged) -> None:
         return
     is_read = known and merged.order_of(keys) <= merged.order_of((*_TOWER_FACTS, "model_type"))
     if isinstance(merged.get(("architecture",)), dict) and not is_read:
-        facts = read_tower(tower, merged.get((*_VISION, "revision")))
-        place = Place(Kind.DERIVED, f"{tower}/config.json" if facts else "unknown tower")
-        block = {"_delete_": True, **(facts or {"model_type": "llava"})}
+        found = read_tower(tower, merged.get((*_VISION, "revision")))
+        place = Place(Kind.DERIVED, f"{tower}/config.json" if found else "unknown tower")
+        block = {"_delete_": True, **(found or {"model_type": "llava"})}
         merged.lay(Layer.at(place, nested(_TOWER_FACTS, block)))
 
 

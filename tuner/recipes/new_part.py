@@ -28,41 +28,41 @@ def refuse_name(name: str) -> None:
         raise UsageError(f"{name!r} is not a valid name for a part", where="NAME", fix=f"Use {catalog.NAME_RULE}.")
 
 
-def facts_of(source: Path) -> JsonObject:
+def facts_of(config_path: Path) -> JsonObject:
     """Return the architecture in a config.json, given as a file or by its folder.
 
     Raises:
         ModelError: there is no such file, or it lacks facts that planning needs.
     """
-    file = source / "config.json" if source.is_dir() else source
+    file = config_path / "config.json" if config_path.is_dir() else config_path
     if not paths.is_file(file):
         fix = "Give a model's folder, or its config.json."
         raise ModelError(f"there is no file {str(file)!r}", where="--from", fix=fix)
-    facts = model_facts.read_architecture(source)
-    if facts is None:
-        message = f"it does not describe a language model that can be planned: {model_facts.why_unknown(source)}"
+    architecture = model_facts.read_architecture(config_path)
+    if architecture is None:
+        message = f"it does not describe a language model that can be planned: {model_facts.why_unknown(config_path)}"
         raise ModelError(message, where=file, fix="Use the config.json that the model was published with.")
-    return facts
+    return architecture
 
 
-def path_of(source: Path) -> str:
+def path_of(config_path: Path) -> str:
     """Return the value for `model.path`: the folder with the weights, or the hub id in config.json."""
-    folder = source if source.is_dir() else source.parent
-    if source.is_dir() or any(file.suffix in _WEIGHTS for file in folder.iterdir()):
+    folder = config_path if config_path.is_dir() else config_path.parent
+    if config_path.is_dir() or any(file.suffix in _WEIGHTS for file in folder.iterdir()):
         return str(folder)
-    named = read_json_object(source).get("_name_or_path")
+    named = read_json_object(config_path).get("_name_or_path")
     return named if isinstance(named, str) and "/" in named and paths.is_hub_id(named) else str(folder)
 
 
-def model(summary: str, path: str, source: Path, facts: Mapping[str, object]) -> str:
+def model(summary: str, path: str, config_path: Path, architecture: Mapping[str, object]) -> str:
     """Return the text of a model part.
 
     Args:
         summary: The line that `tuner list` shows.
         path: A folder, or an id on the hub.
-        source: The config.json that `facts` were read from, or its folder.
+        config_path: The config.json that `architecture` was read from, or its folder.
     """
-    folder = source if source.is_dir() else source.parent
+    folder = config_path if config_path.is_dir() else config_path.parent
     lines = [
         render_docstring(summary),
         "",
@@ -74,10 +74,10 @@ def model(summary: str, path: str, source: Path, facts: Mapping[str, object]) ->
         *_template_lines(folder),
         ")",
         "",
-        f"# Facts about the model that planning needs, under the keys of its config.json ({source}).".replace(
+        f"# Facts about the model that planning needs, under the keys of its config.json ({config_path}).".replace(
             "\n", " "
         ),
-        f"architecture = {render({**facts}, 0)}",
+        f"architecture = {render({**architecture}, 0)}",
     ]
     return "\n".join(lines) + "\n"
 

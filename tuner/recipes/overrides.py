@@ -315,11 +315,11 @@ def _start_layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> 
     if overrides.model is not None or not has_recipe or not _is_same_model(merged, start.path):
         of_part: JsonObject = {}
         if part := catalog.part_named(start.path):
-            source = read_part("models", part)
-            of_part = dict(source.values.get("model", {}))
-            rest = {key: value for key, value in source.values.items() if key != "model"}
+            model_part = read_part("models", part)
+            of_part = dict(model_part.values.get("model", {}))
+            rest = {key: value for key, value in model_part.values.items() if key != "model"}
             warning = catalog.shadowing("models", part) or catalog.shadowing_path(start.path)
-            yield layer_of(source._replace(values=rest))._replace(warning=warning)
+            yield layer_of(model_part._replace(values=rest))._replace(warning=warning)
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}
         values["trust_remote_code"] = False  # only what is typed grants it, and these values count as typed
         values |= {"revision": start.revision} if start.revision else {}

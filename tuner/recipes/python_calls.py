@@ -48,13 +48,13 @@ def both(first: Overrides, second: Overrides) -> Overrides:
     """Return two overrides as one; the second wins where both set a value."""
     ours, theirs = vars(first), vars(second)
     single = {key: theirs[key] if theirs[key] is not None else ours[key] for key in _FLAGS}
-    kept = {key: value for key, value in first.values.items() if key not in second.values}
+    only_first = {key: value for key, value in first.values.items() if key not in second.values}
     return Overrides(
         **single,
         pairs=(*first.pairs, *second.pairs),
         ds=(*first.ds, *second.ds),
         rewards=second.rewards or first.rewards,
-        values={**kept, **second.values},  # in this order, so that of two spellings of one key the second wins
+        values={**only_first, **second.values},  # in this order, so that of two spellings of one key the second wins
     )
 
 

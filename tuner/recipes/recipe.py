@@ -184,7 +184,7 @@ def lasting_template(name: str | None) -> str | None:
     return text if len(text) <= MAX_TEXT else str(file.path)
 
 
-def layer_of(source: RecipeFile) -> Layer:
+def layer_of(file: RecipeFile) -> Layer:
     """Return a file's values as a layer, without its helpers.
 
     Raises:
@@ -192,14 +192,14 @@ def layer_of(source: RecipeFile) -> Layer:
     """
     known = set(RecipeConfig.model_fields)
     values: JsonObject = {}
-    for key, value in source.values.items():
+    for key, value in file.values.items():
         if key in known:
             values[key] = value
-        elif key not in source.helpers and key != "_base_":
+        elif key not in file.helpers and key != "_base_":
             raise RecipeError(
-                f"no key {key!r}", where=source.where((key,)), fix=other_tools().key_hint(key, sorted(known))
+                f"no key {key!r}", where=file.where((key,)), fix=other_tools().key_hint(key, sorted(known))
             )
-    return Layer(values, source.place)
+    return Layer(values, file.place)
 
 
 def read_base() -> RecipeFile:

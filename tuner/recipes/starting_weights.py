@@ -47,15 +47,15 @@ def find(text: str, flag: str) -> Start:
     folder = result_of(text)
     if folder is None or not _is_adapter(Path(folder)):
         return Start(folder or text)
-    facts = adapter_facts(folder)
-    base = facts.get("base_model_name_or_path") or ""
+    adapter = adapter_facts(folder)
+    base = adapter.get("base_model_name_or_path") or ""
     local = paths.local(base) if base else None
     if not base or (local and not paths.exists(local)):
         message = f"the base of {text!r} is missing: {base!r}" if base else f"{text!r} does not name its base"
         raise RecipeError(
             message, where=flag, fix=f"Set it: {options(Option('model', 'BASE'), Option('adapter', text))}."
         )
-    return Start(base, facts.get("revision"), folder)
+    return Start(base, adapter.get("revision"), folder)
 
 
 def result_of(text: str) -> str | None:
@@ -82,14 +82,14 @@ def adapter_facts(folder: str) -> JsonObject:
         RecipeError: it cannot be read, or is not a LoRA.
     """
     file = paths.expanded(folder) / paths.ADAPTER
-    facts = read_json_object(file)
-    if "peft_type" not in facts:
+    adapter = read_json_object(file)
+    if "peft_type" not in adapter:
         raise RecipeError(f"{str(file)!r} cannot be read", where=paths.ADAPTED, fix="Copy it again.")
-    if facts["peft_type"] != "LORA":
+    if adapter["peft_type"] != "LORA":
         fix = f"Merge it first: tuner export {folder} DEST --merge, then {Option('model', 'DEST')}."
-        message = f"{folder!r} is an adapter of {facts['peft_type']}, not LoRA"
+        message = f"{folder!r} is an adapter of {adapter['peft_type']}, not LoRA"
         raise RecipeError(message, where=paths.ADAPTED, fix=fix)
-    return facts
+    return adapter
 
 
 def settle(merged: Merged) -> None:

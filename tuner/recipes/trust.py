@@ -66,11 +66,11 @@ def refuse(recipe: Recipe, *, allow_code: bool = False, of_run: bool = False) ->
     Raises:
         RecipeError: it names code.
     """
-    asked = [*_remote_code(recipe)]
+    errors = [*_remote_code(recipe)]
     if not allow_code:
-        asked += [*_functions_of_others(recipe), *_kernels_of_hub(recipe), *(_at_the_end(recipe) if of_run else ())]
-    if asked:
-        raise together(asked)
+        errors += [*_functions_of_others(recipe), *_kernels_of_hub(recipe), *(_at_the_end(recipe) if of_run else ())]
+    if errors:
+        raise together(errors)
 
 
 def refuse_remote_code(recipe: Recipe, result: Path) -> None:

@@ -32,11 +32,11 @@ def renamed(row: Row, columns: Columns | None, place: str) -> Row:
     if not columns:
         return row
     values, used = {}, set()
-    for name, source in columns.items():
-        parts = _sources(source, row)
+    for name, template in columns.items():
+        parts = _sources(template, row)
         for part in parts:
             _check(part, row, name, place)
-        values[name] = row[source] if source in row else _filled(source, row, place)
+        values[name] = row[template] if template in row else _filled(template, row, place)
         used |= parts
     return {name: value for name, value in row.items() if name not in used} | values
 
@@ -54,32 +54,32 @@ def check_names(columns: Columns | None, known: Iterable[str], owner: str) -> No
             raise DataError(problem, where="dataset.columns", fix=did_you_mean(name, known) or "Choose one of them.")
 
 
-def _sources(source: str, row: Row) -> set[str]:
-    if source in row or "{" not in source:
-        return {source}
-    return {match[1] for match in _PLACE.finditer(source) if match[1] is not None}
+def _sources(template: str, row: Row) -> set[str]:
+    if template in row or "{" not in template:
+        return {template}
+    return {match[1] for match in _PLACE.finditer(template) if match[1] is not None}
 
 
-def _check(source: str, row: Row, name: str, place: str) -> None:
-    if source not in row:
-        problem = f"dataset.columns maps {source!r} to {name!r}, and the row has no such column, only {names(row)}"
+def _check(column: str, row: Row, name: str, place: str) -> None:
+    if column not in row:
+        problem = f"dataset.columns maps {column!r} to {name!r}, and the row has no such column, only {names(row)}"
         raise DataError(
-            problem, where=place, of_row=True, fix=did_you_mean(source, map(str, row)) or "Use one of them."
+            problem, where=place, of_row=True, fix=did_you_mean(column, map(str, row)) or "Use one of them."
         )
 
 
-def _filled(source: str, row: Row, place: str) -> str:
+def _filled(template: str, row: Row, place: str) -> str:
     def part(match: re.Match[str]) -> str:
         return match[0][0] if match[1] is None else _as_text(row[match[1]], match[1])
 
     try:
         # Counted first: the same column may be named any number of times.
-        lengths = accumulate(len(part(match)) for match in _PLACE.finditer(source))
+        lengths = accumulate(len(part(match)) for match in _PLACE.finditer(template))
         if any(so_far > limits.MAX_SAMPLE_BYTES for so_far in lengths):
-            raise limits.too_long(f"the text of dataset.columns {source!r}", place)
-        return _PLACE.sub(part, source)
+            raise limits.too_long(f"the text of dataset.columns {template!r}", place)
+        return _PLACE.sub(part, template)
     except Misfit as misfit:
-        fix = f"Use text columns for {source!r}, or correct the row."
+        fix = f"Use text columns for {template!r}, or correct the row."
         raise DataError(
             f"dataset.columns cannot turn it into text: {misfit}", where=place, of_row=True, fix=fix
         ) from misfit

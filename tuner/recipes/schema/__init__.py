@@ -514,8 +514,8 @@ class RecipeConfig(Block):
     @property
     def teacher_architecture(self) -> Architecture | None:
         """What config.json says of the objective's teacher; None if there is no teacher, or it is not known."""
-        facts = getattr(self.objective, "teacher_architecture", None)
-        return Architecture.model_validate(facts) if facts else None
+        keys = getattr(self.objective, "teacher_architecture", None)
+        return Architecture.model_validate(keys) if keys else None
 
     @property
     def needs_bitsandbytes(self) -> bool:

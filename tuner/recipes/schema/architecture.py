@@ -244,15 +244,15 @@ class Architecture(Block):
         """Add the values under the common names."""
         if isinstance(config, cls):
             return config
-        facts = validate(config)
-        facts._config = dict(config)
+        architecture = validate(config)
+        architecture._config = dict(config)
         # In place, although the block is frozen: pydantic expects the object that it created.
-        facts.__dict__.update(_in_common(_DEFAULTS.get(facts.model_type, {}) | config))
-        for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
-            if not getattr(facts, key):
-                raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": facts.model_type, "key": key})
-        refuse(facts, _contradictions(facts))
-        return facts
+        architecture.__dict__.update(_in_common(_DEFAULTS.get(architecture.model_type, {}) | config))
+        for key in ("intermediate_size", *_NEEDS.get(architecture.model_type, ())):
+            if not getattr(architecture, key):
+                raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": architecture.model_type, "key": key})
+        refuse(architecture, _contradictions(architecture))
+        return architecture
 
     def __eq__(self, other: object) -> bool:
         """Return whether the facts are the same, whether written as a list or a tuple."""
