@@ -285,9 +285,7 @@ def _models() -> str:
     for name in catalog.names("models"):
         count = parts.parameters(name)
         path = parts.values("models", name)["model"]["path"]
-        rows.append(
-            (f"`{name}`", path, f"{count:,}" if count else "", _summary("models", name))
-        )
+        rows.append((f"`{name}`", path, f"{count:,}" if count else "", _summary("models", name)))
     return _table(("model", "path", "parameters", ""), rows)
 
 
@@ -318,8 +316,7 @@ def _methods() -> str:
 
 def _objectives() -> str:
     rows = (
-        (f"`{name}`", _summary("objectives", name), _code(_formats_for(name)))
-        for name in catalog.names("objectives")
+        (f"`{name}`", _summary("objectives", name), _code(_formats_for(name))) for name in catalog.names("objectives")
     )
     return _table(("objective", "", "row formats"), rows)
 
