@@ -413,4 +413,5 @@ def xxh3_128(path: Path) -> str:
 
 def is_writable(text: str) -> bool:
     """Say whether `text` can stand in a UTF-8 file and be a path: no lone surrogate, no NUL."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    is_whole = text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    return is_whole and "\0" not in text

@@ -5,7 +5,7 @@ Code decides by the kind of a place; the text of a place is for people. The only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -131,13 +131,11 @@ class Merged:
 
     def order_of(self, keys: Keys) -> int:
         """Return the number of the last layer that wrote a key or a key inside it; 0 if no layer did."""
-        dotted = ".".join(keys)
-        return max((order for key, order in self.order.items() if _is_in(key, dotted)), default=0)
+        return max((self.order[key] for key in _inside(self.order, keys)), default=0)
 
     def _at(self, keys: Keys) -> list[str]:
         """Return the dotted keys of the leaves at a key or below it."""
-        dotted = ".".join(keys)
-        return [key for key in self.origins if _is_in(key, dotted)]
+        return _inside(self.origins, keys)
 
     def _lay(self, below: JsonObject, above: JsonObject, prefix: Keys, layer: Layer) -> None:
         for key, value in above.items():
@@ -184,8 +182,10 @@ class Merged:
         return origins[0] if origins else None
 
 
-def _is_in(key: str, block: str) -> bool:
-    return key == block or key.startswith(f"{block}.")
+def _inside(dotted: Iterable[str], keys: Keys) -> list[str]:
+    block = ".".join(keys)
+    inner = f"{block}."
+    return [key for key in dotted if key == block or key.startswith(inner)]
 
 
 def line_of(lines: Mapping[Keys, int], keys: Keys) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -202,8 +203,9 @@ def layer_of(file: RecipeFile) -> Layer:
     return Layer(values, file.place)
 
 
+@cache  # every recipe begins with it, and a check asks for the default of each key that a file sets
 def read_base() -> RecipeFile:
-    """Return the base recipe's file: every default."""
+    """Return the base recipe's file: every default. All callers share its values, so nobody changes them."""
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
