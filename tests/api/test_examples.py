@@ -22,7 +22,7 @@ SCRIPTS = {
     "use_a_result": "runs/my-model: 29 tensors",
     "mix_data_sets": "text: ",
 }
-QUICK = ("train_on_rows", "plan_a_cluster")
+QUICK = ("plan_a_cluster",)
 
 pytestmark = pytest.mark.e2e
 

@@ -177,7 +177,7 @@ KEYS = st.sampled_from(["role", "content", "from", "value", "input", "output", "
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(formats.FORMATS)), st.data())
 def test_whatever_a_row_holds_it_is_read_or_refused_as_data(name: str, data: st.DataObject) -> None:
     row = data.draw(st.dictionaries(st.sampled_from(formats.FORMATS[name].columns), VALUES, min_size=1))

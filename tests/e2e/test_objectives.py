@@ -33,8 +33,7 @@ checkpoint = dict(interval=5)
 log = dict(interval=1, num_samples=0)
 """
 SIDES = ("chosen", "rejected")
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("kto_freeze", "dpo_lora", "orpo_rslora")]
-RUNS = ["dpo_full", *LONG]
+RUNS = ["dpo_full", "kto_freeze", "dpo_lora", "orpo_rslora"]
 STAGES = {"dpo_full": "zero3", "reward_lora": "zero3"}
 ONE_RANK = ("reward_lora",)
 
@@ -87,6 +86,7 @@ def told_apart(model: Any, base: Any, tokenizer: Any) -> float:
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.long  # tests/reference/test_objectives.py
 def test_the_margin_between_held_out_answers_grows(run_of: Any, name: str) -> None:
     run = run_of(name)
 
@@ -102,6 +102,7 @@ def test_the_margin_between_held_out_answers_grows(run_of: Any, name: str) -> No
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.long  # tests/worker/test_every_objective.py
 def test_the_result_prefers_what_held_out_judges_chose_in_plain_transformers(run_of: Any, name: str) -> None:
     final = run_of(name).path / "final"
 

@@ -37,6 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return ok(train(folder / "judged.py", folder / "run", ranks=2))
 
 
+@pytest.mark.long  # tests/results/test_evaluate.py
 def test_eval_finds_the_loss_that_training_found(
     run: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +52,7 @@ def test_eval_finds_the_loss_that_training_found(
         assert value["counts"]["read"] == 41
 
 
+@pytest.mark.long  # tests/results/test_chat.py
 def test_a_script_gets_the_answer_alone(run: Finished) -> None:
     done = warm().run(["chat", run.path, "--json", "--max-new-tokens", "4"], input="Why?", env=environment())
 

@@ -16,7 +16,7 @@ from tuner.errors import ModelError
 from tuner.fit import parameters
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
-from tuner.lab.shrink import config_of, shrink
+from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import Architecture
@@ -47,20 +47,6 @@ def test_every_formula_is_held_against_two_built_models() -> None:
 
 def _counted_llm(facts: Architecture) -> int:
     return num_parameters(facts) - sum(parameters.of_tower(facts).values())  # test_towers counts the tower
-
-
-@each(ARCHITECTURES.values())
-def test_the_count_of_a_shipped_model_with_few_layers_is_that_of_the_built_one(part: str) -> None:
-    facts = _with_few_layers(NATIVE[part])
-
-    assert _counted_llm(facts) == built(facts)
-
-
-def _with_few_layers(facts: Architecture) -> Architecture:
-    """Return a model of the same widths that has each kind of layer."""
-    few = shrink(facts, facts.vocab_size).model_dump()
-    depth = ("num_hidden_layers", "num_kv_shared_layers", "layer_types", "mlp_layer_types", "mlp_only_layers")
-    return Architecture.model_validate(facts.model_dump() | {key: few[key] for key in depth if key in few})
 
 
 @each({facts.model_type: part for part, facts in NATIVE.items()}.values())

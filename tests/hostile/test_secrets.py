@@ -42,6 +42,7 @@ def arguments_of(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.long  # tests/hostile/test_commands.py
 def test_a_run_in_a_hostile_folder_runs_nothing_there_and_writes_no_secret(tmp_path: Path) -> None:
     place, run = hostile_folder(tmp_path / "place"), tmp_path / "run"
     model, recipe = hostile_model(tmp_path / "model"), quick(tmp_path, "full")

@@ -291,6 +291,7 @@ def test_a_prompt_beyond_the_context_is_refused_at_once(server: tuple[Forked, in
         assert time.monotonic() - start < 20
 
 
+@pytest.mark.long  # tests/results/test_chat.py
 def test_a_template_that_loops_is_ended_while_others_are_answered(server: tuple[Forked, int]) -> None:
     hostile = CHAT | {"messages": [{"role": "user", "content": "[nested]"}]}
     body = json.dumps(hostile).encode()
@@ -343,6 +344,7 @@ def test_more_choices_than_one_request_may_have_are_refused(server: tuple[Forked
     assert (status, document["error"]["param"]) == (400, "n")
 
 
+@pytest.mark.long  # it waits until they are
 def test_connections_that_send_no_request_are_closed_and_others_are_answered(server: tuple[Forked, int]) -> None:
     opened = [socket.create_connection(("127.0.0.1", server[1]), 60) for _ in range(260)]
     try:

@@ -703,10 +703,8 @@ socket.create_connection(("127.0.0.1", port)).sendall(b"1")
 # The log of the real torchrun
 
 
-@pytest.mark.parametrize(
-    ("rank", "end", "code"),
-    [("1", "os.kill(os.getpid(), 9)", 137), pytest.param("0", "sys.exit(3)", 3, marks=pytest.mark.long)],
-)
+@pytest.mark.long  # what such a log says: tests/runs/test_causes.py
+@pytest.mark.parametrize(("rank", "end", "code"), [("1", "os.kill(os.getpid(), 9)", 137), ("0", "sys.exit(3)", 3)])
 def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: str, code: int, rank: str) -> None:
     ranks = process(run.path, f"{end} if os.environ['RANK'] == '{rank}' else time.sleep(60)")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]

@@ -48,12 +48,14 @@ def answer(line: dict[str, Any]) -> str:
     return str(line["chosen"] if "chosen" in line else line["messages"][1]["content"])
 
 
+@pytest.mark.long
 def test_without_a_registry_each_file_has_its_number_of_rows_and_there_is_no_model(folder: Path) -> None:
     assert not (folder / "smollm2").exists()
     for name, wanted in files.SIZES.items():
         assert tuple(len(file.read_text("utf-8").splitlines()) for file in files.paths(folder, name)) == wanted
 
 
+@pytest.mark.long
 def test_no_question_stands_twice_and_no_answer_of_the_documentation(
     contents: dict[str, list[dict[str, Any]]],
 ) -> None:
@@ -64,6 +66,7 @@ def test_no_question_stands_twice_and_no_answer_of_the_documentation(
     assert len(set(answered)) == len(answered)
 
 
+@pytest.mark.long
 def test_a_rejected_answer_is_another_rows_answer(contents: dict[str, list[dict[str, Any]]]) -> None:
     assert all(line["rejected"] != line["chosen"] for line in contents["pairs"])
 

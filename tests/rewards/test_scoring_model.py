@@ -42,6 +42,7 @@ def test_a_reward_model_scores_prompt_and_completion_together(tmp_path: Path) ->
     reward.close()
 
 
+@pytest.mark.long
 def test_a_reward_model_reads_the_tools_of_each_row(tmp_path: Path) -> None:
     reward, tokenizer = _saved(tmp_path, LlamaForSequenceClassification, WITH_TOOLS), make_tokenizer(WITH_TOOLS)
     model = LlamaForSequenceClassification.from_pretrained(tmp_path).eval()
