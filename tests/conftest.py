@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from tests.real import model
 from tests.real.__main__ import MISSING
 
-# How fast inputs are made says how busy the machine is.
-settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+# How fast inputs are made says how busy the machine is. Each run of the suite tries other examples.
+settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
 settings.load_profile("any-machine")
 
 

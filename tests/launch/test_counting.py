@@ -61,7 +61,7 @@ def test_a_row_here_is_a_row_to_the_readers_of_training(tmp_path: Path, name: st
 
 @given(text=st.text(st.sampled_from('a,"\n\r\t \ufeff\x0b\x1c\u2028\u00a0{}[]1'), max_size=30))
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".csv"])
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_has_as_many_rows_as_the_readers_find_or_is_not_counted(tmp_path: Path, kind: str, text: str) -> None:
     file = tmp_path / f"any{kind}"
     file.write_bytes(text.encode())

@@ -29,7 +29,7 @@ def recipe(**values: object) -> Recipe:
     some.one_of(some.just("auto"), some.integers(1, 16)),
     some.one_of(some.just("auto"), some.integers(1, 64)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_batch_holds_whole_groups_or_is_refused_with_one_that_does(
     generations: int, ranks: int, micro: int | str, batch: int | str
 ) -> None:

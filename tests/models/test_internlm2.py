@@ -356,7 +356,7 @@ def test_tokens_equal_sentencepieces(checkpoint: Path, tokenizer: PreTrainedToke
     assert tokenizer(text).input_ids == reference_ids(checkpoint, text)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \n\teants书<>|▁")))
 def test_tokens_of_any_text_equal_sentencepieces(
     checkpoint: Path, tokenizer: PreTrainedTokenizerBase, text: str

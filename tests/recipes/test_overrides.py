@@ -281,7 +281,7 @@ VALUES = st.sampled_from(
 )
 @example("lr", "a" + ".b" * 400)
 @example("deepspeed", "{'a': {'b': " + "[" * 99 + "]" * 99 + "}}")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_override_is_taken_or_refused_in_one_message(key: str, value: str) -> None:
     try:
         found = loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"{key}={value}")]))

@@ -71,7 +71,7 @@ def test_an_objective_is_not_put_on_data_that_it_cannot_learn_from() -> None:
     assert expanded("tiny*_lora_*pairs*") == ["tiny_dpo_lora_pairs_e3"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from(["*", "**", "?", "[ql]", "[!q]", "_", "e3", "qwen", "a", "lora", "_8b_", "t"]), max_size=7)
 )

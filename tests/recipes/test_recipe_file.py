@@ -379,7 +379,7 @@ PIECES = (*WORDS.split(), *BLANKS, "lambda ", "import ", "def ", "class ", "f'{"
 @given(st.text(st.characters(exclude_categories=()), max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join))
 @example("x = (yield)")
 @example("x = a" + ".b" * 400)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         assert isinstance(read_text(text, "any.py"), RecipeFile)
@@ -388,7 +388,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @given(st.binary(max_size=40) | st.lists(st.sampled_from(WORDS.split())).map(lambda words: " ".join(words).encode()))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.py"
     path.write_bytes(data)

@@ -34,7 +34,7 @@ def batches(num_rows: int, prompts: int, generations: int, ranks: int, epoch: in
 
 
 @given(some.integers(1, 30), some.integers(1, 6), some.integers(2, 8), some.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_prompt_of_an_epoch_has_all_its_completions_in_one_step_on_any_number_of_ranks(
     num_rows: int, prompts: int, generations: int, ranks: int
 ) -> None:
