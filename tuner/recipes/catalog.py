@@ -360,8 +360,12 @@ def _text(file: PartFile) -> str:
 
 def path_of(part: str) -> str:
     """Return the hub id or the folder in the text of a model part; its name if there is none."""
-    match = _PATH.search(text_of("models", part))
-    return match[1] if match else part
+    return _path_in(part_file("models", part)) or part
+
+
+def _path_in(file: PartFile) -> str | None:
+    match = _PATH.search(_text(file))
+    return match[1] if match else None
 
 
 @cache
@@ -377,7 +381,7 @@ def part_named(hub_id: str) -> str | None:
 def _with_path(hub_id: str) -> Iterator[str]:
     """Yield the model parts with this `model.path`, the user's before the package's."""
     mine_first = sorted(files("models").items(), key=lambda item: item[1].is_ours)
-    yield from (name for name, _ in mine_first if path_of(name) == hub_id)
+    yield from (name for name, file in mine_first if (_path_in(file) or name) == hub_id)
 
 
 def shadowing_path(hub_id: str) -> str | None:
