@@ -159,7 +159,7 @@ def plan(
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
-    asked = AskedMachines(
+    machines = AskedMachines(
         gpus=gpus,
         gpu=gpu,
         nodes=nodes,
@@ -169,7 +169,7 @@ def plan(
         interconnect=interconnect,
         utilisation=utilisation,
     )
-    result = planning.make(loaded, asked, os.environ, named)  # effect: as the command line
+    result = planning.make(loaded, machines, os.environ, named)  # effect: as the command line
     return result._replace(warnings=_all_spoken(result.warnings))
 
 

@@ -148,21 +148,21 @@ def _own(kind: str) -> dict[str, str]:
 def _details(kind: str, name: str) -> JsonObject:
     """Return a part for `tuner list --json`: its summary, and the facts of its kind."""
     file = catalog.part_file(kind, name)
-    facts: JsonObject = {"summary": catalog.summary(file), "origin": file.folder.origin, "file": file.shown}
+    details: JsonObject = {"summary": catalog.summary(file), "origin": file.folder.origin, "file": file.shown}
     if file.shadowed:
-        facts["shadows"] = [folder.origin for folder in file.shadowed]
+        details["shadows"] = [folder.origin for folder in file.shadowed]
     if wrong := _mistake(kind, name):
-        return {**facts, "error": wrong.to_json()}
+        return {**details, "error": wrong.to_json()}
     if kind == "models":
         path = parts.values(kind, name).get("model", {}).get("path")
-        return {**facts, "path": path, "parameters": parts.parameters(name)}
+        return {**details, "path": path, "parameters": parts.parameters(name)}
     if kind == "datasets":
         try:
             paths = [rows["path"] for rows in parts.data_sets(name) if rows.get("path")]
         except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
-            return {**facts, "error": error.to_json()}
-        return {**facts, "paths": paths, "objectives": [*parts.learners(name)]}
-    return facts
+            return {**details, "error": error.to_json()}
+        return {**details, "paths": paths, "objectives": [*parts.learners(name)]}
+    return details
 
 
 def _mistake(kind: str, name: str) -> TunerError | None:

@@ -48,10 +48,10 @@ def _values(kind: str, name: str, file: PartFile) -> JsonObject:
 
 
 def parameters(model: str) -> int | None:
-    """Return the number of parameters of a model part, or None if its facts are not known."""
-    facts = values("models", model).get("architecture")
+    """Return the number of parameters of a model part, or None if its architecture is not known."""
+    architecture = values("models", model).get("architecture")
     try:
-        return num_parameters(Architecture.model_validate(facts)) if facts else None
+        return num_parameters(Architecture.model_validate(architecture)) if architecture else None
     except ModelError:  # of a type that the plan has no formula for
         return None
 

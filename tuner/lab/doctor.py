@@ -28,6 +28,11 @@ _MIN_OPEN_FILES = 1024
 _MIN_SHM_BYTES = 1024**3
 _MIN_FREE_BYTES = 10 * 1024**3
 _SECRET_LENGTH = 8
+_FASTOKENS = ("rows are tokenized with it (dataset.tokenizer_backend)", "rows are tokenized more slowly")
+_LIGER = (
+    "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)",
+    "fused norms, rotary embeddings and MLPs",
+)
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     if not (has_flash or has_varlen) and here.gpus:
         text = "not installed, and not in torch before 2.12 or below compute capability 8.0; packed rows get a mask"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
-    rows.append(_liger(here))
-    rows.append(_kernels(here))
-    rows.append(_fastokens())
+    rows += [_liger(here), _kernels(here), _optional("fastokens", "fastokens", *_FASTOKENS, "pip install fastokens")]
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
 
@@ -120,20 +123,13 @@ def _kernels(here: Hardware) -> Row:
 def _liger(here: Hardware) -> Row:
     if not here.gpus:
         return Row("Liger", "absent", "its kernels are for GPUs")
-    if libraries.is_installed("liger_kernel"):
-        return Row("Liger", "ok", "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)")
-    return Row(
-        "Liger",
-        "absent",
-        "not installed: fused norms, rotary embeddings and MLPs",
-        "pip install 'tuner-deepspeed[gpu]'",
-    )
+    return _optional("Liger", "liger_kernel", *_LIGER, "pip install 'tuner-deepspeed[gpu]'")
 
 
-def _fastokens() -> Row:
-    if libraries.is_installed("fastokens"):
-        return Row("fastokens", "ok", "rows are tokenized with it (dataset.tokenizer_backend)")
-    return Row("fastokens", "absent", "not installed: rows are tokenized more slowly", "pip install fastokens")
+def _optional(name: str, package: str, use: str, lack: str, fix: str) -> Row:
+    """Return what a package is used for, or what is lacking without it."""
+    is_there = libraries.is_installed(package)
+    return Row(name, "ok", use) if is_there else Row(name, "absent", f"not installed: {lack}", fix)
 
 
 def _gpus(here: Hardware) -> Iterator[Row]:
@@ -228,5 +224,5 @@ def _clean(text: str, environ: Mapping[str, str]) -> str:
 
 def _secrets(values: Sequence[str]) -> list[str]:
     """Return the values to hide, the longest first; paths are not secret, and short values occur in any text."""
-    kept = {value for value in values if len(value) >= _SECRET_LENGTH and not value.startswith("/")}
-    return sorted(kept, key=len, reverse=True)
+    secrets = {value for value in values if len(value) >= _SECRET_LENGTH and not value.startswith("/")}
+    return sorted(secrets, key=len, reverse=True)

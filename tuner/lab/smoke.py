@@ -138,20 +138,22 @@ class _Smoke:
 
     def model(self) -> str:
         """Make the small model and its tokenizer."""
-        facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
-        assert facts is not None, "refused before"
+        architecture, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
+        assert architecture is not None, "refused before"
         model, folder = self.loaded.with_template_text().config.model, self.scratch / "model"
         if self.loaded.config.reads_images:
-            small, num_parameters, self.processor, is_own = stand_ins.make_vision_model(model, facts, folder, seed)
+            made = stand_ins.make_vision_model(model, architecture, folder, seed)
+            small, num_parameters, self.processor, is_own = made
             stand_in = "a small LLaVA stands in for the model"
         else:
             tokenizer, is_own = stand_ins.tokenizer_of(model)
             self.encoder = TextEncoder(tokenizer)
-            small, num_parameters = stand_ins.make_model(facts, tokenizer, folder, seed)
+            small, num_parameters = stand_ins.make_model(architecture, tokenizer, folder, seed)
             stand_in = "a stand-in for its tokenizer, which is not in the cache"
             if self.loaded.config.objective.taught_by:  # of other random weights
                 teacher = self.scratch / "teacher"
-                stand_ins.make_model(self.loaded.config.teacher_architecture or facts, tokenizer, teacher, seed + 1)
+                of_teacher = self.loaded.config.teacher_architecture or architecture
+                stand_ins.make_model(of_teacher, tokenizer, teacher, seed + 1)
                 self.values["objective"] |= {"teacher": str(teacher), "teacher_revision": None}
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
         self.values["architecture"] = small.model_dump()

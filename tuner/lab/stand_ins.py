@@ -79,18 +79,18 @@ def tokenizer_of(model: Model) -> tuple[PreTrainedTokenizerBase, bool]:
 
 
 def make_model(
-    facts: Architecture, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
+    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> tuple[Architecture, int]:
-    """Write a small random model of the same architecture with this tokenizer; return its facts and parameters.
+    """Write a small random model of the same architecture with this tokenizer; return both sizes.
 
     Raises:
         ModelError: transformers cannot build this architecture.
     """
     try:
-        small = shrink(facts, -(-len(tokenizer) // 64) * 64)
+        small = shrink(architecture, -(-len(tokenizer) // 64) * 64)
         config = config_of(small)
     except ValueError as error:
-        problem = f"cannot build a small model of model_type {facts.model_type!r}: {error}"
+        problem = f"cannot build a small model of model_type {architecture.model_type!r}: {error}"
         raise ModelError(problem, where="architecture", fix="Train it without a smoke test.") from error
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(tokenizer, name))
@@ -105,13 +105,13 @@ def make_model(
 class SmallModel(NamedTuple):
     """A small model in a folder. `is_own`: its processor and its layers are those of the recipe's model."""
 
-    facts: Architecture
+    architecture: Architecture
     num_parameters: int
     processor: ProcessorMixin
     is_own: bool
 
 
-def make_vision_model(model: Model, facts: Architecture, folder: Path, seed: int) -> SmallModel:
+def make_vision_model(model: Model, architecture: Architecture, folder: Path, seed: int) -> SmallModel:
     """Write a small random model with the recipe's processor, or a small LLaVA if the model is not on this machine.
 
     Call it offline.
@@ -130,9 +130,9 @@ def make_vision_model(model: Model, facts: Architecture, folder: Path, seed: int
     if not is_own:
         known = read_architecture(Path(source(_tiny_vision(model))))
         assert known is not None, "the package's own model"
-        facts = Architecture.model_validate(known)
+        architecture = Architecture.model_validate(known)
     try:
-        _shrink_with_tower(config, facts, processor)
+        _shrink_with_tower(config, architecture, processor)
         transformers.set_seed(seed)
         small = transformers.AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -158,11 +158,11 @@ def _processor_and_config(model: Model) -> tuple[ProcessorMixin, PreTrainedConfi
         return load_processor(model, path, **options), transformers.AutoConfig.from_pretrained(path, **options)
 
 
-def _shrink_with_tower(config: PreTrainedConfig, facts: Architecture, processor: ProcessorMixin) -> None:
+def _shrink_with_tower(config: PreTrainedConfig, architecture: Architecture, processor: ProcessorMixin) -> None:
     """Make the LLM of a config small, and give its tower two layers: other sizes of a tower depend on each other."""
     tokenizer = processor.tokenizer
     text = config.get_text_config()
-    small = shrink(facts, -(-len(tokenizer) // 64) * 64)
+    small = shrink(architecture, -(-len(tokenizer) // 64) * 64)
     values = {key: value for key, value in small.model_dump().items() if key not in _OF_THE_WHOLE}
     if _BY_LAYER in (whole := text.to_dict()):  # its class works the sizes of each layer out
         config.text_config = text = type(text)(

@@ -51,9 +51,9 @@ class Drawn:
         del self._places[self._settled_places :], self._versions[self._settled_places :]
         for first in range(self._num_settled, num_points, size):
             part = curve.values[first : first + size]
-            kept = {first + part.index(min(part)), first + part.index(max(part))} | ({0} if first == 0 else set())
+            peaks = {first + part.index(min(part)), first + part.index(max(part))} | ({0} if first == 0 else set())
             is_last = first + size >= num_points
-            self._places += sorted(kept | ({num_points - 1} if is_last else set()))
+            self._places += sorted(peaks | ({num_points - 1} if is_last else set()))
             self._versions += [version] * (len(self._places) - len(self._versions))
             if not is_last:
                 self._num_settled, self._settled_places = first + size, len(self._places)

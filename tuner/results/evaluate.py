@@ -202,8 +202,8 @@ def evaluate(
 
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code: bool) -> tuple[Prepared, list[Chat]]:
     """Read the rows before the weights are loaded, so that wrong rows are reported early."""
-    facts = facts_of(spec.objective)
-    needs_recipe = (facts.is_judged and not facts.scores) or facts.generates
+    of_objective = facts_of(spec.objective)
+    needs_recipe = (of_objective.is_judged and not of_objective.scores) or of_objective.generates
     if needs_recipe and spec.recipe is None:
         problem = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(problem, where=SOURCE, fix="Give the run directory that it comes from.")
@@ -253,8 +253,8 @@ def _without_its_run(spec: ModelSpec) -> str | None:
         trained_with = checkpoints.facts(folder).objective
     except (OSError, ValueError, RunDirectoryError):  # a model of somebody else
         return None
-    facts = facts_of(trained_with) if trained_with and trained_with in OBJECTIVES else None
-    if facts is None or not facts.is_judged or facts.scores:
+    of_objective = facts_of(trained_with) if trained_with and trained_with in OBJECTIVES else None
+    if of_objective is None or not of_objective.is_judged or of_objective.scores:
         return None
     return (
         f"the model was trained with {trained_with}, whose loss needs what an export does not keep, so this is the "

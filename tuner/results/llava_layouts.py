@@ -49,8 +49,8 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
     dest.mkdir()
     _copy_tokenizer(whole, dest)
     if name == "llava":
-        facts = _of_llava(config, tower or TOWER)
-        write_json(dest / "config.json", facts)
+        config_json = _of_llava(config, tower or TOWER)
+        write_json(dest / "config.json", config_json)
         renamed = _LLM | {rf"^{re.escape(llava.TOWER)}": f"{llava.TOWER_OF_LLAVA}vision_model."}
         return _write(stored, dest, renamed | _numbered("model.mm_projector"), max_shard_bytes)
     text, vision = config.text_config, config.vision_config
@@ -63,12 +63,12 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
         (encoder, vision, {rf"^{re.escape(llava.TOWER)}": "vision_model."}),
         (projector, _of_projector(config), _numbered("model")),
     )
-    for folder, facts, names in parts:
+    for folder, config_json, names in parts:
         folder.mkdir(exist_ok=True)
-        if isinstance(facts, dict):
-            write_json(folder / "config.json", facts)
+        if isinstance(config_json, dict):
+            write_json(folder / "config.json", config_json)
         else:
-            facts.save_pretrained(folder)
+            config_json.save_pretrained(folder)
         tensors = _write(stored, folder, names, max_shard_bytes, all_of_them=False)
         inside = "" if folder == dest else f"{folder.name}/"
         written |= {

@@ -174,23 +174,23 @@ class RunDirectory:
         """Write status.json, with this process's id."""
         write_json(self.status, status.model_copy(update={"pid": os.getpid()}).to_json())
 
-    def report_failure(self, rank: int, exit_code: int, message: str, **facts: object) -> None:
+    def report_failure(self, rank: int, exit_code: int, message: str, **details: object) -> None:
         """Report to the supervisor how a rank ended; torchrun turns every failure into 1.
 
         Facts, all optional: `cause` (a TunerError's code), `what` (its message without the code), `step` (the optimizer
         step at work, from 1), and `origin` (the rank where it began, if that is another rank).
         """
         self.ranks.mkdir(exist_ok=True)
-        write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **facts})
+        write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **details})
 
     def failures(self) -> list[JsonObject]:
         """Return what ranks reported, the earliest report first."""
         files = sorted(self.ranks.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [self.read_json(file) for file in files]
 
-    def write_data(self, facts: ReadOnlyJson, changed: Iterable[ReadOnlyJson]) -> None:
+    def write_data(self, counts: ReadOnlyJson, changed: Iterable[ReadOnlyJson]) -> None:
         """Write the counts of each split, and a line for each sample that is not trained on as it is."""
-        write_json(self.data, facts)
+        write_json(self.data, counts)
         write_text(self.data_report, "".join(f"{json.dumps(line)}\n" for line in changed))
 
     def add_to_data_report(self, changed: Iterable[ReadOnlyJson]) -> None:

@@ -43,13 +43,13 @@ class Swapped:
         Raises:
             MachineError: another run swaps there now: DeepSpeed's files have the same names, whoever runs.
         """
-        kept = []
+        notes = []
         for folder in (Path(path) / _FOLDER for path in paths):
             if _is_anothers(folder):
-                kept.append(f"{folder} already existed, so it is kept when the run ends.")
+                notes.append(f"{folder} already existed, so it is kept when the run ends.")
             else:
                 self._marks[folder] = _marked(folder, launch_id)
-        return kept
+        return notes
 
     def let_go(self) -> None:
         """Unlock the folders, and remove those that no other process of the run uses."""

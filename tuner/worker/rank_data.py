@@ -209,8 +209,8 @@ def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
         warn(run, warning)
     if warning := outcomes.unread_warning({name: result.unread for name, result in prepared.items()}):
         warn(run, warning)
-    facts = {name: result.facts() for name, result in prepared.items()}
-    run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
+    counts = {name: result.facts() for name, result in prepared.items()}
+    run.write_data(counts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
 
 
 def warn_unless_planned(warnings: Iterable[str], run: RunDirectory) -> None:

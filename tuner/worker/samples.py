@@ -194,10 +194,10 @@ def right_answer(encoder: Encoder, chat: Chat) -> str:
     *before, answer = chat.messages
     if not answer.get("tool_calls") and answer["content"]:
         return text_of(answer["content"])
-    asked = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
+    untrained = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
     trained = {key: value for key, value in answer.items() if key != "weight"}
     try:
-        [parts] = encoder.encode([("the reference", Chat([*asked, trained], chat.tools))])
+        [parts] = encoder.encode([("the reference", Chat([*untrained, trained], chat.tools))])
     except DataError:  # the preparation of the data has reported the row
         return spoken(answer)
     ids, labels = parts[-1].labelled

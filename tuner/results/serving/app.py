@@ -156,12 +156,12 @@ def make(name: str, answering: Answering, hosts: Hosts, key: str) -> ASGIApp:
 
     async def _answered(request: Request, reader: Callable[[bytes], ChatRequest | CompletionRequest]) -> Response:
         body = await _body(request)
-        asked: ChatRequest | CompletionRequest = await asyncio.to_thread(reader, body)
-        if asked.model != name:
-            problem = f"the model {asked.model[:200]!r} is not served here, only {name!r}"
+        wanted: ChatRequest | CompletionRequest = await asyncio.to_thread(reader, body)
+        if wanted.model != name:
+            problem = f"the model {wanted.model[:200]!r} is not served here, only {name!r}"
             raise Refused(404, problem, parameter="model", code="model_not_found")
-        begun = await _unless_left(request, answering.begin(asked))
-        if asked.stream:
+        begun = await _unless_left(request, answering.begin(wanted))
+        if wanted.stream:
             return StreamingResponse(_events(begun), media_type="text/event-stream")
         return JSONResponse(await _unless_left(request, begun.whole()))
 

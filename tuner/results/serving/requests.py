@@ -292,10 +292,10 @@ def refuse_not_generated(request: ChatRequest | CompletionRequest) -> None:
     Raises:
         Refused: it cannot.
     """
-    asked = [name for name, is_asked in request.not_generated().items() if is_asked]
-    if asked:
-        problem = f"this server cannot do {asked[0]} = {_short(getattr(request, asked[0]))}"
-        raise Refused(400, problem, parameter=asked[0], code="unsupported_parameter")
+    unsupported = [name for name, is_asked in request.not_generated().items() if is_asked]
+    if unsupported:
+        problem = f"this server cannot do {unsupported[0]} = {_short(getattr(request, unsupported[0]))}"
+        raise Refused(400, problem, parameter=unsupported[0], code="unsupported_parameter")
 
 
 _BRANCHES = ("list[", "constrained-", "nullable", "str", "int")

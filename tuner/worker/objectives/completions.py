@@ -282,9 +282,9 @@ class GeneratingTrainer(TunerTrainer):
             self.vllm_generation.generation_kwargs |= {"stop_token_ids": self.eos_token_ids}
             return
         names = ("max_new_tokens", "pad_token_id", "bos_token_id", "repetition_penalty", "cache_implementation")
-        kept = {name: self.generation_kwargs[name] for name in names}
-        kept |= {"do_sample": False, "eos_token_id": self.eos_token_ids}
-        self.generation_config, self.generation_kwargs = GenerationConfig(**kept, disable_compile=True), kept
+        options = {name: self.generation_kwargs[name] for name in names}
+        options |= {"do_sample": False, "eos_token_id": self.eos_token_ids}
+        self.generation_config, self.generation_kwargs = GenerationConfig(**options, disable_compile=True), options
 
     def _list_completions(self) -> None:
         if not self.accelerator.is_main_process:
