@@ -30,8 +30,13 @@ class Result:
 Tuner = Callable[..., Result]
 LOOK_ALONE = ("show", "plan", "copy")
 """Commands that neither read the rows of a recipe nor run anything of it."""
-_PLANNED = {"train": ("--dry-run",), "submit": ("--dry-run", "--gpus-per-node=0"), "plan": ("--gpus=1", "--gpu=h100")}
-"""What lets a command start nothing, or say the same on every machine."""
+_BESIDE = {
+    "train": ("--dry-run",),
+    "submit": ("--dry-run", "--gpus-per-node=0"),
+    "plan": ("--gpus=1", "--gpu=h100"),
+    "copy": ("copied.py",),
+}
+"""What a command needs beside a recipe to start nothing, and to do the same on every machine and in every folder."""
 
 
 def parameters(command: str) -> dict[str, click.Parameter]:
@@ -43,7 +48,7 @@ def parameters(command: str) -> dict[str, click.Parameter]:
 
 def of_recipes() -> dict[str, list[str]]:
     """Return each command that takes a recipe, with words that name it @."""
-    return {name: [name, "@", *_PLANNED.get(name, ())] for name in COMMANDS if "sets" in parameters(name)}
+    return {name: [name, "@", *_BESIDE.get(name, ())] for name in COMMANDS if "sets" in parameters(name)}
 
 
 def of_results() -> list[str]:

@@ -153,7 +153,7 @@ def test_kinds_of_adapters_that_cannot_be_merged_are_refused_by_name(kind: str, 
     config.task_type = "CAUSAL_LM"
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
 
-    with pytest.raises(ModelError, match=f"{kind}.* cannot be merged.*without --merge"):
+    with refused(ModelError, "adapter_config.json"):
         merge(tmp_path / "adapter", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 

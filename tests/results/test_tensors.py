@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.refused import refused
 from tuner.errors import DiskError, ModelError, TunerError
 from tuner.results.tensors import Piece, Stored, write
 
@@ -55,7 +56,7 @@ def test_another_type_is_asked_of_floating_point_numbers_alone(tmp_path: Path) -
 def test_a_number_that_is_too_large_for_the_type_that_is_asked_for_is_no_infinity(tmp_path: Path) -> None:
     large = piece(weight=torch.tensor([1.0, 70000.0]))
 
-    with pytest.raises(TunerError, match=r"--dtype: .*a weight of 70000 is too large for fp16.*Use bf16"):
+    with refused(TunerError, "--dtype"):
         write([large], tmp_path, "model", MOST, torch.float16)
 
 
@@ -76,7 +77,7 @@ def test_bytes_that_read_back_as_others_are_the_disks_error(tmp_path: Path, monk
     load = Stored.load
     monkeypatch.setattr(Stored, "load", lambda stored, name: load(stored, name) + (name == "b"))
 
-    with pytest.raises(DiskError, match=r"b in model.safetensors differs from what was written"):
+    with refused(DiskError, tmp_path.name):
         write([piece(a=torch.ones(2), b=torch.ones(2))], tmp_path, "model", MOST, None)
 
 
@@ -105,5 +106,5 @@ def test_a_file_that_goes_away_while_it_is_read_is_told(tmp_path: Path) -> None:
     stored = Stored(tmp_path)
     (tmp_path / "model.safetensors").unlink()
 
-    with pytest.raises(ModelError, match=r"model.safetensors is missing"):
+    with refused(ModelError, tmp_path.name):
         stored.load("weight")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.runs import checkpoints, creation, directory
@@ -74,7 +75,7 @@ def test_an_earlier_run_is_never_overwritten(tmp_path: Path) -> None:
     create(tmp_path / "run", FILES, resume=False)
     before = _tree(tmp_path)
 
-    with pytest.raises(RunDirectoryError, match="--resume auto"):
+    with refused(RunDirectoryError, "--work-dir"):
         create(tmp_path / "run", FILES | {"recipe.py": "b = 2\n"}, resume=False)
 
     assert _tree(tmp_path) == before
@@ -99,7 +100,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")
 
-    with pytest.raises(RunDirectoryError, match="is a file") as caught:
+    with refused(RunDirectoryError, "--work-dir") as caught:
         check_free(tmp_path / "file" / below, resume=False)
 
     assert str(tmp_path / "file") in str(caught.value)
@@ -108,14 +109,14 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "\x1b[31m", "\x7f", "\udcff"])
 def test_a_name_that_fits_on_no_line_or_is_no_text_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunDirectoryError, match="control character"):
+    with refused(RunDirectoryError, "--work-dir"):
         check_free(tmp_path / name / "run", resume=False)
 
 
 def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
 
-    with pytest.raises(RunDirectoryError, match="is a file"):
+    with refused(RunDirectoryError, "--work-dir"):
         create(tmp_path / "link", FILES, resume=False)
 
 
@@ -124,7 +125,7 @@ def test_of_two_runs_that_both_saw_an_empty_folder_one_gets_it(tmp_path: Path, m
     create(tmp_path / "run", FILES, resume=False)
     before = _tree(tmp_path)
 
-    with pytest.raises(RunDirectoryError, match="another run just took"):
+    with refused(RunDirectoryError, "--work-dir"):
         create(tmp_path / "run", FILES | {"recipe.py": "b = 2\n"}, resume=False)
 
     assert _tree(tmp_path) == before
@@ -428,7 +429,7 @@ def test_what_a_killed_start_cannot_have_left_is_somebodys(tmp_path: Path, names
     for name in names:
         (tmp_path / name).touch()
 
-    with pytest.raises(RunDirectoryError, match="is not empty"):
+    with refused(RunDirectoryError, "--work-dir"):
         create(tmp_path, FILES, resume=False)
 
     assert (tmp_path / "recipe.py").read_text() == ""
