@@ -16,6 +16,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.topology import LaunchFlags
+from tuner.recipes.names import identify
 
 ACCUMULATION = 2
 RECIPE = """
@@ -144,6 +145,6 @@ def preset(setting: Setting) -> str:
 def resolved(recipe: Path, setting: Setting, run: Path) -> ResolvedRun:
     """Return tuner's plan of a recipe on this machine, with no variable of this shell."""
     flags = LaunchFlags(nproc_per_node=setting.ranks)
-    request = Request(str(recipe), deepspeed=preset(setting), flags=flags, work_dir=run, ignore_fit=True)
+    request = Request(identify(str(recipe)), deepspeed=preset(setting), flags=flags, work_dir=run, ignore_fit=True)
     here = hardware.detect(os.environ)
     return resolve_run(request, {"PATH": os.environ["PATH"]}, here, datetime.now().astimezone())

@@ -38,6 +38,7 @@ from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
+from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.runs import creation
 from tuner.worker.quiet import quiet_libraries
@@ -182,7 +183,7 @@ def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> R
     overrides = Overrides(str(model), str(rows), pairs=[("--set", f"{key}={value}") for key, value in sets.items()])
     flags = LaunchFlags(nproc_per_node=len(here.gpus) or CPU_RANKS)
     name = f"tiny_{case.objective}_{case.method}_custom_e1".replace("sft_", "")
-    request = Request(name, overrides, case.preset, flags, work_dir=run, ignore_fit=True)
+    request = Request(identify(name), overrides, case.preset, flags, work_dir=run, ignore_fit=True)
     return resolve_run(request, os.environ, here, datetime.now(UTC))
 
 

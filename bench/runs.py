@@ -22,6 +22,7 @@ from tuner.launch import render
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request
 from tuner.machine.hardware import Hardware
+from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
@@ -33,7 +34,7 @@ TUNER = [sys.executable, "-m", "tuner"]
 
 def make_run(path: Path) -> RunDirectory:
     """Write a run of one CPU that is done, with two checkpoints and no metrics."""
-    asked = Request("tiny_full_sample_e1", Overrides(), work_dir=path)
+    asked = Request(identify("tiny_full_sample_e1"), Overrides(), work_dir=path)
     files = render.files(resolve_run(asked, os.environ, Hardware(host_memory_bytes=16 << 30), datetime.now(UTC)))
     run = creation.create(path, files, resume=False)
     run.write_status(RunStatus(state="done", exit_code=0, step=SHORT_LINES, seconds=60.0))

@@ -25,6 +25,7 @@ from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import LaunchFlags
+from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.architecture import VARLEN
 
@@ -367,7 +368,7 @@ def resolved(point: Point, folder: Path) -> ResolvedRun:
     flags = LaunchFlags(nproc_per_node=point.ranks // nodes, nnodes=nodes, master_addr="host" if nodes > 1 else None)
     level = f"deepspeed_zero{point.zero}{'_offload' * point.offload}" if point.zero else "none"
     name = f"tiny_{'' if point.num_images else 'pretrain_'}{point.method}_custom_e1"
-    request = Request(name, overrides, level, flags, work_dir=folder / "run", ignore_fit=True)
+    request = Request(identify(name), overrides, level, flags, work_dir=folder / "run", ignore_fit=True)
     machine = Hardware((GPUS[point.gpu],) * (point.ranks // nodes), 64, 2000 * GIB, True)
     with mock.patch.object(libraries, "installed_flash_attention", lambda *_: ()):
         return resolve_run(request, {"NODE_RANK": "0"} if nodes > 1 else {}, machine, datetime.now(UTC))

@@ -22,6 +22,7 @@ from tuner.launch import render
 from tuner.launch.resolved_run import Request
 from tuner.models.load import CACHE, make_tiny
 from tuner.recipes import loading
+from tuner.recipes.names import identify
 from tuner.runs import creation
 from tuner.runs.directory import RunDirectory
 
@@ -354,5 +355,5 @@ def test_transformers_asks_nobody_even_if_a_library_forgets_the_word(tmp_path: P
 
 
 def test_a_request_allows_nothing_unless_it_says_so() -> None:
-    assert Request(TINY).allow_code is False
+    assert Request(identify(TINY)).allow_code is False
     assert loading.load(TINY).config.model.trust_remote_code is False

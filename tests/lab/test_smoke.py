@@ -21,6 +21,7 @@ from tuner.lab.smoke import Stage, Verdict, smaller, smoke
 from tuner.launch.resolved_run import Request
 from tuner.recipes import catalog, loading
 from tuner.recipes.model_facts import read_architecture
+from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Model, RecipeConfig, Rows
 from tuner.recipes.schema.architecture import Architecture
@@ -48,7 +49,7 @@ def model_block(path: str) -> Model:
 
 def tried(name: str, **overrides: str) -> tuple[Verdict, list[Stage]]:
     told: list[Stage] = []
-    asked = Request(name, Overrides(**overrides))  # type: ignore[arg-type]
+    asked = Request(identify(name), Overrides(**overrides))  # type: ignore[arg-type]
     return smoke(asked, PATH, told.append), told
 
 

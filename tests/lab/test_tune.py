@@ -17,6 +17,7 @@ from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import libraries
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
+from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
 from tuner.runs.directory import RunDirectory
@@ -114,7 +115,7 @@ def test_a_candidate_trains_and_does_nothing_else() -> None:
 
 
 def _asked(**flags: int | str) -> Request:
-    return Request(OPEN, Overrides(), None, LaunchFlags(**flags), command=("tuner", "tune"))  # type: ignore[arg-type]
+    return Request(identify(OPEN), Overrides(), None, LaunchFlags(**flags), command=("tuner", "tune"))  # type: ignore[arg-type]
 
 
 def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
+from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
@@ -36,7 +37,7 @@ def made(
 ) -> ResolvedRun:
     """Return the resolved run of one request."""
     overrides = Overrides(model=model, pairs=[("--set", text) for text in sets])
-    asked = Request(recipe, overrides, flags=LaunchFlags(**(flags or {})), **request)
+    asked = Request(identify(recipe) if recipe else None, overrides, flags=LaunchFlags(**(flags or {})), **request)
     return resolve_run(asked, environ, hardware, now)
 
 

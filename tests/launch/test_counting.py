@@ -20,7 +20,7 @@ from tuner.data.formats import image_places
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.prepare import prepare
 from tuner.errors import DataError
-from tuner.launch import data_rows
+from tuner.launch import row_counts
 from tuner.launch.steps import Certainty
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -47,7 +47,7 @@ def rows_of(place: object, **more: Any) -> Rows:
 
 
 def counted(place: object) -> tuple[int | None, str]:
-    found = data_rows._counted(rows_of(place))
+    found = row_counts._counted(rows_of(place))
     return found.rows, found.why
 
 
@@ -85,10 +85,11 @@ def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_sp
     )
     dataset = Dataset(path=None, mixture=shares, max_length=16, packing=False, val_split=val_split)
 
-    assert data_rows.num_rows(dataset) == 65
+    assert row_counts.num_rows(dataset) == 65
     train = dataset.model_copy(update={"held_out": False})
     taken = [
-        data_rows._less_held_out(one, at, train, "pretrain").taken for at, one in enumerate(data_rows._weighted(train))
+        row_counts._less_held_out(one, at, train, "pretrain").taken
+        for at, one in enumerate(row_counts._weighted(train))
     ]
     assert sum(filter(None, taken)) == len(list(mixing.open(train).read()))
 
@@ -96,7 +97,7 @@ def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_sp
 def test_a_part_of_a_split_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 9)
 
-    assert data_rows._counted(rows_of(tmp_path / "a.jsonl", split="train[:3]")).rows is None
+    assert row_counts._counted(rows_of(tmp_path / "a.jsonl", split="train[:3]")).rows is None
 
 
 def test_a_pattern_means_all_its_files(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_kto_has_two_answers_in_a_row_of_preference_data(
     file = tmp_path / "rows.jsonl"
     file.write_text(content * 9)
 
-    assert data_rows._answers_a_row(rows_of(file, **more), "kto") == answers
+    assert row_counts._answers_a_row(rows_of(file, **more), "kto") == answers
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
@@ -205,7 +206,7 @@ def test_the_kind_of_row_is_told_from_arrays_and_records_too(tmp_path: Path, nam
     text = f"[{PAIR}]" if name == "rows.json" else "prompt,chosen,rejected\na,b,c\n"
     (tmp_path / name).write_text(text)
 
-    assert data_rows._answers_a_row(rows_of(tmp_path / name), "kto") == 2
+    assert row_counts._answers_a_row(rows_of(tmp_path / name), "kto") == 2
 
 
 @pytest.mark.parametrize("data", ["a.jsonl", "a.jsonl,b.jsonl:0.3", "a.jsonl:2.5,b.jsonl,a.jsonl:0.7", "folder"])
@@ -220,9 +221,9 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
     loaders = filter(None, (config.train_dataloader, config.val_dataloader))
     read = [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
 
-    assert sum(source.taken or 0 for source in data_rows.sources(config)) == read[0]
-    assert data_rows.num_held_out(config.train_dataloader.dataset, config.objective.type) == read[1]
-    assert data_rows.num_rows(config.train_dataloader.dataset) == sum(read)
+    assert sum(source.taken or 0 for source in row_counts.sources(config)) == read[0]
+    assert row_counts.num_held_out(config.train_dataloader.dataset, config.objective.type) == read[1]
+    assert row_counts.num_rows(config.train_dataloader.dataset) == sum(read)
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
@@ -240,7 +241,7 @@ def test_tokens_of_rows_with_images_are_estimated_from_their_sizes_and_the_chat_
     config = load(None, Overrides(model=str(folder), data=str(tmp_path / "rows.jsonl"), val_split=0)).config
     config = config.with_values({"train_dataloader.dataset.image_max_pixels": 64 * 80})
 
-    (size,) = data_rows.sources(config)
+    (size,) = row_counts.sources(config)
 
     dataset = config.train_dataloader.dataset
     encoder = ImageEncoder.of(vision.processor(folder), dataset)
@@ -255,7 +256,7 @@ def test_tokens_of_images_are_estimated_for_a_model_that_is_not_here(tmp_path: P
     recipe = "qwen2_5_vl_3b_instruct_lora_custom_e1"
     config = load(recipe, Overrides(data=str(tmp_path / "rows.jsonl"))).config
 
-    (size,) = data_rows.sources(config)
+    (size,) = row_counts.sources(config)
 
     assert size.tokens == 8 * 2 * 3 + (8 + 1 + 33) // 4, "a token is 28 x 28 pixels, or 4 bytes of text"
 

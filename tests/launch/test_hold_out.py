@@ -10,8 +10,8 @@ import pytest
 from tests.machine.gpus import CPU
 from tuner.data import mixing
 from tuner.data.pipeline import Pipeline
-from tuner.launch import data_rows
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch import row_counts
+from tuner.launch.machines import RunMachines
 from tuner.launch.resolve import decide
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
@@ -39,7 +39,7 @@ def chat(question: str, answer: str, **others: object) -> dict[str, object]:
 
 def settled(*data: str, pairs: tuple[str, ...] = ()) -> Recipe:
     asked = Overrides(model="tiny", data=data, pairs=tuple(("--set", pair) for pair in pairs))
-    return data_rows.hold_out(loading.load(None, asked))
+    return row_counts.hold_out(loading.load(None, asked))
 
 
 def read(recipe: Recipe) -> list[int]:
@@ -78,7 +78,7 @@ def test_few_rows_are_all_trained_on_unless_a_setting_needs_validation_rows() ->
 def test_rows_that_are_not_counted_have_a_share_held_out() -> None:
     found = settled("owner/data")
 
-    assert found.config.train_dataloader.dataset.val_split == data_rows.SHARE
+    assert found.config.train_dataloader.dataset.val_split == row_counts.SHARE
     assert found.notes[-1].startswith("validation: 5 % of the training rows are held out")
 
 
@@ -103,7 +103,7 @@ def test_a_run_trains_and_validates_on_the_rows_that_its_plan_has() -> None:
     loaded = loading.load(None, Overrides(model="tiny", data=rows("my.jsonl", 200)))
     topology = resolve(LaunchFlags(), {}, 0)
 
-    recipe = decide(loaded, None, RunPlace.of(CPU, topology)).recipe
+    recipe = decide(loaded, None, RunMachines.of(CPU, topology)).recipe
     Path("run.py").write_text(recipe.standalone())
 
     assert read(loading.load("./run.py")) == read(recipe) == [190, 10]
@@ -125,7 +125,7 @@ def test_rows_that_are_held_out_are_counted_with_their_copies() -> None:
     assert [len(rows) for rows in read_rows] == [96, 24]
     assert not set(read_rows[0]) & set(read_rows[1])
     assert "validation: 24 of the 120 rows are held out" in found.notes[-1]
-    assert [sum(one.taken or 0 for one in data_rows.sources(found.config))] == [96]
+    assert [sum(one.taken or 0 for one in row_counts.sources(found.config))] == [96]
 
 
 def test_few_different_rows_are_all_trained_on() -> None:
@@ -138,7 +138,7 @@ def test_few_different_rows_are_all_trained_on() -> None:
 def test_the_first_rows_of_a_mixture_are_counted() -> None:
     sets = settled(rows("a.jsonl", 60), rows("b.jsonl", 80), pairs=("max_rows=100",))
 
-    assert sum(one.taken or 0 for one in data_rows.sources(sets.config)) == 92
+    assert sum(one.taken or 0 for one in row_counts.sources(sets.config)) == 92
     assert read(sets) == [92, 8]
 
 

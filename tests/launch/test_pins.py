@@ -10,7 +10,7 @@ import pytest
 from tests.each import each
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import CPU, H200, machine
-from tuner.launch import fitting
+from tuner.launch import memory
 from tuner.launch.pins import Pins
 from tuner.recipes.merging import Kind
 
@@ -44,7 +44,7 @@ def test_a_pinned_level_replaces_that_of_auto_and_of_the_flag(deepspeed: str | N
     found = made(hardware=machine(H200, H200), deepspeed=deepspeed, pins=pins)
 
     assert (found.level, found.final.config["zero_optimization"]["stage"]) == ("deepspeed_zero3", 3)
-    assert str(fitting.why(found.chosen)).startswith("tuner tune")
+    assert str(memory.why(found.chosen)).startswith("tuner tune")
 
 
 def test_a_pin_that_changes_nothing_leaves_the_origin() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.launch.plans import made
 from tests.refused import refused
 from tuner.errors import DataError, RecipeError, TunerError
-from tuner.launch import data_rows, preflight
+from tuner.launch import preflight, row_counts
 from tuner.launch.checks import inputs
 from tuner.launch.resolved_run import ResolvedRun
 
@@ -259,7 +259,7 @@ def test_a_rate_that_the_polynomial_schedule_cannot_begin_with_is_refused(rate: 
 def test_copies_of_more_rows_than_the_plan_reads_are_counted_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_rows, "_MAX_READ", 4)
+    monkeypatch.setattr(row_counts, "_MAX_READ", 4)
     turn = {"role": "assistant", "content": "b"}
     rows = [{"messages": [{"role": "user", "content": text}, turn]} for text in ("a", "A ", "c", "d", "e")]
 

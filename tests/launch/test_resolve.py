@@ -13,7 +13,7 @@ from tests.launch.plans import NOW, TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tests.refused import refused
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
-from tuner.launch import fitting, preflight, render
+from tuner.launch import memory, preflight, render
 from tuner.launch.render import batch_counts
 from tuner.machine.slurm import expand_tasks
 from tuner.machine.topology import local
@@ -163,7 +163,7 @@ def test_a_level_that_may_not_fit_is_a_warning_and_a_hopeless_one_is_refused_at_
     found = made(recipe="internlm2_7b_full_alpaca_e1", hardware=machine(V100), deepspeed="none")
 
     assert any("may not fit: it needs about " in warning for warning in found.warnings)
-    assert fitting.hopeless(found.chosen)
+    assert memory.hopeless(found.chosen)
 
 
 def test_a_users_json_is_judged_by_what_it_says(tmp_path: Path) -> None:

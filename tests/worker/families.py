@@ -54,6 +54,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     from tuner.launch.resolved_run import Request
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags, Rank
+    from tuner.recipes.names import identify
     from tuner.recipes.recipe import Overrides
     from tuner.runs import creation
     from tuner.worker.guard import Guard
@@ -62,7 +63,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     make_model(kind, folder / "model")
     sets = [("--set", f"{key}={value}") for key, value in _SETS.items()]
     request = Request(
-        f"tiny_{method}_sample_e1",
+        identify(f"tiny_{method}_sample_e1"),
         Overrides(model=str(folder / "model"), pairs=sets),
         deepspeed="zero2",
         flags=LaunchFlags(launcher="none"),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.machine.gpus import CPU, H200, machine
 from tuner.errors import DeepSpeedConfigError, MachineError, Text
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch.machines import RunMachines
 from tuner.launch.resolve import decide
 from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
@@ -46,7 +46,7 @@ def _resolved(folder: Path, text: str, *sets: str, hardware: Hardware = CPU, **f
     document = _opened(folder, text)
     loaded = loading.load(TINY, Overrides(pairs=[("--set", one) for one in sets]))
     topology = resolve(filled(LaunchFlags(**flags), document.launch, {}), {}, len(hardware.gpus))  # type: ignore[arg-type]
-    return decide(loaded, document.name, RunPlace.of(hardware, topology))
+    return decide(loaded, document.name, RunMachines.of(hardware, topology))
 
 
 def _source(module: str) -> str:

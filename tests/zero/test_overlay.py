@@ -10,7 +10,7 @@ import pytest
 from tests.each import each
 from tests.machine.gpus import CPU
 from tuner.errors import DeepSpeedConfigError
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch.machines import RunMachines
 from tuner.launch.resolve import decide
 from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.launchers import resolve
@@ -26,7 +26,7 @@ ZERO = "zero_optimization"
 
 def _resolved(recipe: str, deepspeed: str | None, *ds: str) -> ResolvedRecipe:
     loaded = loading.load(recipe, Overrides(ds=ds))
-    return decide(loaded, deepspeed, RunPlace.of(CPU, resolve(LaunchFlags(), {}, 0)))
+    return decide(loaded, deepspeed, RunMachines.of(CPU, resolve(LaunchFlags(), {}, 0)))
 
 
 def _recipe(folder: Path, deepspeed: str) -> str:

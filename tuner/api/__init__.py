@@ -29,7 +29,7 @@ from tuner.launch import checking, planning, preflight, previewing
 from tuner.launch.announcement import announcement
 from tuner.launch.checking import Report as CheckReport
 from tuner.launch.execute import execute
-from tuner.launch.machine_facts import AskedMachines
+from tuner.launch.machines import AskedMachines
 from tuner.launch.planning import Plan
 from tuner.launch.previewing import Preview
 from tuner.launch.resolve import resolve_run

@@ -37,7 +37,7 @@ def command(
     for this machine, or for the GPUs that --gpus and --gpu name. Exit code 2 if there is an error.
     """
     from tuner.launch import checking
-    from tuner.launch.machine_facts import AskedMachines
+    from tuner.launch.machines import AskedMachines
     from tuner.launch.resolved_run import Request
 
     machines = picked(AskedMachines._fields, changes)

@@ -91,19 +91,19 @@ def command(
     that config.
     """
     from tuner.launch import planning
-    from tuner.launch.machine_facts import AskedMachines, planned_place
+    from tuner.launch.machines import AskedMachines, planned_machines
 
-    machines = AskedMachines(**picked(AskedMachines._fields, changes))
+    asked = AskedMachines(**picked(AskedMachines._fields, changes))
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     if max_context:
         if deepspeed or loaded.ds:
             fix = "Remove one of them; every level is tried."
             raise UsageError("both choose levels", where="--max-context and --deepspeed", fix=fix)
-        place = planned_place(machines, os.environ)
-        precision = decide_precision(loaded.config.optim_wrapper.dtype, place.hardware)
-        _show_longest(loaded, place.machines(precision), place.name, as_json=as_json)
+        machines = planned_machines(asked, os.environ)
+        precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
+        _show_longest(loaded, machines.to_fit(precision), machines.name, as_json=as_json)
         return
-    plan = planning.make(loaded, machines, os.environ, deepspeed)
+    plan = planning.make(loaded, asked, os.environ, deepspeed)
     if as_json:
         click.echo(dump_json(plan.to_json()), nl=False)
     elif plan.report:

@@ -26,7 +26,7 @@ from tuner.zero import choice, jsonfile
 from tuner.zero.config import Document
 
 if TYPE_CHECKING:
-    from tuner.launch.machine_facts import AskedMachines
+    from tuner.launch.machines import AskedMachines
 
 _RUN_FACTS = {"versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform"}
 
@@ -75,7 +75,7 @@ def command(
 
     With --diff, --set applies to NAME only and --deepspeed to both. OTHER may also be a DeepSpeed preset or JSON.
     """
-    from tuner.launch.machine_facts import HERE, AskedMachines
+    from tuner.launch.machines import HERE, AskedMachines
 
     refuse_changes(name, {**changes, "deepspeed": deepspeed})
     machines = AskedMachines(**picked(AskedMachines._fields, changes))
@@ -101,29 +101,30 @@ def _look(
         return Shown(document.name, {"deepspeed": _config_section(document)})
     if name and name.path and name.kind is NameKind.RUN:
         return _run(RunDirectory(name.path))
-    from tuner.launch import data_rows
+    from tuner.launch import row_counts
 
-    loaded = data_rows.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
+    loaded = row_counts.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
-    from tuner.launch import fitting
-    from tuner.launch.machine_facts import look_up as machines_of
+    from tuner.launch import memory
+    from tuner.launch.machines import look_up as machines_of
     from tuner.launch.resolve import decide
 
-    place = machines_of(machines, os.environ, choice.launch_flags(loaded, deepspeed))
-    resolved = decide(loaded, deepspeed, place)
+    on = machines_of(machines, os.environ, choice.launch_flags(loaded, deepspeed))
+    resolved = decide(loaded, deepspeed, on)
+    described = f"{on.hardware.describe()}; {on.topology.describe()}"
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
-    reason = fitting.why(resolved.chosen)
+    reason = memory.why(resolved.chosen)
     why = f" ({reason})" if reason else ""
     head = (
         *loaded.notes,
-        f"{loaded.name} on {place.hardware.describe()}; {place.topology.describe()}",
+        f"{loaded.name} on {described}",
         f"DeepSpeed: {resolved.level}{why}",
     )
     facts = {
-        "machine": f"{place.hardware.describe()}; {place.topology.describe()}",
+        "machine": described,
         "level": {"name": resolved.level, "reason": reason},
         "warnings": list(resolved.warnings),
     }

@@ -25,7 +25,7 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import Topology
 from tuner.recipes import catalog, trust
-from tuner.recipes.names import Name
+from tuner.recipes.names import Name, identify
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
@@ -132,7 +132,7 @@ def command(
     folder = (work_dir or WORK_DIRS / job.name / f"{now:%Y%m%d_%H%M%S}").absolute()
     first = {key: _at_first(value, job) for key, value in rest.items()}
     request = Request(
-        _at_first(typed, job),
+        identify(_at_first(typed, job)) if typed else None,
         overrides(**first),
         _at_first(deepspeed, job),
         work_dir=folder / job.first_index if job.first_index else folder,
@@ -173,8 +173,8 @@ def _host_bytes(size: str | None, mem: str | None) -> int:
 
 def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Hardware, bool]:
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
-    from tuner.launch.machine_facts import ASSUMED_GPU, known_gpu
-    from tuner.launch.machine_facts import node as node_of
+    from tuner.launch.machines import ASSUMED_GPU, known_gpu
+    from tuner.launch.machines import node as node_of
 
     here = hardware.detect(os.environ)
     is_known = bool(gpu or here.gpus or not gpus_per_node)

@@ -191,7 +191,7 @@ def _is_terminal() -> bool:
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
-    from tuner.launch import fitting, render
+    from tuner.launch import memory, render
 
     argv, env, batch = render.argv(run), render.environment(run), render.batch_counts(run).to_json()
     ranks = render.of_ranks(run.topology)
@@ -204,7 +204,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
             "batch": batch,
             "origins": origins_json(run.final.origins),
             "warnings": [*run.warnings, *warnings],
-            "level": {"name": run.level, "reason": fitting.why(run.chosen)},
+            "level": {"name": run.level, "reason": memory.why(run.chosen)},
             "fit": run.fit.to_json() if run.fit else None,
             "precision": {"dtype": run.precision.dtype, "reason": run.precision.reason},
             "run_directory": str(run.run_path),

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
-from tuner.files import JsonObject, disk_errors, write_text
+from tuner.files import JsonObject, disk_errors
 from tuner.fit.shares import possible
 from tuner.lab import stand_ins
 from tuner.launch import batch_size, preflight, render, supervise
@@ -27,7 +27,7 @@ from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.progress import told
-from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.runs import creation, metrics
@@ -187,9 +187,6 @@ class _Smoke:
 
     def train(self) -> str:
         """Train two steps, with a checkpoint after each."""
-        written = self.scratch / f"{self.loaded.name}.py"
-        config = RecipeConfig.model_validate(self.values)
-        write_text(written, Recipe(self.loaded.name, config, {}).standalone(" Reduced by tuner smoke."))
         self.first = self._plan("run")
         preflight.check(self.first)
         losses = self._run(self.first)
@@ -228,15 +225,14 @@ class _Smoke:
 
     def _plan(self, name: str, resume: Path | None = None) -> ResolvedRun:
         request = self.request._replace(
-            recipe=str(self.scratch / f"{self.loaded.name}.py"),
-            overrides=Overrides(ds=self.request.overrides.ds),
             flags=LaunchFlags(nproc_per_node=_RANKS, nnodes=1),
             work_dir=self.scratch / name,
             resume=str(resume) if resume else None,
-            allow_code=True,  # that file is data, and its code was allowed at the start
             ignore_fit=True,
         )
-        return resolve_run(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
+        small = replace(self.loaded, config=RecipeConfig.model_validate(self.values))
+        here, now = hardware.detect(self.environ), datetime.now().astimezone()
+        return resolve_run(request, self.environ, here, now, loaded=small)
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""

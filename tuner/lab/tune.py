@@ -25,7 +25,7 @@ from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
 from tuner.fit.shares import possible, samples_of_rank
 from tuner.launch import pins, preflight, render, supervise
-from tuner.launch.machine_facts import RunPlace, find_topology
+from tuner.launch.machines import RunMachines, find_topology
 from tuner.launch.pins import Pins
 from tuner.launch.resolve import decide, load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
@@ -153,7 +153,7 @@ def tune(
     topology = find_topology(request.flags, choice.launch_flags(loaded, request.deepspeed), environ, here)
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = decide(loaded, request.deepspeed, RunPlace.of(here, topology))
+    base = decide(loaded, request.deepspeed, RunMachines.of(here, topology))
     tuned, home = Tuned(loaded, path, topology.world_size, []), Path(tempfile.gettempdir())
     try:
         with (
@@ -244,8 +244,8 @@ def _levels(base: ResolvedRecipe, opened: RecipeConfig, best: Candidate) -> Iter
         yield from ((name, best.split) for name in others)
         return
     levels = {name: Level.of_preset(name, architecture.hidden_size) for name in others}
-    splits, machines = possible(opened, base.batch.ranks), base.place.machines(base.precision)
-    of_levels = planned_candidates(opened, architecture, machines, levels, splits, base.place.cluster)
+    splits, machines = possible(opened, base.batch.ranks), base.machines.to_fit(base.precision)
+    of_levels = planned_candidates(opened, architecture, machines, levels, splits, base.machines.cluster)
     for level in best_of_levels(of_levels):
         if level.fit.room >= -TOLERANCE:
             yield level.level, level.split
@@ -257,7 +257,7 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
         return True
     if level not in presets.names():
         return True
-    return advice.fit(config, architecture, base.place.machines(base.precision), level).room >= -TOLERANCE
+    return advice.fit(config, architecture, base.machines.to_fit(base.precision), level).room >= -TOLERANCE
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:

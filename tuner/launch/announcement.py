@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tuner.errors import Option, Text, marked
-from tuner.fit.levels import Fit, Level
+from tuner.fit.levels import Level
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
-from tuner.launch import data_rows, fitting
+from tuner.launch import memory, row_counts
 from tuner.launch.checks import host
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
@@ -30,7 +30,7 @@ def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[Text]:
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *_memory(run),
-        *fitting.without_offloading(run.chosen),
+        *memory.without_offloading(run.chosen),
         f"run directory: {_from_here(run.run_path)}",
         *run.notes,
         *(f"WARNING: {marked(warning)}" for warning in dict.fromkeys((*run.warnings, *warnings))),
@@ -105,9 +105,9 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
         text += f" and {len(names) - _MAX_PATHS} more"
     if steps.rows.value is not None:
         text += f", {steps.rows.value:,} row{'s' * (steps.rows.value != 1)}"
-        tokens = estimate_tokens(config, data_rows.sources(config))
+        tokens = estimate_tokens(config, row_counts.sources(config))
         text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
-    if copied := data_rows.num_copies(dataset, config.objective.type):
+    if copied := row_counts.num_copies(dataset, config.objective.type):
         text += f"; {copied[0]:,} of the {copied[1]:,} rows have the same question and answer as another"
     val = config.val_dataloader
     return f"{text}; validation: {val.dataset.path}" if val and val.dataset.path and not dataset.val_split else text
@@ -178,21 +178,11 @@ def _level(run: ResolvedRun) -> str:
 def _memory(run: ResolvedRun) -> Iterator[str]:
     if run.fit:
         if run.fit.fits:  # otherwise there is a warning
-            yield f"memory: needs about {', '.join(_parts(run.fit))}"
+            yield f"memory: needs {memory.describe(run.fit)}"
         return
     needed, available = host.host_bytes(run), run.hardware.host_memory_bytes
     if needed and needed <= available and not run.hardware.gpus:
         yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
-
-
-def _parts(fit: Fit) -> Iterator[str]:
-    """Yield what a run needs of each GPU and of the host, where its memory is known."""
-    for place, needed, available in (
-        ("on each GPU", fit.peak.gpu_bytes, fit.machines.gpu_bytes),
-        ("on the host", fit.peak.host_bytes, fit.machines.host_bytes),
-    ):
-        if available:
-            yield f"{gib(needed)} {place} (available: {gib(available)})"
 
 
 def _from_here(path: Path) -> Path:

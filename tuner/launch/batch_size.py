@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from tuner.errors import RecipeError
 from tuner.fit.shares import samples_of_rank
-from tuner.launch import data_rows, steps
+from tuner.launch import row_counts, steps
 from tuner.machine.topology import ENOUGH, Batch
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
@@ -46,7 +46,7 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     }
     if not any(is_open.values()):
         return loaded
-    sources = data_rows.sources(config)
+    sources = row_counts.sources(config)
     if is_open[GLOBAL_BATCH] and config.optim_wrapper.accumulative_counts != "auto":
         place = Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks")
         loaded, is_open[GLOBAL_BATCH] = loaded.settled({GLOBAL_BATCH: None}, place), False

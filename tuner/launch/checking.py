@@ -10,10 +10,10 @@ from typing import Literal, TypeVar
 from tuner import paths
 from tuner.errors import Option, TunerError, visible
 from tuner.files import JsonObject
-from tuner.launch import admit, fitting, machine_facts, preflight
+from tuner.launch import admit, memory, preflight
 from tuner.launch.admit import Grant
 from tuner.launch.checks import deepspeed_config
-from tuner.launch.machine_facts import HERE, AskedMachines
+from tuner.launch.machines import HERE, AskedMachines, look_up
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
@@ -120,16 +120,16 @@ def check(request: Request, machines: AskedMachines, environ: Mapping[str, str])
     Raises:
         UsageError: it names a folder that is no run.
     """
-    name = None if request.recipe is None else identify(request.recipe)
+    name = request.recipe
     report = Report(str(name.text if name else request.overrides.model or request.overrides.adapter))
     if name and name.kind in CONFIGS:
         _alone(report, name, environ)
     elif name and name.path and name.kind is NameKind.RUN:
         run = RunDirectory(name.path)
-        _recipe(report, request._replace(recipe=str(run.recipe)), machines, environ)
+        _recipe(report, request._replace(recipe=identify(str(run.recipe))), machines, environ)
         _run(report, run)
     else:
-        _recipe(report, request._replace(recipe=name), machines, environ)
+        _recipe(report, request, machines, environ)
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
@@ -177,7 +177,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     plan = report.attempt(lambda: _planned(request, loaded, machines, environ))
     if plan is None:
         return
-    if hopeless := fitting.hopeless(plan.chosen):
+    if hopeless := memory.hopeless(plan.chosen):
         report.error(hopeless)
     reported = () if plan_decides else plan.final.config_warnings
     report.warn(warning for warning in plan.warnings if warning not in reported)
@@ -201,7 +201,7 @@ def _planned(request: Request, loaded: Recipe, machines: AskedMachines, environ:
     now = datetime.now().astimezone()
     if machines == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now, loaded=loaded)
-    elsewhere = machine_facts.look_up(machines, environ)
+    elsewhere = look_up(machines, environ)
     return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, loaded)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations, shares
@@ -14,8 +15,8 @@ from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, Comparison
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import has_formula
-from tuner.launch import data_rows
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch import row_counts
+from tuner.launch.machines import RunMachines
 from tuner.machine.hardware import Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Recipe
@@ -63,8 +64,7 @@ class LevelAndSplit:
         return self.compared and self.compared.taken.fit
 
 
-@dataclass(frozen=True)
-class _Open:
+class _Open(NamedTuple):
     """A recipe whose level, split or loss is open, on its machines.
 
     Args:
@@ -73,7 +73,7 @@ class _Open:
     """
 
     recipe: Recipe
-    place: RunPlace
+    machines: RunMachines
     precision: Precision
     architecture: Architecture | None
     ranks: int
@@ -88,11 +88,11 @@ class _Open:
         return self.config.with_split(self.splits[0])
 
     @property
-    def machines(self) -> Machines:
-        return self.place.machines(self.precision)
+    def sizes(self) -> Machines:
+        return self.machines.to_fit(self.precision)
 
     def preset(self, level: str) -> Document:
-        return open_chosen(self.recipe, level, self.place.nvme_path)
+        return open_chosen(self.recipe, level, self.machines.nvme_path)
 
     def rungs(self) -> dict[str, Document]:
         """Return the configs that `auto` may choose, with the values of `--ds`."""
@@ -102,14 +102,14 @@ class _Open:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
         config = self.lightest
         batch = Batch(*config.split[:2], self.ranks)
-        final = merge(replace(self.recipe, config=config), document, batch, self.precision, self.place.hardware)
+        final = merge(replace(self.recipe, config=config), document, batch, self.precision, self.machines.hardware)
         return Level.of_config(final.config)
 
 
 def choose_level_and_split(
     recipe: Recipe,
     named: Document | None,
-    place: RunPlace,
+    machines: RunMachines,
     precision: Precision,
     pinned: str | None = None,
     *,
@@ -128,11 +128,11 @@ def choose_level_and_split(
     """
     architecture = recipe.config.architecture
     counted = architecture if architecture is not None and has_formula(architecture) else None
-    ranks = shares.data_parallel_ranks(recipe.config, place.topology.world_size)
-    stage = _Open(recipe, place, precision, counted, ranks, shares.possible(recipe.config, ranks))
-    if not place.hardware.gpus:
+    ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
+    stage = _Open(recipe, machines, precision, counted, ranks, shares.possible(recipe.config, ranks))
+    if not machines.hardware.gpus:
         chosen = _on_cpus(stage, named)
-    elif counted is None or not place.hardware.smallest_gpu_bytes:
+    elif counted is None or not machines.hardware.smallest_gpu_bytes:
         chosen = _unknown(stage, named)
     else:
         chosen = _on_gpus(stage, counted, named, compares=compares)
@@ -143,11 +143,11 @@ def _on_gpus(stage: _Open, architecture: Architecture, named: Document | None, *
     documents = {named.preset or named.name: named} if named else stage.rungs()
     compared = of_presets = _compare(stage, architecture, documents)
     if compares and (named or stage.recipe.ds):
-        as_they_are = replace(stage, recipe=replace(stage.recipe, ds=()))
+        as_they_are = stage._replace(recipe=replace(stage.recipe, ds=()))
         of_presets = _compare(as_they_are, architecture, as_they_are.rungs())
     taken, choice = compared.taken, compared.choice
     of_split = stage.config.with_split(taken.split)
-    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, stage.machines)
+    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, stage.sizes)
     return LevelAndSplit(
         document=documents[taken.level],
         split=taken.split,
@@ -164,12 +164,12 @@ def _on_gpus(stage: _Open, architecture: Architecture, named: Document | None, *
 def _compare(stage: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
     """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
     levels, impossible = _levels(stage, documents, architecture)
-    machines = stage.machines
+    machines = stage.sizes
 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
         return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
 
-    every = candidates(stage.config, architecture, machines, levels, stage.splits, stage.place.cluster, settle)
+    every = candidates(stage.config, architecture, machines, levels, stage.splits, stage.machines.cluster, settle)
     allowed = [candidate for candidate in every if candidate.level not in impossible]
     shards = len(documents) > 1 and machines.world_size > 1
     choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
@@ -210,7 +210,7 @@ def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Spli
 
 def _unknown(stage: _Open, named: Document | None) -> LevelAndSplit:
     """Return the choice where no formula counts the memory: the level and the split that need the least."""
-    architecture, hardware = stage.config.architecture, stage.place.hardware
+    architecture, hardware = stage.config.architecture, stage.machines.hardware
     why = split_reason = "the model's size is unknown"
     if not hardware.smallest_gpu_bytes:
         why, split_reason = f"the memory of {hardware.maker} accelerators is unknown", _NO_MEMORY
@@ -225,7 +225,7 @@ def _unknown(stage: _Open, named: Document | None) -> LevelAndSplit:
 
 
 def _on_cpus(stage: _Open, named: Document | None) -> LevelAndSplit:
-    ranks = stage.place.topology.world_size
+    ranks = stage.machines.topology.world_size
     document = named or stage.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     split, split_reason = _split_on_cpus(stage, document)
@@ -237,7 +237,7 @@ def _split_on_cpus(stage: _Open, document: Document) -> tuple[Split, str]:
     lightest, architecture = stage.splits[0], stage.architecture
     if len(stage.splits) == 1:
         return lightest, f"derived: {lightest.samples} samples per rank and step"
-    planned, host = _as_gpus(stage.config, architecture, stage.machines, lightest)
+    planned, host = _as_gpus(stage.config, architecture, stage.sizes, lightest)
     if not host.gpu_bytes:
         return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
@@ -260,7 +260,7 @@ def _as_gpus(
     """
     values: dict[str, object] = {}
     if config.model.attn_implementation == VARLEN:
-        config = data_rows.with_sampled_length(config, least.samples)
+        config = row_counts.with_sampled_length(config, least.samples)
     elif not config.train_dataloader.dataset.packing:
         values["train_dataloader.batch_size"] = least.micro_batch
     if config.train_cfg.loss == "auto":
@@ -307,10 +307,10 @@ def _loss_on_cpus(stage: _Open, config: RecipeConfig) -> tuple[str | None, str]:
     if simple := _simple_loss(config):
         return simple
     if stage.architecture is not None:
-        sampled = data_rows.with_sampled_length(config, config.split.micro_batch)
+        sampled = row_counts.with_sampled_length(config, config.split.micro_batch)
         logits = activations.of_recipe(sampled, stage.architecture, stage.precision.weight_bytes).logits
-        machines = stage.place.topology.nproc_per_node, stage.place.hardware.host_memory_bytes
-        if logits * machines[0] <= _LOGITS_OF_HOST * machines[1]:
+        ranks, host_bytes = stage.machines.topology.nproc_per_node, stage.machines.hardware.host_memory_bytes
+        if logits * ranks <= _LOGITS_OF_HOST * host_bytes:
             return "whole", "derived: the full logits fit on the host"
     return "chunked", "derived: the full logits do not fit on the host"
 

@@ -10,8 +10,8 @@ from tuner.files import JsonObject
 from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.candidates import Candidate
-from tuner.launch import data_rows, machine_facts, steps
-from tuner.launch.machine_facts import AskedMachines
+from tuner.launch import row_counts, steps
+from tuner.launch.machines import AskedMachines, planned_machines
 from tuner.launch.resolve import decide
 from tuner.launch.steps import Steps
 from tuner.machine import libraries
@@ -110,12 +110,12 @@ def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deeps
     Raises:
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
-    place = machine_facts.planned_place(asked, environ)
-    decided = decide(recipe, deepspeed, place, compares=True)
+    machines = planned_machines(asked, environ)
+    decided = decide(recipe, deepspeed, machines, compares=True)
     config = decided.recipe.config
     is_open = is_auto(recipe, deepspeed)
     is_changed = not is_open or bool(recipe.ds)
-    counted = steps.count_steps(config, decided.batch, data_rows.sources(config))
+    counted = steps.count_steps(config, decided.batch, row_counts.sources(config))
     of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.of_data)
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
     report = None
@@ -127,15 +127,15 @@ def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deeps
         report = summary.make(
             recipe.name,
             config,
-            place.machines(decided.precision),
+            machines.to_fit(decided.precision),
             decided.chosen.of_presets,
-            cluster=place.cluster if asked.interconnect is not None else None,
-            assumed=place.cluster,
+            cluster=machines.cluster if asked.interconnect is not None else None,
+            assumed=machines.cluster,
         )
-        warnings = [*_no_kernels(place.hardware), *warnings]
+        warnings = [*_no_kernels(machines.hardware), *warnings]
     named = decided.chosen.compared.taken if is_changed and decided.chosen.compared else None
     every = tuple(dict.fromkeys(warnings))
-    return Plan(decided.recipe, place.name, report, unknown, counted, decided.batch, every, named)
+    return Plan(decided.recipe, machines.name, report, unknown, counted, decided.batch, every, named)
 
 
 def _no_kernels(node: Hardware) -> Iterator[str]:

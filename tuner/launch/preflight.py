@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
 from tuner.errors import RecipeError, Text, TunerError, marked, together
-from tuner.launch import fitting, steps
+from tuner.launch import memory, steps
 from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
 from tuner.launch.checks.unread_keys import unread_keys
 from tuner.launch.resolved_run import ResolvedRun
@@ -208,4 +208,4 @@ def _no_level(run: ResolvedRun) -> Iterator[Finding]:
 
 def _fit(run: ResolvedRun) -> Iterator[Finding]:
     if not run.request.ignore_fit:
-        yield from filter(None, [fitting.hopeless(run.chosen)])
+        yield from filter(None, [memory.hopeless(run.chosen)])

@@ -10,10 +10,10 @@ from datetime import datetime
 
 from tuner.files import dump_json, sha256
 from tuner.fit import shares
-from tuner.launch import admit, batch_size, data_rows, fitting, kernels, pins, resuming
+from tuner.launch import admit, batch_size, kernels, memory, pins, resuming, row_counts
 from tuner.launch.admit import Grant
 from tuner.launch.level_and_split import choose_level_and_split, refuse_compiled_chunks
-from tuner.launch.machine_facts import RunPlace, find_topology, refuse_unsupervised
+from tuner.launch.machines import RunMachines, find_topology, refuse_unsupervised
 from tuner.launch.pins import Pins
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings
 from tuner.launch.steps import Resumed, Steps, count_steps
@@ -60,7 +60,7 @@ def resolve_run(
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
     start = resuming.find_start(request, asked.name, topology, now)
     pinned = resuming.all_pins(request, asked, start.checkpoint, topology)
-    resolved = decide(asked, request.deepspeed, RunPlace.of(hardware, topology), pinned)
+    resolved = decide(asked, request.deepspeed, RunMachines.of(hardware, topology), pinned)
     state = _state(resolved, asked, _day(start, now, goes_on=request.resume is not None))
     resume, final, state_notes = resuming.load_into(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
@@ -92,7 +92,7 @@ def load(request: Request) -> Recipe:
     Raises:
         TunerError: the recipe is wrong, or not admissible.
     """
-    return data_rows.hold_out(_admitted(request, of_run=False))
+    return row_counts.hold_out(_admitted(request, of_run=False))
 
 
 def _admitted(request: Request, *, of_run: bool) -> Recipe:
@@ -140,7 +140,7 @@ def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
     config = resolved.recipe.config
     num_samples = checkpoint.facts.data.rows if checkpoint and checkpoint.facts.data else None
     resumed = Resumed(checkpoint.step, num_samples) if checkpoint else None
-    return count_steps(config, resolved.batch, data_rows.sources(config), resumed)
+    return count_steps(config, resolved.batch, row_counts.sources(config), resumed)
 
 
 def _launch_id(
@@ -162,11 +162,11 @@ def _launch_id(
 
 
 def decide(
-    recipe: Recipe, deepspeed: str | None, place: RunPlace, pinned: Sequence[Pins] = (), *, compares: bool = False
+    recipe: Recipe, deepspeed: str | None, machines: RunMachines, pinned: Sequence[Pins] = (), *, compares: bool = False
 ) -> ResolvedRecipe:
     """Decide what a recipe leaves to the machines: compute type, kernels, batch, level, split, loss, DeepSpeed config.
 
-    What does not fit is taken as well; `fitting.hopeless` says so.
+    What does not fit is taken as well; `memory.hopeless` says so.
 
     Args:
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
@@ -178,16 +178,16 @@ def decide(
         RecipeError: the ranks cannot share the global batch, or samples.
         MachineError: the machine lacks what the recipe or the config needs.
     """
-    topology, hardware, level = place.topology, place.hardware, pins.of_level(pinned)
-    recipe = data_rows.hold_out(pins.laid_on(recipe, pinned))
+    topology, hardware, level = machines.topology, machines.hardware, pins.of_level(pinned)
+    recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
     shares.refuse_tiles(recipe.config)
-    named = choice.open_named(recipe, level.level if level else deepspeed, place.nvme_path)
+    named = choice.open_named(recipe, level.level if level else deepspeed, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)
     ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
     recipe = batch_size.choose_global_batch(recipe, ranks)
-    chosen = choose_level_and_split(recipe, named, place, precision, level and level.reason, compares=compares)
+    chosen = choose_level_and_split(recipe, named, machines, precision, level and level.reason, compares=compares)
     recipe = batch_size.with_split(recipe, chosen.split, chosen.split_reason)
     if chosen.loss:
         recipe = recipe.settled({"train_cfg.loss": chosen.loss}, Place(Kind.DERIVED, chosen.loss_reason))
@@ -195,7 +195,7 @@ def decide(
     recipe = batch_size.share_generation(recipe, batch)
     final = merge(recipe, chosen.document, batch, precision, hardware)
     refuse_compiled_chunks(recipe, final)
-    launch, of_data = contradiction(chosen.document.launch, topology), tuple(data_rows.warnings(recipe.config))
-    of_place = filter(None, [launch, fitting.warning(chosen.fit)])
+    launch, of_data = contradiction(chosen.document.launch, topology), tuple(row_counts.warnings(recipe.config))
+    of_place = filter(None, [launch, memory.warning(chosen.fit)])
     warnings = (*recipe.warnings, *final.warnings, *of_place, *of_data)
-    return ResolvedRecipe(recipe, place, batch, precision, chosen, final, warnings, of_data)
+    return ResolvedRecipe(recipe, machines, batch, precision, chosen, final, warnings, of_data)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TextIO
 from tuner.files import JsonObject
 from tuner.fit.levels import Fit
 from tuner.launch.level_and_split import LevelAndSplit
-from tuner.launch.machine_facts import RunPlace
+from tuner.launch.machines import RunMachines
 from tuner.launch.pins import Pins
 from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware, Precision
@@ -27,7 +27,7 @@ from tuner.zero.config import Document, FinalConfig
 class Request(NamedTuple):
     """What the user asked for."""
 
-    recipe: str | Name | None
+    recipe: Name | None
     overrides: Overrides = Overrides()
     deepspeed: str | None = None
     flags: LaunchFlags = LaunchFlags()
@@ -76,7 +76,7 @@ class ResolvedRecipe:
     """
 
     recipe: Recipe
-    place: RunPlace
+    machines: RunMachines
     batch: Batch
     precision: Precision
     chosen: LevelAndSplit
@@ -86,11 +86,11 @@ class ResolvedRecipe:
 
     @property
     def topology(self) -> Topology:
-        return self.place.topology
+        return self.machines.topology
 
     @property
     def hardware(self) -> Hardware:
-        return self.place.hardware
+        return self.machines.hardware
 
     @property
     def document(self) -> Document:

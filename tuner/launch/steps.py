@@ -1,6 +1,6 @@
 """Rows -> samples -> steps of an epoch -> the steps of a run, and how sure each number is before the data is read.
 
-Arithmetic alone: `launch.data_rows` counts rows, `data` reads them and the trainer of transformers counts the
+Arithmetic alone: `launch.row_counts` counts rows, `data` reads them and the trainer of transformers counts the
 steps; the tests hold all three together.
 """
 

@@ -25,7 +25,7 @@ from tuner.data.readers.text_files import fail
 from tuner.data.sample import Prompt, images_of, turns_of
 from tuner.errors import DataError, Key, MachineError, ModelError, Option, RecipeError, TunerError, UsageError, marked
 from tuner.fit.parameters import has_formula
-from tuner.launch import data_rows
+from tuner.launch import row_counts
 from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
@@ -74,7 +74,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
         for rows in loader.dataset.shares:
             is_own = str(rows.path).startswith(assets.ASSET)  # the package's rows are good, and meant as they are
             is_read = run.topology.leads and not loader.dataset.streaming and not is_own
-            is_whole = is_read and data_rows.is_counted(rows)
+            is_whole = is_read and row_counts.is_counted(rows)
             is_all = is_whole and _are_files(rows)  # of a folder the first file is read
             max_rows = loader.dataset.max_rows if is_whole else _NUM_ROWS
             mistakes: list[DataError] = []
@@ -98,7 +98,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
                 yield from _listed(mistakes) or (error,)
             else:
                 yield from _listed(mistakes) if len(mistakes) > loader.dataset.bad_rows else ()
-        is_planned = data_rows.read_rows(loader.dataset, config.objective.type) is not None
+        is_planned = row_counts.read_rows(loader.dataset, config.objective.type) is not None
         if seen and not is_planned and (num_copies := copies.count(seen)):
             yield copies.warning(num_copies, len(set(seen)))
 
@@ -324,7 +324,7 @@ def _are_files(rows: Rows) -> bool:
 def _first_of_folder(rows: Rows) -> str | None:
     """Return the file with the first training rows of a folder; None if only `datasets` knows it."""
     folder = paths.local(rows.path) if rows.path and rows.split == "train" else None
-    files = data_rows.files_of_folder(folder) if folder and paths.is_folder(folder) else []
+    files = row_counts.files_of_folder(folder) if folder and paths.is_folder(folder) else []
     return str(files[0]) if files and files[0] != folder else None
 
 

@@ -44,7 +44,7 @@ ASSUMED_GPU = "a100-80g"
 """The GPU to plan for if this machine has no GPU and no flag names one."""
 
 
-class RunPlace(NamedTuple):
+class RunMachines(NamedTuple):
     """Where a recipe runs: one node of the machines, all nodes and ranks, and how fast they compute and communicate.
 
     Args:
@@ -60,11 +60,11 @@ class RunPlace(NamedTuple):
     name: str = ""
 
     @classmethod
-    def of(cls, hardware: Hardware, topology: Topology) -> RunPlace:
+    def of(cls, hardware: Hardware, topology: Topology) -> RunMachines:
         """Return machines without a named network."""
         return cls(hardware, topology, cluster(hardware, topology))
 
-    def machines(self, precision: Precision) -> Machines:
+    def to_fit(self, precision: Precision) -> Machines:
         """Return the numbers that `fit` needs; all ranks of a run return the same numbers."""
         topology = self.topology
         on_fullest = max(topology.tasks, default=topology.nproc_per_node)
@@ -81,7 +81,7 @@ class RunPlace(NamedTuple):
         )
 
 
-def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None) -> RunPlace:
+def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None) -> RunMachines:
     """Return the machines that flags name; without flags this machine with its launch variables.
 
     Args:
@@ -92,7 +92,7 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
     """
     here, gpus, gpu = hardware.detect(environ), named.gpus, named.gpu
     if named == HERE:
-        return RunPlace.of(here, find_topology(LaunchFlags(), file, environ, here))
+        return RunMachines.of(here, find_topology(LaunchFlags(), file, environ, here))
     if gpu is None and not here.gpus:
         raise UsageError(
             "this machine has no GPU, so the kind of GPU is unknown",
@@ -100,10 +100,10 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
             fix=f"Add: {Option('gpu', 'a100-80g')}.",
         )
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
-    return RunPlace.of(one_node, planned(named.nodes, len(one_node.gpus)))
+    return RunMachines.of(one_node, planned(named.nodes, len(one_node.gpus)))
 
 
-def planned_place(asked: AskedMachines, environ: Mapping[str, str]) -> RunPlace:
+def planned_machines(asked: AskedMachines, environ: Mapping[str, str]) -> RunMachines:
     """Return the machines to plan for: those that flags name, or this machine. Nothing starts, so no variables count.
 
     Raises:
@@ -132,7 +132,7 @@ def planned_place(asked: AskedMachines, environ: Mapping[str, str]) -> RunPlace:
     product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
     nodes = f"{asked.nodes} node{'s' * (asked.nodes > 1)}"
     name = Text(f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}")
-    return RunPlace(one_node, planned(asked.nodes, count), _planned_cluster(asked, product), asked.nvme or "", name)
+    return RunMachines(one_node, planned(asked.nodes, count), _planned_cluster(asked, product), asked.nvme or "", name)
 
 
 def _planned_cluster(asked: AskedMachines, product: KnownGpu | None) -> Cluster | None:

@@ -11,7 +11,7 @@ from tuner.fit.parameters import active_parameters, backward_share, has_formula,
 from tuner.fit.sizes import gib
 from tuner.fit.step_time import flops_of_step
 from tuner.launch.level_and_split import LevelAndSplit
-from tuner.launch.machine_facts import slowest_gpu
+from tuner.launch.machines import slowest_gpu
 from tuner.machine.hardware import Hardware
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.records import Arithmetic
@@ -45,12 +45,14 @@ def why(chosen: LevelAndSplit) -> str | None:
 
 
 def describe(fit: Fit) -> str:
-    """Return one line: the memory that the run needs, and the memory that is available."""
+    """Return the memory that a run needs of each GPU and of the host, and what is available."""
     machines, needs = fit.machines, fit.peak
-    text = f"about {gib(needs.gpu_bytes)} on each GPU (available: {gib(machines.gpu_bytes)})"
-    if machines.host_bytes:
-        text += f", {gib(needs.host_bytes)} on the host (available: {gib(machines.host_bytes)})"
-    return text
+    parts = [
+        ("on each GPU", needs.gpu_bytes, machines.gpu_bytes),
+        ("on the host", needs.host_bytes, machines.host_bytes),
+    ]
+    sizes = [f"{gib(needed)} {where} (available: {gib(there)})" for where, needed, there in parts if there]
+    return f"about {', '.join(sizes)}"
 
 
 def without_offloading(chosen: LevelAndSplit) -> list[str]:
