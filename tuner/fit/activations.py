@@ -97,21 +97,21 @@ def of_recipe(
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
     family = FAMILIES[architecture.model_type]
     liger = _has_liger(recipe, architecture)
-    of_mlps = [weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger) for layer in layers]
-    saved = [
-        scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
-        - (tokens - in_mlp) * of_mlp
-        + mask.of_layer
-        + weight_bytes * _adapted_experts(recipe, family, layer)
-        for layer, of_mlp in zip(layers, of_mlps, strict=True)
-    ]
     # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
     scores = scale * _scores(recipe, architecture, work_bytes(architecture))
-    steps = [
-        max(weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp)
-        + weight_bytes * _expert_gradients(recipe, family, layer)
-        for layer, of_mlp in zip(layers, of_mlps, strict=True)
-    ]
+    saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
+    for layer in dict.fromkeys(layers):  # most are alike
+        of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
+        saved_by[layer] = (
+            scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
+            - (tokens - in_mlp) * of_mlp
+            + mask.of_layer
+            + weight_bytes * _adapted_experts(recipe, family, layer)
+        )
+        steps_of[layer] = max(
+            weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp
+        ) + weight_bytes * _expert_gradients(recipe, family, layer)
+    saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
     trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
     at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)

@@ -6,6 +6,7 @@ bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -53,8 +54,18 @@ class Built:
     def all_linears(self) -> Iterator[Linear]:
         """Yield every linear layer but the head, layer by layer."""
         yield from self.linears
-        for one in self.layers:
-            yield from one.linears
+        for of_layer in self.layers:
+            yield from of_layer.linears
+
+    @cached_property
+    def kinds(self) -> Counter[Linear]:
+        """How many there are of each linear layer but the head: most decoder layers are alike."""
+        return Counter(self.all_linears())
+
+    @property
+    def quantizable(self) -> int:
+        """The weights that quantization takes."""
+        return sum(number * linear.weights for linear, number in self.kinds.items() if linear.quantizable)
 
 
 def has_formula(architecture: Architecture) -> bool:
@@ -151,7 +162,7 @@ def _with_teacher(own: Parameters, recipe: RecipeConfig) -> Parameters:
     model = built(architecture)
     if teacher.bits == 16:
         return own._replace(frozen=own.frozen + model.parameters)
-    quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)
+    quantized = model.quantizable
     kept = own.frozen + model.parameters - quantized
     # As many weights in the bits of the trained model's own quantized weights take the same bytes.
     return own._replace(frozen=kept, quantized=own.quantized + quantized * teacher.bits // own.quantized_bits)
@@ -172,8 +183,7 @@ def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     trainable = _of_adapter(recipe.adapter, model) + score
     if recipe.quantization is None:
         return Parameters(trainable, frozen=total)
-    quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)
-    return Parameters(trainable, total - quantized, quantized, recipe.quantization.bits)
+    return Parameters(trainable, total - model.quantizable, model.quantizable, recipe.quantization.bits)
 
 
 def _of_adapter(adapter: Adapter, model: Built) -> int:
@@ -181,24 +191,26 @@ def _of_adapter(adapter: Adapter, model: Built) -> int:
 
     A regular expression in target_modules is taken for 'all-linear', which is no less.
     """
-    low_rank = sum(adapter.r * (one.inputs + one.outputs) for one in _targets(adapter, model))
-    magnitudes = sum(one.outputs for one in _targets(adapter, model)) if adapter.use_dora else 0
+    targets = [*_targets(adapter, model)]
+    low_rank = sum(number * adapter.r * (linear.inputs + linear.outputs) for linear, number in targets)
+    magnitudes = sum(number * linear.outputs for linear, number in targets) if adapter.use_dora else 0
     experts = sum(on_experts(adapter, model.family, layer.experts) for layer in model.layers if layer.experts)
     return low_rank + magnitudes + experts + _copies(adapter.modules_to_save or (), model)
 
 
-def _targets(adapter: Adapter, model: Built) -> Iterator[Linear]:
+def _targets(adapter: Adapter, model: Built) -> Iterator[tuple[Linear, int]]:
+    """Yield each kind of linear layer that gets an adapter, and how many there are of it."""
     # PEFT 0.21 takes the names of experts that transformers 5 fused for the experts alone: a shared expert's
     # 'gate_proj', or a dense layer's, gets no adapter.
     fused = model.family.split_experts
     if isinstance(adapter.target_modules, str):
-        yield from (one for one in model.all_linears() if one.name.rpartition(".")[2] not in fused)
+        yield from (kind for kind in model.kinds.items() if kind[0].name.rpartition(".")[2] not in fused)
         return
     names = [name for name in adapter.target_modules if name.rpartition(".")[2] not in fused]
     embeddings = Linear(model.family.embeddings, model.embeddings // model.head.inputs, model.head.inputs)
-    for one in (*model.all_linears(), model.head, embeddings):
-        if any(f".{one.name}".endswith(f".{name}") for name in names):
-            yield one
+    for linear, number in (*model.kinds.items(), (model.head, 1), (embeddings, 1)):
+        if any(f".{linear.name}".endswith(f".{name}") for name in names):
+            yield linear, number
 
 
 def adaptable_layers(architecture: Architecture) -> frozenset[str]:
@@ -208,7 +220,7 @@ def adaptable_layers(architecture: Architecture) -> frozenset[str]:
         ModelError: there is no formula for the model_type.
     """
     model = built(architecture)
-    names = {one.name for one in (*model.all_linears(), model.head)} | {model.family.embeddings}
+    names = {linear.name for linear in (*model.kinds, model.head)} | {model.family.embeddings}
     return frozenset(name.rpartition(".")[2] for name in names | {*model.family.split_experts})
 
 
