@@ -43,7 +43,7 @@ READS = {
 """`file: function` that opens files in another way -> why it may."""
 LOADS = {
     **dict.fromkeys(
-        (f"lab/stand_ins.py: {name}" for name in ("_tokens", "_load_vision", "_load", "_checked")),
+        (f"lab/stand_ins.py: {name}" for name in ("_tokens", "_load")),
         "the trial has written it",
     ),
     "models/adapters.py: _save_for_base": "this process has written it",

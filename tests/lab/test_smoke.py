@@ -163,8 +163,8 @@ def test_a_small_model_that_reads_images_is_of_the_same_kind(kind: str, tmp_path
         small = stand_ins.make_vision_model(model_block(str(large)), facts, tmp_path / str(seed), seed)
 
     assert small.is_own
-    assert small.facts.vision_config and facts.vision_config
-    assert small.facts.vision_config.model_type == facts.vision_config.model_type == kind
+    assert small.architecture.vision_config and facts.vision_config
+    assert small.architecture.vision_config.model_type == facts.vision_config.model_type == kind
     encoder = ImageEncoder.of(small.processor, None)
     assert stand_ins.difference(tmp_path / "1", tmp_path / "1", encoder=encoder) == 0
     assert stand_ins.difference(tmp_path / "1", tmp_path / "2", encoder=encoder) > 0.1
@@ -177,7 +177,7 @@ def test_a_small_llava_stands_in_for_a_model_with_images_that_is_not_here(tmp_pa
     small = stand_ins.make_vision_model(model_block("nobody/not-in-the-cache"), facts, tmp_path, 0)
 
     assert not small.is_own
-    assert small.facts.vision_config and small.facts.vision_config.model_type == "llava"
+    assert small.architecture.vision_config and small.architecture.vision_config.model_type == "llava"
     rows = stand_ins.stand_in(Rows(path="nobody/not-there"), "sft", has_images=True)
     assert rows and "images" in rows["path"]
 

@@ -166,7 +166,7 @@ def test_ranks_that_do_not_lead_ask_nobody(serve: Serve) -> None:
     asked = serve(status(404, "RepoNotFound"))
     plan = made(model=ID)
     topology = Topology("slurm", 1, 0, 2, 2, rank=1, local_rank=1)
-    plan = replace(plan, place=plan.place._replace(topology=topology))
+    plan = replace(plan, machines=plan.machines._replace(topology=topology))
 
     assert list(inputs.reachable(plan)) == []
     assert asked == []
