@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.runs import environment
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_weights_norms_and_skipped_steps_are_deepspeeds_and_one_value_is_read(dtype: str, tmp_path: Path) -> None:
     done = subprocess.run(
