@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
@@ -31,7 +32,7 @@ def check_names() -> None:
 def step_at_once(engine: DeepSpeedEngine) -> None:
     """Let an engine take its optimizer steps with few kernels, if it is of this kind and torch's Adam is fused."""
     wrapper = engine.optimizer
-    if not isinstance(wrapper, FP16_UnfusedOptimizer) or engine.dp_world_size > 1 or wrapper.mpu is not None:
+    if not isinstance(wrapper, FP16_UnfusedOptimizer) or dist.get_world_size() > 1:
         return
     inner = wrapper.optimizer
     if type(inner) in _TORCHS_ADAM and all(group["fused"] for group in inner.param_groups):
