@@ -1,4 +1,4 @@
-"""What an optimizer step asks of a GPU beside its arithmetic, counted on a CPU: values that Python reads, and operations.
+"""What a step asks of a GPU beside its arithmetic, counted on a CPU: values that Python reads, and operations.
 
     python -m bench counts [--zero 0 2 3] [--methods full lora] [--peers loop trainer trl tuner]
 
@@ -30,7 +30,8 @@ def counted(tool: str, job: Job, folder: Path) -> str:
         operations = operations_of(tool, job, folder)
     except Unmeasured as problem:
         return str(problem)
-    return f"{operations.get(READ, 0)} / {sum(count for name, count in operations.items() if name.startswith('aten::'))}"
+    num_operations = sum(count for name, count in operations.items() if name.startswith("aten::"))
+    return f"{operations.get(READ, 0)} / {num_operations}"
 
 
 def main() -> None:
