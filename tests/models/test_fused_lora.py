@@ -76,7 +76,13 @@ def test_a_step_keeps_fewer_and_makes_fewer_tensors_than_pefts() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"lora_dropout": 0.5}, {"use_dora": True}, {"lora_bias": True, "target_modules": ["q_proj"]}]
+    "options",
+    [
+        {"lora_dropout": 0.5},
+        {"use_dora": True},
+        {"lora_bias": True, "target_modules": ["q_proj"]},
+        {"bias": "lora_only", "target_modules": ["q_proj"]},
+    ],
 )
 def test_what_is_more_than_the_plain_product_is_pefts(options: dict[str, Any]) -> None:
     answers = []
@@ -95,6 +101,13 @@ def test_a_disabled_and_a_merged_adapter_are_the_base_and_the_sum() -> None:
             assert torch.equal(ours(input_ids=IDS).logits, pefts(input_ids=IDS).logits)
         ours.merge_adapter()
         assert torch.allclose(ours(input_ids=IDS).logits, with_adapter, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 32), (2, 1, 32), (5, 32)])
+def test_inputs_of_every_shape_keep_it(shape: tuple[int, ...]) -> None:
+    layer = next(layer for layer in fused(adapted()).modules() if type(layer) is FusedLinear)
+
+    assert layer(torch.ones(shape)).shape == (*shape[:-1], layer.out_features)
 
 
 def test_the_saved_adapter_is_the_same(tmp_path: Path) -> None:

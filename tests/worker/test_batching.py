@@ -82,7 +82,9 @@ def test_full_rows_stand_side_by_side_where_attention_takes_a_mask() -> None:
     apart, flat = (samples(needs_mask=needs_mask)([packed, shorter]) for needs_mask in (True, False))
 
     assert apart["position_ids"].tolist() == [[*range(15), *range(5)], [*range(8), *range(10), 0, 0]]
-    assert apart["labels"][1].tolist() == [*range(18), -100, -100]
+    # The first token of a sample is predicted by none, as where rows lie end to end.
+    assert apart["labels"][1].tolist() == [-100, *range(1, 8), -100, *range(9, 18), -100, -100]
+    assert flat["labels"][0, 20:].tolist() == apart["labels"][1, :18].tolist()
     assert apart.keys() == {"input_ids", "labels", "position_ids"}
     assert flat["input_ids"].shape == (1, 38)
 

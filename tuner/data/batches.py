@@ -53,6 +53,8 @@ class SampleCollator:
         """Return `input_ids` and `labels`, and `position_ids` that begin anew with each sample of a row."""
         lengths = [len(row["input_ids"]) for row in rows]
         no_mask = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
+        if len(rows) == 1 and self.collator.padding_free and not self.needs_mask:
+            no_mask = False  # TRL's batch has the length, for which attention would wait for the GPU in each layer
         is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
         is_better = self.needs_mask and self.collator.padding_free and is_full
         return side_by_side(rows, self.collator.pad_token_id) if no_mask or is_better else self.collator(rows)
@@ -70,6 +72,7 @@ def side_by_side(rows: Sequence[Row], pad_id: int) -> Batch:
     if any(len(row["seq_lengths"]) > 1 for row in rows):
         positions = [torch.cat([torch.arange(length) for length in row["seq_lengths"]]) for row in rows]
         batch["position_ids"] = _stacked(positions, 0)
+        batch["labels"][batch["position_ids"] == 0] = IGNORED  # which only the sample before would predict
     return batch
 
 

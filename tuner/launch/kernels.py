@@ -1,4 +1,4 @@
-"""The kernels of attention and of Liger on the GPUs of a run; they are looked up, and never imported or downloaded."""
+"""The attention of a run, and Liger's kernels on its GPUs; they are looked up, and never imported or downloaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_HEAD = 256
 
 
 def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
-    """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on these GPUs."""
+    """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on this hardware."""
     model = loaded.config.model
     if model.attn_implementation == "auto":
         name, why = _attention(loaded.config, hardware, dtype)
@@ -34,9 +34,10 @@ def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
 
 
 def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
-    """Return the newest flash attention for this model on these GPUs, or transformers' choice, and why.
+    """Return the attention for this model on this hardware, and why.
 
-    A known choice of transformers is named, so that memory is planned for that attention.
+    That is the newest flash attention of a package, then `models.attention`, then transformers' choice. A known choice
+    of transformers is named, so that memory is planned for that attention.
     """
     lacks, other, architecture = None, None, config.architecture
     if architecture is not None and has_formula(architecture):

@@ -41,7 +41,9 @@ class FusedLinear(Linear):  # type: ignore[misc]
         weight, down, up = self.base_layer.weight, self.lora_A[name], self.lora_B[name]
         drops = self.training and not isinstance(self.lora_dropout[name], torch.nn.Identity)
         is_changed = self.disable_adapters or self.merged or name in self.lora_variant
-        has_more = down.bias is not None or up.bias is not None or weight.requires_grad
+        bias = self.base_layer.bias  # other tools' adapters may train it
+        has_more = weight.requires_grad or (bias is not None and bias.requires_grad)
+        has_more |= down.bias is not None or up.bias is not None
         is_one_type = x.dtype == weight.dtype == down.weight.dtype and not torch.is_autocast_enabled(x.device.type)
         return is_one_type and not (drops or is_changed or has_more)
 
@@ -58,7 +60,7 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
         out_TO = linear(x_TI, weight, bias).addmm_(low_TR, up.t(), alpha=scaling)
         ctx.save_for_backward(x_TI, weight, down, up, low_TR)
         ctx.scaling, ctx.shape = scaling, x.shape
-        return out_TO.view(*x.shape[:-1], -1)
+        return out_TO.view(*x.shape[:-1], out_TO.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -66,7 +66,8 @@ def fail(
     try:
         diagnosis = diagnose(evidence)
     except BaseException:  # a bug of ours must not hide the failure
-        say("\n".join(str(report["message"]) for report in evidence.reports))
+        with suppress(OSError):
+            say("\n".join(str(report["message"]) for report in evidence.reports))
         raise
     return end(run, say, "failed", diagnosis.exit_code, diagnosis.message, signal=signal, diagnosis=diagnosis)
 
@@ -80,11 +81,18 @@ def gather(run: RunDirectory, watched: Watched | None = None) -> Evidence:
         logs=logs,
         launcher="\n".join(map(tail, sorted(run.ranks.glob("launcher-*.log")))),
         last_step=_last_step(run),
-        free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
+        free_bytes=_free_bytes(run),
         run=run.run_or_none,  # None on a full disk, or if it was removed: the logs remain
         counts={rank: beat.count for rank, beat in beats.read(run).items()},
         **vars(watched or Watched()),
     )
+
+
+def _free_bytes(run: RunDirectory) -> int | None:
+    try:
+        return shutil.disk_usage(run.path).free
+    except OSError:  # it was removed, or its file system has gone
+        return None
 
 
 def _last_step(run: RunDirectory) -> int | None:

@@ -35,6 +35,9 @@ def step_at_once(engine: DeepSpeedEngine) -> None:
     if not isinstance(wrapper, FP16_UnfusedOptimizer) or dist.get_world_size() > 1:
         return
     inner = wrapper.optimizer
+    masters = chain.from_iterable(wrapper.fp32_groups)
+    if {master.device.type for master in masters} - {"cpu", "cuda"}:
+        return  # their kernels were not seen
     if type(inner) in _TORCHS_ADAM and all(group["fused"] for group in inner.param_groups):
         wrapper.step = MethodType(_step, wrapper)
         engine.buffered_allreduce_fallback = lambda *_, **__: None  # of one rank alone

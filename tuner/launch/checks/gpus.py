@@ -26,7 +26,7 @@ _HIDDEN_BYTES = 1024**3
 
 
 def attention(run: ResolvedRun) -> Iterator[Finding]:
-    """Find flash attention without a GPU that supports it, without its package, or with fp32."""
+    """Find varlen that would not compute the model, and flash attention that GPUs, packages or fp32 do not allow."""
     wanted = run.recipe.config.model.attn_implementation
     if wanted == VARLEN and (lacks := what_varlen_lacks(run.recipe.config, run.hardware, run.precision.dtype)):
         fix = f"Use {Key('model.attn_implementation', 'auto')}."
