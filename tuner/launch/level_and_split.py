@@ -129,29 +129,29 @@ def choose_level_and_split(
     architecture = recipe.config.architecture
     counted = architecture if architecture is not None and has_formula(architecture) else None
     ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
-    stage = _Open(recipe, machines, precision, counted, ranks, shares.possible(recipe.config, ranks))
+    inputs = _Open(recipe, machines, precision, counted, ranks, shares.possible(recipe.config, ranks))
     if not machines.hardware.gpus:
-        chosen = _on_cpus(stage, named)
+        chosen = _on_cpus(inputs, named)
     elif counted is None or not machines.hardware.smallest_gpu_bytes:
-        chosen = _unknown(stage, named)
+        chosen = _unknown(inputs, named)
     else:
-        chosen = _on_gpus(stage, counted, named, compares=compares)
+        chosen = _on_gpus(inputs, counted, named, compares=compares)
     return replace(chosen, level_reason=pinned) if named else chosen
 
 
-def _on_gpus(stage: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
-    documents = {named.preset or named.name: named} if named else stage.rungs()
-    compared = of_presets = _compare(stage, architecture, documents)
-    if compares and (named or stage.recipe.ds):
-        as_they_are = stage._replace(recipe=replace(stage.recipe, ds=()))
+def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
+    documents = {named.preset or named.name: named} if named else inputs.rungs()
+    compared = of_presets = _compare(inputs, architecture, documents)
+    if compares and (named or inputs.recipe.ds):
+        as_they_are = inputs._replace(recipe=replace(inputs.recipe, ds=()))
         of_presets = _compare(as_they_are, architecture, as_they_are.rungs())
     taken, choice = compared.taken, compared.choice
-    of_split = stage.config.with_split(taken.split)
-    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, stage.sizes)
+    of_split = inputs.config.with_split(taken.split)
+    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, inputs.sizes)
     return LevelAndSplit(
         document=documents[taken.level],
         split=taken.split,
-        split_reason=_split_reason(choice, taken, stage.splits),
+        split_reason=_split_reason(choice, taken, inputs.splits),
         loss=loss,
         loss_reason=loss_reason,
         level_reason=choice.why if choice else "no level fits, and this one needs the least",
@@ -161,15 +161,15 @@ def _on_gpus(stage: _Open, architecture: Architecture, named: Document | None, *
     )
 
 
-def _compare(stage: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
+def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
     """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
-    levels, impossible = _levels(stage, documents, architecture)
-    machines = stage.sizes
+    levels, impossible = _levels(inputs, documents, architecture)
+    machines = inputs.sizes
 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
         return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
 
-    every = candidates(stage.config, architecture, machines, levels, stage.splits, stage.machines.cluster, settle)
+    every = candidates(inputs.config, architecture, machines, levels, inputs.splits, inputs.machines.cluster, settle)
     allowed = [candidate for candidate in every if candidate.level not in impossible]
     shards = len(documents) > 1 and machines.world_size > 1
     choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
@@ -179,7 +179,7 @@ def _compare(stage: _Open, architecture: Architecture, documents: Mapping[str, D
 
 
 def _levels(
-    stage: _Open, documents: Mapping[str, Document], architecture: Architecture
+    inputs: _Open, documents: Mapping[str, Document], architecture: Architecture
 ) -> tuple[dict[str, Level], set[str]]:
     """Return what each level costs, and the levels that this recipe cannot use, such as one that its optimizer lacks.
 
@@ -189,7 +189,7 @@ def _levels(
     levels, errors = {}, {}
     for name, document in documents.items():
         try:
-            levels[name] = stage.level(document)
+            levels[name] = inputs.level(document)
         except TunerError as error:
             if len(documents) == 1:
                 raise
@@ -208,42 +208,42 @@ def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Spli
     return f"derived: the fastest split that leaves {choice.margin:.0%} of each GPU free"
 
 
-def _unknown(stage: _Open, named: Document | None) -> LevelAndSplit:
+def _unknown(inputs: _Open, named: Document | None) -> LevelAndSplit:
     """Return the choice where no formula counts the memory: the level and the split that need the least."""
-    architecture, hardware = stage.config.architecture, stage.machines.hardware
+    architecture, hardware = inputs.config.architecture, inputs.machines.hardware
     why = split_reason = "the model's size is unknown"
     if not hardware.smallest_gpu_bytes:
         why, split_reason = f"the memory of {hardware.maker} accelerators is unknown", _NO_MEMORY
     elif architecture is not None:
         why = f"no formula for the size of model_type {architecture.model_type!r}"
-    document = named or stage.preset(presets.of_stage(3, offloads=False).name)
-    loss, loss_reason = _loss_on_gpus(stage.lightest, stage.level(document), None, None)
-    return LevelAndSplit(document, stage.splits[0], f"derived: {split_reason}", loss, loss_reason, why)
+    document = named or inputs.preset(presets.of_stage(3, offloads=False).name)
+    loss, loss_reason = _loss_on_gpus(inputs.lightest, inputs.level(document), None, None)
+    return LevelAndSplit(document, inputs.splits[0], f"derived: {split_reason}", loss, loss_reason, why)
 
 
 # --- On CPUs ---
 
 
-def _on_cpus(stage: _Open, named: Document | None) -> LevelAndSplit:
-    ranks = stage.machines.topology.world_size
-    document = named or stage.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
+def _on_cpus(inputs: _Open, named: Document | None) -> LevelAndSplit:
+    ranks = inputs.machines.topology.world_size
+    document = named or inputs.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
-    split, split_reason = _split_on_cpus(stage, document)
-    loss, loss_reason = _loss_on_cpus(stage, stage.config.with_split(split))
+    split, split_reason = _split_on_cpus(inputs, document)
+    loss, loss_reason = _loss_on_cpus(inputs, inputs.config.with_split(split))
     return LevelAndSplit(document, split, split_reason, loss, loss_reason, reason)
 
 
-def _split_on_cpus(stage: _Open, document: Document) -> tuple[Split, str]:
-    lightest, architecture = stage.splits[0], stage.architecture
-    if len(stage.splits) == 1:
+def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
+    lightest, architecture = inputs.splits[0], inputs.architecture
+    if len(inputs.splits) == 1:
         return lightest, f"derived: {lightest.samples} samples per rank and step"
-    planned, host = _as_gpus(stage.config, architecture, stage.sizes, lightest)
+    planned, host = _as_gpus(inputs.config, architecture, inputs.sizes, lightest)
     if not host.gpu_bytes:
         return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
     open_splits = shares.possible(planned, shares.data_parallel_ranks(planned, host.world_size))
-    choice = choose(candidates(planned, architecture, host, {document.name: stage.level(document)}, open_splits, None))
+    choice = choose(candidates(planned, architecture, host, {document.name: inputs.level(document)}, open_splits, None))
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
         return lightest, f"derived: no other split {leaves}"
@@ -302,14 +302,14 @@ def _loss_on_gpus(
     return "chunked", "derived: the full logits do not fit on each GPU"
 
 
-def _loss_on_cpus(stage: _Open, config: RecipeConfig) -> tuple[str | None, str]:
+def _loss_on_cpus(inputs: _Open, config: RecipeConfig) -> tuple[str | None, str]:
     """Return the loss for `auto`, and why: whole logits if there is room for them; None if the recipe names one."""
     if simple := _simple_loss(config):
         return simple
-    if stage.architecture is not None:
+    if inputs.architecture is not None:
         sampled = row_counts.with_sampled_length(config, config.split.micro_batch)
-        logits = activations.of_recipe(sampled, stage.architecture, stage.precision.weight_bytes).logits
-        ranks, host_bytes = stage.machines.topology.nproc_per_node, stage.machines.hardware.host_memory_bytes
+        logits = activations.of_recipe(sampled, inputs.architecture, inputs.precision.weight_bytes).logits
+        ranks, host_bytes = inputs.machines.topology.nproc_per_node, inputs.machines.hardware.host_memory_bytes
         if logits * ranks <= _LOGITS_OF_HOST * host_bytes:
             return "whole", "derived: the full logits fit on the host"
     return "chunked", "derived: the full logits do not fit on the host"
