@@ -110,6 +110,17 @@ def test_inputs_of_every_shape_keep_it(shape: tuple[int, ...]) -> None:
     assert layer(torch.ones(shape)).shape == (*shape[:-1], layer.out_features)
 
 
+def test_a_model_may_change_the_output_in_place() -> None:
+    layer = next(layer for layer in fused(adapted()).modules() if type(layer) is FusedLinear)
+    plain = next(layer for layer in adapted().modules() if type(layer) is Linear)
+    gradients = []
+    for which in (layer, plain):
+        which(torch.ones(1, 3, 32)).mul_(2).sum().backward()
+        gradients.append(which.lora_A["default"].weight.grad)
+
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
 def test_the_saved_adapter_is_the_same(tmp_path: Path) -> None:
     saved = []
     for name, model in (("pefts", adapted()), ("ours", fused(adapted()))):

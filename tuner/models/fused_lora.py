@@ -34,8 +34,10 @@ class FusedLinear(Linear):  # type: ignore[misc]
             unfused: Tensor = super().forward(x, *args, **options)
             return unfused
         base, down, up = self.base_layer, self.lora_A[names[0]], self.lora_B[names[0]]
-        fused: Tensor = _Fused.apply(x, base.weight, base.bias, down.weight, up.weight, self.scaling[names[0]])
-        return fused
+        x_TI = x.flatten(0, -2)
+        out_TO: Tensor = _Fused.apply(x_TI, base.weight, base.bias, down.weight, up.weight, self.scaling[names[0]])
+        # Not inside: what a function of its own returns may be no view, which Llama 4 changes in place.
+        return out_TO.view(*x.shape[:-1], out_TO.shape[-1])
 
     def _is_plain(self, name: str, x: Tensor) -> bool:
         weight, down, up = self.base_layer.weight, self.lora_A[name], self.lora_B[name]
@@ -53,21 +55,16 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scaling: float
+        ctx: FunctionCtx, x_TI: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scaling: float
     ) -> Tensor:
-        x_TI = x.flatten(0, -2)
         low_TR = x_TI @ down.t()
-        out_TO = linear(x_TI, weight, bias).addmm_(low_TR, up.t(), alpha=scaling)
         ctx.save_for_backward(x_TI, weight, down, up, low_TR)
-        ctx.scaling, ctx.shape = scaling, x.shape
-        return out_TO.view(*x.shape[:-1], out_TO.shape[-1])
+        ctx.scaling = scaling
+        return linear(x_TI, weight, bias).addmm_(low_TR, up.t(), alpha=scaling)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_out_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, weight, down, up, low_TR = ctx.saved_tensors
-        of_out_TO = gradient.flatten(0, -2)
         of_low_TR = (of_out_TO @ up).mul_(ctx.scaling)
-        of_x = None
-        if ctx.needs_input_grad[0]:
-            of_x = (of_out_TO @ weight).addmm_(of_low_TR, down).view(ctx.shape)
-        return of_x, None, None, of_low_TR.t() @ x_TI, (of_out_TO.t() @ low_TR).mul_(ctx.scaling), None
+        of_x_TI = (of_out_TO @ weight).addmm_(of_low_TR, down) if ctx.needs_input_grad[0] else None
+        return of_x_TI, None, None, of_low_TR.t() @ x_TI, (of_out_TO.t() @ low_TR).mul_(ctx.scaling), None
