@@ -25,6 +25,7 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
 from tuner.fit.parameters import count
+from tuner.recipes.schema import OBJECTIVES as BLOCKS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.worker.trainer_setup import evaluator, use_whole_logits
@@ -41,7 +42,7 @@ FACTS = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 2048,
 }
-LENGTH = {"sft": 256, "kto": 128, "dpo": 128, "orpo": 128, "reward": 128}
+LENGTH = {"sft": 256, **{name: 128 for name, block in BLOCKS.items() if block.facts.is_judged}}
 OBJECTIVES = [*((objective, "full") for objective in LENGTH), ("sft", "lora"), ("dpo", "lora")]
 """Each objective once, and adapters where they count: on one forward, and in place of a reference model."""
 
