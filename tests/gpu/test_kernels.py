@@ -34,30 +34,28 @@ def test_four_bits_are_stored_and_read_on_the_gpu() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.skipif(not find_spec("flash_attn"), reason="flash-attn is not installed")
-def test_flash_attention_computes_what_torchs_does_and_trains_to_its_loss(tmp_path: Path) -> None:
-    probed("flash-attention")
-    recipe, asked = quick(tmp_path, "full"), ("--set", "dtype=auto", "--set", "max_steps=2")
+@pytest.mark.parametrize(
+    ("kind", "probe", "dtype"),
+    [
+        pytest.param(
+            *("flash_attention_2", "flash-attention", "auto"),
+            marks=pytest.mark.skipif(not find_spec("flash_attn"), reason="flash-attn is not installed"),
+        ),
+        ("varlen", "varlen", "bf16"),
+    ],
+)
+def test_flash_attention_computes_what_torchs_does_and_trains_to_its_loss(
+    kind: str, probe: str, dtype: str, tmp_path: Path
+) -> None:
+    probed(probe)
+    recipe, asked = quick(tmp_path, "full"), ("--set", f"dtype={dtype}", "--set", "max_steps=2")
 
     flash, torchs = (
-        ok(train(recipe, tmp_path / kind, *asked, "--set", f"model.attn_implementation={kind}", ranks=1))
-        for kind in ("flash_attention_2", "sdpa")
+        ok(train(recipe, tmp_path / name, *asked, "--set", f"model.attn_implementation={name}", ranks=1))
+        for name in (kind, "sdpa")
     )
 
     assert flash.losses == pytest.approx(torchs.losses, abs=5e-2)
-
-
-@pytest.mark.usefixtures("machine")
-def test_torchs_flash_attention_computes_packed_samples_as_alone_and_trains_to_the_masks_loss(tmp_path: Path) -> None:
-    probed("varlen")
-    recipe, asked = quick(tmp_path, "full"), ("--set", "dtype=bf16", "--set", "max_steps=2")
-
-    varlen, masked = (
-        ok(train(recipe, tmp_path / kind, *asked, "--set", f"model.attn_implementation={kind}", ranks=1))
-        for kind in ("varlen", "sdpa")
-    )
-
-    assert varlen.losses == pytest.approx(masked.losses, abs=5e-2)
 
 
 @pytest.mark.parametrize("method", ["full", "qlora"])

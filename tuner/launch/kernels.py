@@ -9,7 +9,7 @@ from tuner.machine.hardware import Hardware
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.architecture import KEEPS_IMAGES_APART, VARLEN, WITH_VARLEN
+from tuner.recipes.schema.architecture import KEEPS_IMAGES_APART, VARLEN, WITH_VARLEN, Architecture
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
 """model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
@@ -39,24 +39,18 @@ def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[st
     That is the newest flash attention of a package, then `models.attention`, then transformers' choice. A known choice
     of transformers is named, so that memory is planned for that attention.
     """
-    lacks, other, architecture = None, None, config.architecture
-    if architecture is not None and has_formula(architecture):
-        other = default_attention(architecture)
-    varlen_lacks = what_varlen_lacks(config, hardware, dtype)
+    architecture, varlen_lacks = config.architecture, what_varlen_lacks(config, hardware, dtype)
+    known = architecture if architecture is not None and has_formula(architecture) else None
+    other = default_attention(known) if known else None
     if not hardware.gpus:
         if varlen_lacks is None:
             return VARLEN, "samples of a row are computed one by one"
-        lacks = "no GPU is visible"
-    elif not hardware.has_nvidia:
-        lacks = "flash attention needs NVIDIA GPUs"
-    elif dtype == "fp32":
-        lacks = "flash attention needs bf16 or fp16"
-    elif architecture is None or not has_formula(architecture) or architecture.model_type in WITHOUT_FLASH:
-        lacks = "flash attention is not tested with this model"
-    elif max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
-        lacks = f"flash attention supports heads up to {_MAX_HEAD}"
+        return other, "no GPU is visible"
+    lacks = _what_flash_lacks(known, hardware, dtype)
+    if lacks is None and (known is None or known.model_type in WITHOUT_FLASH):
+        lacks = "is not tested with this model"
     if lacks:
-        return other, lacks
+        return other, f"flash attention {lacks}"
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
     if names:
         return names[0], "installed, and these GPUs support it"
@@ -67,9 +61,8 @@ def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[st
 
 def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> str | None:
     """Return why `models.attention` is not for this run, or None: rows of several samples, which it keeps apart."""
-    architecture, has_gpus = config.architecture, bool(hardware.gpus)
-    kind = architecture.model_type if architecture else None
-    keeps_apart = kind in WITH_VARLEN
+    architecture = config.architecture
+    keeps_apart = architecture is not None and architecture.model_type in WITH_VARLEN
     if config.reads_images:
         tower = architecture.vision_config if architecture else None
         keeps_apart &= tower is not None and tower.model_type in KEEPS_IMAGES_APART
@@ -77,14 +70,21 @@ def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> s
         return "is not tested with this model"
     if not config.objective.facts.packs or config.train_cfg.sequence_parallel_size > 1:
         return "is for rows of several samples on one rank"
-    if not has_gpus:
+    if not hardware.gpus:
         return None
     if config.train_cfg.torch_compile:
         return "is not tested with torch.compile"
-    if not hardware.has_nvidia or dtype == "fp32":
-        return "needs NVIDIA GPUs and 16 bits"
     if not libraries.has_varlen_attention(gpu.compute_capability for gpu in hardware.gpus):
         return "needs torch 2.12 and GPUs of compute capability 8.0"
+    return _what_flash_lacks(architecture, hardware, dtype)
+
+
+def _what_flash_lacks(architecture: Architecture | None, hardware: Hardware, dtype: str) -> str | None:
+    """Return why neither a package's flash attention nor torch's computes this on these GPUs, or None."""
+    if not hardware.has_nvidia:
+        return "needs NVIDIA GPUs"
+    if dtype == "fp32":
+        return "needs bf16 or fp16"
     if architecture and max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
         return f"supports heads up to {_MAX_HEAD}"
     return None
