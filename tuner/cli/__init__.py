@@ -184,8 +184,6 @@ def _shown(error: TunerError) -> str:
 def main() -> None:
     """Run the command line. A user's mistake is one message and its exit code; a bug of ours keeps its traceback."""
     debug = "--debug" in sys.argv
-    # Before it builds a schema, pydantic 2 looks for plugins in the metadata of every installed package: 10 ms for 150.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # effect: for ranks and every other process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal or a pipe of ASCII: what it cannot show is written as codes
             stream.reconfigure(errors="backslashreplace")
