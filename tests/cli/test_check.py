@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from tests.cli.command import Result, Tuner
 from tests.cli.made_runs import make_run
 from tuner.machine import libraries
+from tuner.runs import checkpoints
+from tuner.runs.records import ManifestFacts
 from tuner.zero import presets
 from tuner.zero.config import swaps
 
@@ -230,6 +233,34 @@ def test_a_run_directory_is_checked_in_its_parts(tuner: Tuner, tmp_path: Path) -
         in wrong.out
     )
     assert "run.json is not a JSON object" in wrong.out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda states: states.unlink(),
+        lambda states: states.write_text("12"),
+        lambda states: states.write_text("321"),
+        lambda states: states.with_name("manifest.json").unlink(),
+    ],
+    ids=["missing", "cut", "flipped", "no manifest"],
+)
+def test_a_damaged_checkpoint_of_a_run_is_an_error(
+    tuner: Tuner, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    run = make_run(tmp_path / "run", TINY, "zero2")
+    for step in (1, 2):
+        checkpoint = run / "checkpoints" / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "states").write_text("123")
+        checkpoints.seal(checkpoint, ManifestFacts(step=step))
+    assert tuner("check", run).code == 0
+
+    change(run / "checkpoints" / "checkpoint-1" / "states")
+    result = tuner("check", run, "--json")
+
+    assert result.code == 2
+    assert [finding["where"] for finding in json.loads(result.out)["findings"]] == [f"{run}/checkpoints/checkpoint-1"]
 
 
 @pytest.mark.parametrize(

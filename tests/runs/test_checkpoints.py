@@ -11,7 +11,7 @@ import xxhash
 from tests.runs.made_records import STATE
 from tuner.errors import RunDirectoryError
 from tuner.files import sha256, xxh3_128
-from tuner.runs import checkpoints
+from tuner.runs import checkpoints, parts
 from tuner.runs.checkpoints import (
     LATEST,
     MANIFEST,
@@ -97,7 +97,7 @@ def test_every_file_and_folder_is_on_the_disk_before_the_manifest(
 ) -> None:
     path = _save(tmp_path, 7, sealed=False)
     flushed: list[Path] = []
-    monkeypatch.setattr(checkpoints, "flush", flushed.append)
+    monkeypatch.setattr(parts, "flush", flushed.append)
     monkeypatch.setattr(checkpoints, "write_json", lambda manifest, value: flushed.append(manifest))
 
     seal(path, ManifestFacts())

@@ -37,7 +37,7 @@ def seal(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointSaver:
     """Return that of a rank that is alone, whose trainer and engine are stand-ins."""
-    group = {"get_rank": lambda: 0, "barrier": lambda: None, "all_reduce": lambda _: None}
+    group = {"get_rank": lambda: 0, "get_world_size": lambda: 1, "barrier": lambda: None, "all_reduce": lambda _: None}
     alone = SimpleNamespace(**group, broadcast_object_list=lambda _: None)
     monkeypatch.setattr(checkpointing, "dist", alone)
     model = torch.nn.Linear(2, 2)

@@ -33,8 +33,9 @@ def command(
 ) -> None:
     """Check a recipe, a DeepSpeed config or a run directory, and list every error and warning. Nothing starts.
 
-    NAME is a recipe (checked with its DeepSpeed config), a DeepSpeed preset or JSON, or a run directory. The check is
-    for this machine, or for the GPUs that --gpus and --gpu name. Exit code 2 if there is an error.
+    NAME is a recipe (checked with its DeepSpeed config), a DeepSpeed preset or JSON, or a run directory (every file of
+    its checkpoints is read and compared with its hash). The check is for this machine, or for the GPUs that --gpus and
+    --gpu name. Exit code 2 if there is an error.
     """
     from tuner.launch import checking
     from tuner.launch.machines import AskedMachines

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from tuner import paths
-from tuner.errors import Option, TunerError, visible
+from tuner.errors import Option, RunDirectoryError, TunerError, visible
 from tuner.files import JsonObject
 from tuner.launch import admit, memory, preflight
 from tuner.launch.admit import Grant
@@ -22,6 +22,7 @@ from tuner.recipes import loading
 from tuner.recipes.names import CONFIGS, Name, NameKind, identify
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
 from tuner.zero.config import AUTO, Document
@@ -215,6 +216,11 @@ def _run(report: Report, run: RunDirectory) -> None:
 
     _config(report, used)
     report.attempt(run.read_run)
+    for _, folder in checkpoints.newest_first(run.checkpoints):
+        problem = checkpoints.inspect(folder)
+        if problem and folder.is_dir():  # a run that goes on may have removed it meanwhile
+            fix = "Remove it, or restore the file: no run resumes from it."
+            report.error(RunDirectoryError(f"{folder.name}: {problem}", where=folder, fix=fix))
 
 
 def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tuner.errors import Option, RunDirectoryError
 from tuner.files import (
@@ -33,19 +33,15 @@ from tuner.files import (
     xxh3_128,
 )
 from tuner.progress import shown
+from tuner.runs import parts
 from tuner.runs.records import Manifest, ManifestFacts, ManifestFile
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 RECIPE = "recipe.py"
 _UNFINISHED = "unfinished"
-_NUM_THREADS = 8
 _MAX_NAME = 255
 _NAME = re.compile(r"checkpoint-(\d+)")
-
-
-Arg = TypeVar("Arg")
-Result = TypeVar("Result")
 
 
 class _Expected(NamedTuple):
@@ -97,30 +93,50 @@ def clear_unfinished(folder: Path) -> None:
     shutil.rmtree(unfinished(folder), ignore_errors=True)
 
 
-def commit(folder: Path, step: int, facts: ManifestFacts, recipe: Path | None = None) -> int:
-    """Make a checkpoint of what all ranks have written into `unfinished(folder)/checkpoint-STEP`.
+def commit(
+    folder: Path,
+    step: int,
+    facts: ManifestFacts,
+    recipe: Path | None = None,
+    num_ranks: int = 1,
+    waits_for: Callable[[str], bool] = lambda _: True,
+) -> int:
+    """Make a checkpoint of what the ranks have written (`parts`); those after rank 0 have declared their parts.
 
     A kill at any instant leaves the older ones as they are, and this one whole or not there.
 
     Args:
         recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
+        waits_for: As `parts.gather` has it.
 
     Returns:
         Its size in bytes.
+
+    Raises:
+        DiskError: a file of another rank is not seen here as it was written.
     """
     name = f"checkpoint-{step}"
     if recipe:
         copy(recipe, unfinished(folder) / name / RECIPE)
-    num_bytes = seal(unfinished(folder) / name, facts.model_copy(update={"step": step}))
-    put_in_place(folder, folder / name)
+    written = parts.flushed(unfinished(folder) / name)
+    written |= parts.gather(unfinished(folder), name, num_ranks, waits_for)
+    seal(unfinished(folder) / name, facts.model_copy(update={"step": step}), written)
+    _put_in_place(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
-    return num_bytes
+    return sum(file.bytes for file in written.values())
 
 
 def put_in_place(folder: Path, place: Path) -> None:
-    """Rename what was written under the same name in `unfinished(folder)` to `place`, and remove what stood there."""
+    """Flush what was written under the same name in `unfinished(folder)`, and let it replace `place`."""
     written = unfinished(folder) / place.name
-    _flush_all(written)
+    with parts.in_threads(flush, written.rglob("*")) as done:
+        deque(done, maxlen=0)
+    _put_in_place(folder, place)
+
+
+def _put_in_place(folder: Path, place: Path) -> None:
+    written = unfinished(folder) / place.name
+    flush(written)
     if place.exists():
         place.rename(unfinished(folder) / f"replaced {place.name}")
     written.rename(place)
@@ -128,37 +144,16 @@ def put_in_place(folder: Path, place: Path) -> None:
     clear_unfinished(folder)
 
 
-def seal(folder: Path, facts: ManifestFacts) -> int:
-    """Write the manifest of everything in `folder`, with facts, when all ranks have written.
+def seal(folder: Path, facts: ManifestFacts, files: Mapping[str, ManifestFile] | None = None) -> None:
+    """Write the manifest of a folder, with facts.
 
-    Returns:
-        The size in bytes of the files in the manifest.
+    Args:
+        files: All that stands there, flushed already; None: everything is flushed and hashed now.
     """
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
-    with _in_threads(xxh3_128, files) as digests:
-        entries = {
-            str(path.relative_to(folder)): ManifestFile(bytes=path.stat().st_size, xxh3_128=digest)
-            for path, digest in zip(files, digests, strict=True)
-        }
-    _flush_all(folder)  # the manifest must not reach the disk before its files
+    if files is None:
+        files = parts.flushed(folder)  # the manifest must not reach the disk before its files
+    entries = {path: file for path, file in sorted(files.items()) if path != MANIFEST}
     write_json(folder / MANIFEST, Manifest(facts=facts, files=entries).to_json())
-    return sum(path.stat().st_size for path in files)
-
-
-def _flush_all(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        flush(path)
-
-
-@contextmanager
-def _in_threads(work: Callable[[Arg], Result], on: Iterable[Arg]) -> Iterator[Iterator[Result]]:
-    from concurrent.futures import ThreadPoolExecutor  # it loads logging, and a dry run hashes nothing
-
-    pool = ThreadPoolExecutor(_NUM_THREADS)
-    try:
-        yield pool.map(work, on)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
@@ -207,7 +202,7 @@ def _first_difference(folder: Path, expected: Mapping[str, _Expected], hashes: b
         sizes = sum(size for size, *_ in expected.values())
         with (
             shown(f"checking {folder.name}", "B", sizes) as work,
-            _in_threads(lambda name: expected[name].is_of(folder / name), expected) as same,
+            parts.in_threads(lambda name: expected[name].is_of(folder / name), expected) as same,
         ):
             for (name, (size, *_)), is_same in zip(expected.items(), same, strict=True):
                 if not is_same:

@@ -326,6 +326,13 @@ class ManifestFile(Keys):
     sha256: str | None = None
 
 
+class RankPart(Versioned):
+    """What one rank has written of a checkpoint: the files by path, as its node sees them."""
+
+    host: str
+    files: dict[str, ManifestFile]
+
+
 class Manifest(Versioned):
     """manifest.json: the files by path, and what is true of them together."""
 

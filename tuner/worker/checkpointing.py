@@ -1,8 +1,9 @@
 """What a run saves: checkpoints during training, and the final model.
 
 For a checkpoint, room on the disk is checked first; then every rank writes its part; then the manifest makes it valid.
-A thread of rank 0 computes the hashes and writes the manifest during the next steps. The trainer and DeepSpeed write
-the files; this module decides where they go, which weights are left out, and which checkpoints are kept.
+During the next steps a thread of each rank computes the hashes of its part, and that of rank 0 puts the parts together
+and writes the manifest. The trainer and DeepSpeed write the files; this module decides where they go, which weights are
+left out, and which checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tuner.errors import DiskError, Key, Option
 from tuner.files import is_disk_error
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
-from tuner.runs import causes, checkpoints
+from tuner.progress import shown
+from tuner.runs import causes, checkpoints, parts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
 from tuner.worker import compat_checkpoints
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
     from transformers import PreTrainedModel
 
+SEEN_LIMIT_S = 300.0
+"""The longest that rank 0 waits to see what other ranks have written. Caches of NFS show it after 60 s at most."""
+_SEEN_AT_THE_END_S, _SAY_S = 10.0, 10.0
 UPLOAD_LIMIT_S = 600.0
 """The longest that the end of training waits for the last upload."""
 _FIX = f"Free space and resume with {Option('resume', 'auto')}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
@@ -60,7 +65,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         """Set the hooks of the trainer.
 
         Args:
-            trainer: It writes into `checkpoints.unfinished(run.checkpoints)`.
+            trainer: It writes into the folder of its rank in `checkpoints.unfinished(run.checkpoints)`.
             facts: Returns the facts for the manifest of a step; called on rank 0.
             keeps_best: Keep the checkpoint with the lowest validation loss too.
             on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
@@ -69,6 +74,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self.run, self.home, self._on_valid = run, run.checkpoints, on_valid
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
+        self._seen_by_s = self._said_s = 0.0
         trainer.write_checkpoint = self.save
         trainer.add_callback(self)
         self._last_bytes = 0
@@ -99,9 +105,12 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         with undo_on_disk_error(self.home, name):
             write()
             dist.barrier()
+        self._seen_by_s, self._said_s = time.monotonic() + SEEN_LIMIT_S, time.monotonic()
         if dist.get_rank() == 0:
             best = best_step(self.trainer.state) if self.keeps_best else None
             self._sealing = self._thread.submit(self._seal, step, self.facts(step), best, name, began_s)
+        else:
+            self._sealing = self._thread.submit(self._declare, step, name)
 
     def save_if_missing(self, write: Callable[[], None]) -> None:
         """Save the last step unless its checkpoint is there; `write` calls `save`. Errors as `save`."""
@@ -113,20 +122,34 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
 
     def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
         with undo_on_disk_error(self.home, name):
-            self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe)
+            num_ranks = dist.get_world_size()
+            self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe, num_ranks, self._waits_for)
             checkpoints.prune(self.home, self.keep, step, best)
         if self.run.universal.is_dir():  # a newer checkpoint replaces it
             shutil.rmtree(self.run.universal)
         self._on_valid(self.home / f"checkpoint-{step}", time.monotonic() - began_s)
 
+    def _declare(self, step: int, name: str) -> None:
+        with undo_on_disk_error(self.home, name):
+            parts.declare(checkpoints.unfinished(self.home), f"checkpoint-{step}", dist.get_rank())
+
+    def _waits_for(self, problem: str) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._said_s > _SAY_S:
+            self._said_s = now_s
+            print(f"A checkpoint waits to be whole: {problem}.", flush=True)
+        return now_s < self._seen_by_s
+
     def wait(self) -> None:
-        """Return when the last checkpoint is valid.
+        """Return when the last checkpoint is valid, on rank 0; on others, when the rank's part is on the disk.
 
         Raises:
-            DiskError: there was no room for it. Older checkpoints are unchanged, and nothing of this one is left.
+            DiskError: there was no room for it, or rank 0 does not see the part of another rank. Older checkpoints are
+                unchanged, and nothing of this one is left.
         """
         if self._sealing:
-            self._sealing.result()
+            with shown("waiting until the last checkpoint is on the disk"):
+                self._sealing.result()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         # A full disk ends the run now, not when the next save is due.
@@ -139,6 +162,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         try:
             yield
         except BaseException:
+            # The other ranks may have ended.
+            self._seen_by_s = min(self._seen_by_s, time.monotonic() + _SEEN_AT_THE_END_S)
             with suppress(Exception):  # the first error is the cause
                 self.wait()
             raise

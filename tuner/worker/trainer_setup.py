@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from peft import PeftModel
 from peft.optimizers import create_loraplus_optimizer
 from transformers import PrinterCallback, TrainingArguments
@@ -23,6 +24,7 @@ from tuner.data.stream import Stream
 from tuner.models import vision
 from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs import parts
 from tuner.runs.checkpoints import unfinished
 from tuner.worker import compat, experts, long_rows, loss
 from tuner.worker.objectives import training_of
@@ -56,7 +58,7 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
     return dict(
-        output_dir=str(unfinished(run.checkpoints)),
+        output_dir=str(parts.home_of(unfinished(run.checkpoints), dist.get_rank())),
         deepspeed=zero,
         per_device_train_batch_size=config.split.micro_batch,
         per_device_eval_batch_size=config.val_dataloader.micro_batch if config.val_dataloader else 1,
