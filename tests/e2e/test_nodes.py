@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Finished, finish, ok, quick, start
+from tests.e2e.runs import COMMAND, Finished, finish, ok, quick, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-def test_two_nodes_meet_and_train_in_one_run_directory(tmp_path: Path) -> None:
-    recipe, work_dir = quick(tmp_path, "full"), tmp_path / "run"
+def two_nodes(recipe: Path, work_dir: Path, *arguments: object, second: tuple[str, ...] = ()) -> list[Finished]:
+    """Train on two nodes and return how each ended; `second` are words before the command of node 1."""
     with socket.socket() as probe:  # both nodes must know the port beforehand, so it cannot be the rendezvous' choice
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"NNODES": "2", "ADDR": "127.0.0.1", "PORT": port}
+    how = ("--work-dir", work_dir, "--deepspeed", "zero2", *arguments)
 
     nodes = [
-        start(recipe, "--work-dir", work_dir, "--deepspeed", "zero2", ranks=1, NODE_RANK=rank, **where)
-        for rank in ("1", "0")
+        start(recipe, *how, ranks=1, command=[*words, *COMMAND], NODE_RANK=rank, **where)
+        for rank, words in (("0", ()), ("1", second))
     ]
     try:
         texts = [node.communicate(timeout=900)[0] for node in nodes]
     finally:
-        finish(nodes[0], work_dir)
-    second, first = (Finished(node.returncode, text, work_dir) for node, text in zip(nodes, texts, strict=True))
+        finish(nodes[1], work_dir)
+    return [Finished(node.returncode, text, work_dir) for node, text in zip(nodes, texts, strict=True)]
+
+
+def test_two_nodes_meet_and_train_in_one_run_directory(tmp_path: Path) -> None:
+    first, second = two_nodes(quick(tmp_path, "full"), tmp_path / "run")
 
     assert ok(first).text.count("Trained 4 steps") == 1
     assert second.code == 0, second.text
     assert "Trained" not in second.text
     assert first.json("deepspeed.json")["train_batch_size"] == 2 * 2 * 2
     assert first.json("run.json")["num_nodes"] == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another file at the same path needs a mount")
+def test_nodes_with_other_rows_at_the_same_path_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    for name, number in (("rows", 30), ("others", 10)):
+        messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * number)
+    mount = f"mount --bind {tmp_path}/others.jsonl {tmp_path}/rows.jsonl && exec \"$@\""
+
+    nodes = two_nodes(
+        quick(tmp_path, "full"),
+        tmp_path / "run",
+        *("--data", tmp_path / "rows.jsonl"),
+        second=("unshare", "--mount", "sh", "-c", mount, "sh"),
+    )
+
+    for node in nodes:
+        assert node.code == 3, node.text
+        assert "the nodes differ: the training data: " in node.text
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or not nodes[0].losses

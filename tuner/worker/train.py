@@ -37,7 +37,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
 from tuner.runs.verdict import Trained, judge
-from tuner.worker import compat, experts, resume, trainer_setup
+from tuner.worker import agreement, compat, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
     CheckHead,
@@ -133,9 +133,13 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run, files.point, rank)
     process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
+    agreement.require(agreement.environment(run))
+    if (names := agreement.differing_variables()) and rank.rank == 0:
+        warn(run, f"Nodes differ in {', '.join(names)}.")
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments(files, process.device)
     rows = prepare_rows(files, process, encoder_of(config, path, run.day))
+    _require_same_inputs(config, path, rows)
     if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
         bind_cores(rank.local_rank, files.record.world_size // files.record.num_nodes)
     if isinstance(rows.train, Prepared):
@@ -149,6 +153,13 @@ def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
         problem = f"{rank.world_size} ranks were started, and node 0 has planned {record.world_size}"
         fix = f"Give every node the same number: {Option('nproc_per_node', 'N')}, and as many GPUs."
         raise UsageError(problem, where=Option("nproc_per_node"), fix=fix)
+
+
+def _require_same_inputs(config: RecipeConfig, path: str, rows: RankRows) -> None:
+    inputs = {**agreement.rows(rows), **agreement.model_files(path, config.model.revision)}
+    if (teacher := config.objective.taught_by) and teacher.path:
+        inputs |= agreement.model_files(teacher.path, teacher.revision, "teacher")
+    agreement.require(inputs)
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:

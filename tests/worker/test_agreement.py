@@ -1,0 +1,70 @@
+"""Ranks whose nodes hold other rows, files, versions or variables are refused before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tuner.errors import MachineError
+from tuner.worker import agreement
+from tuner.worker.agreement import Facts
+
+
+def gather(monkeypatch: pytest.MonkeyPatch, *everywhere: tuple[str, Facts]) -> None:
+    """Let the ranks, each with its host, have these facts; a stand-in for the exchange between them."""
+    monkeypatch.setattr(agreement, "_gathered", lambda _: list(everywhere))
+
+
+def test_equal_ranks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather(monkeypatch, ("a", {"torch": "2.13.0", "NCCL_ALGO": None}), ("b", {"torch": "2.13.0"}))
+
+    agreement.require({})
+
+
+def test_the_node_that_differs_is_named_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, same, other = {"torch": "1", "NCCL_ALGO": None}, {"torch": "1"}, {"torch": "2", "NCCL_ALGO": "Ring"}
+    gather(monkeypatch, ("node-0", first), ("node-1", same), ("node-2", other))
+
+    with pytest.raises(MachineError) as refused:
+        agreement.require({})
+
+    assert refused.value.where == "node-2"
+    assert refused.value.what == (
+        "the nodes differ: torch: 2 on node-2 (rank 2), 1 on node-0 (rank 0); "
+        "NCCL_ALGO: Ring on node-2 (rank 2), not there on node-0 (rank 0)"
+    )
+
+
+def test_variables_of_a_node_are_only_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather(monkeypatch, ("a", {"NCCL_SOCKET_IFNAME": "eth0"}), ("b", {"NCCL_SOCKET_IFNAME": "ib0", "UCX_TLS": "rc"}))
+
+    assert agreement.differing_variables() == ["NCCL_SOCKET_IFNAME", "UCX_TLS"]
+
+
+def test_a_variable_is_either_compared_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    run = SimpleNamespace(resolved_recipe=Path("none"), deepspeed=Path("none"))
+
+    assert agreement.environment(run)["NCCL_ALGO"] == "Ring"
+    assert "NCCL_SOCKET_IFNAME" in agreement.own_variables()
+    assert "NCCL_ALGO" not in agreement.own_variables()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "a.safetensors"])
+def test_a_model_is_known_by_its_config_its_index_and_its_sizes(tmp_path: Path, name: str) -> None:
+    for file in ("config.json", "model.safetensors.index.json", "a.safetensors"):
+        (tmp_path / file).write_text("{}")
+    before = agreement.model_files(str(tmp_path), None)
+
+    (tmp_path / name).write_text("{ }")
+
+    assert [key for key, value in agreement.model_files(str(tmp_path), None).items() if value != before[key]] == [
+        f"{name} of the model"
+    ]
+
+
+def test_a_model_of_the_hub_that_is_not_here_is_not_compared() -> None:
+    assert agreement.model_files("nobody/nothing", None) == {}

@@ -1,0 +1,133 @@
+"""Whether all ranks work with the same: libraries, the run's files, variables, the model's files and the rows.
+
+Each node reads its own disk and environment. What differs there trains wrong in silence, or waits for ever in a
+collective that the other ranks never enter.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+from huggingface_hub import try_to_load_from_cache
+
+from tuner import __version__
+from tuner.data.prepared import Prepared
+from tuner.errors import MachineError
+from tuner.files import sha256
+from tuner.machine.libraries import versions
+from tuner.runs.directory import RunDirectory
+from tuner.worker.rank_data import RankRows
+
+_EQUAL = (
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
+"""Variables that choose how numbers are computed or how ranks talk: with different ones ranks hang or differ."""
+_OWN = ("NCCL_", "GLOO_", "UCX_")
+"""The beginnings of variables that a node may have of its own, such as NCCL_SOCKET_IFNAME: they only warn."""
+_FIX = "Give every node the same data, model, versions and variables, or one shared folder with them."
+_MAX_TOLD = 3
+_HASH_CHARACTERS = 12
+
+Facts = Mapping[str, str | None]
+"""What is compared -> its value on this rank, as a message shows it; None: it is not there."""
+
+
+def environment(run: RunDirectory) -> dict[str, str | None]:
+    """Return the versions, the run's files and the variables that must be equal on all ranks."""
+    environ = os.environ  # effect: they are compared
+    libraries = {"tuner": __version__, "python": platform.python_version(), **versions()}
+    files = {path.name: _hash(path) for path in (run.resolved_recipe, run.deepspeed)}
+    return {**libraries, **files, **{name: environ.get(name) for name in _EQUAL}}
+
+
+def own_variables() -> dict[str, str | None]:
+    """Return the variables of libraries that may differ between nodes."""
+    environ = os.environ  # effect: they are compared
+    return {name: value for name, value in environ.items() if name.startswith(_OWN) and name not in _EQUAL}
+
+
+def model_files(path: str, revision: str | None, role: str = "model") -> dict[str, str | None]:
+    """Return what identifies a model: the content of its JSON files and the sizes of its weights.
+
+    Args:
+        path: Its folder, or its id on the hub.
+        role: What it is in the run, for messages.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        config = try_to_load_from_cache(path, "config.json", revision=revision)
+        if not isinstance(config, str):
+            return {}
+        folder = Path(config).parent
+    kinds: dict[str, Callable[[Path], str | None]] = {".json": _hash, ".safetensors": _size, ".bin": _size}
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in kinds and file.is_file()]
+    return {f"{file.name} of the {role}": kinds[file.suffix](file) for file in files}
+
+
+def rows(read: RankRows) -> dict[str, str | None]:
+    """Return what identifies the rows of a rank: their number and hash."""
+    first = {"the training data": read.train if isinstance(read.train, Prepared) else read.train.first}
+    if read.val:
+        first["the validation data"] = read.val
+    return {
+        name: f"{len(prepared.dataset):,} rows (hash {prepared.sha256[:_HASH_CHARACTERS]})"
+        for name, prepared in first.items()
+    }
+
+
+def _size(file: Path) -> str:
+    return f"{file.stat().st_size:,} bytes"
+
+
+def _hash(file: Path) -> str | None:
+    return f"a file with hash {sha256(file)[:_HASH_CHARACTERS]}" if file.is_file() else None
+
+
+def require(facts: Facts) -> None:
+    """Refuse facts that differ between ranks. Every rank takes part, and all raise the same error.
+
+    Raises:
+        MachineError: it names a node that differs from that of rank 0, and what differs there.
+    """
+    everywhere = _gathered(facts)
+    first_host, first = everywhere[0]
+    for rank, (host, there) in enumerate(everywhere):
+        if names := _differing(there, first):
+            told = [
+                f"{name}: {there.get(name) or 'not there'} on {host} (rank {rank}), "
+                f"{first.get(name) or 'not there'} on {first_host} (rank 0)"
+                for name in names[:_MAX_TOLD]
+            ]
+            more = f" and {len(names) - _MAX_TOLD} more" if len(names) > _MAX_TOLD else ""
+            raise MachineError(f"the nodes differ: {'; '.join(told)}{more}", where=host, fix=_FIX)
+
+
+def differing_variables() -> list[str]:
+    """Return the names of variables that may differ between nodes and do. Every rank takes part."""
+    everywhere = _gathered(own_variables())
+    return sorted({name for _, there in everywhere for name in _differing(there, everywhere[0][1])})
+
+
+def _gathered(facts: Facts) -> list[tuple[str, Facts]]:
+    """Return the host and the facts of each rank."""
+    everywhere: list[tuple[str, Facts]] = [("", {})] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (socket.gethostname(), facts))
+    return everywhere
+
+
+def _differing(here: Facts, first: Facts) -> list[str]:
+    return [name for name in dict.fromkeys((*first, *here)) if here.get(name) != first.get(name)]
