@@ -29,7 +29,7 @@ from tuner.launch import checking, planning, preflight, previewing
 from tuner.launch.announcement import announcement
 from tuner.launch.checking import Report as CheckReport
 from tuner.launch.execute import execute
-from tuner.launch.machines import AskedMachines
+from tuner.launch.machines import MachineFlags
 from tuner.launch.planning import Plan
 from tuner.launch.previewing import Preview
 from tuner.launch.resolve import resolve_run
@@ -159,7 +159,7 @@ def plan(
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
-    machines = AskedMachines(
+    flags = MachineFlags(
         gpus=gpus,
         gpu=gpu,
         nodes=nodes,
@@ -169,7 +169,7 @@ def plan(
         interconnect=interconnect,
         utilisation=utilisation,
     )
-    result = planning.make(loaded, machines, os.environ, named)  # effect: as the command line
+    result = planning.make(loaded, flags, os.environ, named)  # effect: as the command line
     return result._replace(warnings=_all_spoken(result.warnings))
 
 
@@ -205,7 +205,7 @@ def check(
     _check_numbers(1, gpus=gpus, nodes=nodes)
     source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
-    report = checking.check(request, AskedMachines(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
+    report = checking.check(request, MachineFlags(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
         replace(finding, what=_spoken(finding.what), where=_spoken(finding.where), fix=_spoken(finding.fix))
         for finding in report.findings

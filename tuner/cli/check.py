@@ -38,14 +38,14 @@ def command(
     --gpu name. Exit code 2 if there is an error.
     """
     from tuner.launch import checking
-    from tuner.launch.machines import AskedMachines
+    from tuner.launch.machines import MachineFlags
     from tuner.launch.resolved_run import Request
 
-    machines = picked(AskedMachines._fields, changes)
-    unused = {} if name is not None and name.kind is NameKind.RUN else machines
+    flags = picked(MachineFlags._fields, changes)
+    unused = {} if name is not None and name.kind is NameKind.RUN else flags
     refuse_changes(name, {**changes, **unused, "deepspeed": deepspeed})
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
-    report = checking.check(request, AskedMachines(**machines), dict(os.environ))
+    report = checking.check(request, MachineFlags(**flags), dict(os.environ))
     if as_json:
         click.echo(dump_json(report.to_json()), nl=False)
     else:

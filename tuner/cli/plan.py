@@ -91,19 +91,19 @@ def command(
     that config.
     """
     from tuner.launch import planning
-    from tuner.launch.machines import AskedMachines, planned_machines
+    from tuner.launch.machines import MachineFlags, planned_machines
 
-    asked = AskedMachines(**picked(AskedMachines._fields, changes))
+    flags = MachineFlags(**picked(MachineFlags._fields, changes))
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     if max_context:
         if deepspeed or loaded.ds:
             fix = "Remove one of them; every level is tried."
             raise UsageError("both choose levels", where="--max-context and --deepspeed", fix=fix)
-        machines = planned_machines(asked, os.environ)
+        machines = planned_machines(flags, os.environ)
         precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
         _show_longest(loaded, machines.to_fit(precision), machines.name, as_json=as_json)
         return
-    plan = planning.make(loaded, asked, os.environ, deepspeed)
+    plan = planning.make(loaded, flags, os.environ, deepspeed)
     if as_json:
         click.echo(dump_json(plan.to_json()), nl=False)
     elif plan.report:

@@ -26,7 +26,7 @@ from tuner.zero import choice, jsonfile
 from tuner.zero.config import Document
 
 if TYPE_CHECKING:
-    from tuner.launch.machines import AskedMachines
+    from tuner.launch.machines import MachineFlags
 
 _RUN_FACTS = {"versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform"}
 
@@ -75,12 +75,12 @@ def command(
 
     With --diff, --set applies to NAME only and --deepspeed to both. OTHER may also be a DeepSpeed preset or JSON.
     """
-    from tuner.launch.machines import HERE, AskedMachines
+    from tuner.launch.machines import HERE, MachineFlags
 
     refuse_changes(name, {**changes, "deepspeed": deepspeed})
-    machines = AskedMachines(**picked(AskedMachines._fields, changes))
-    is_final = deepspeed is not None or bool(changes["ds"]) or machines != HERE
-    look = partial(_look, machines if is_final else None, allow_code)
+    flags = MachineFlags(**picked(MachineFlags._fields, changes))
+    is_final = deepspeed is not None or bool(changes["ds"]) or flags != HERE
+    look = partial(_look, flags if is_final else None, allow_code)
     left = look(name, deepspeed, changes)
     if other is None:
         _print(left, as_json=as_json)
@@ -94,7 +94,7 @@ def command(
 
 
 def _look(
-    machines: AskedMachines | None, allow_code: bool, name: Name | None, deepspeed: str | None, changes: Changes
+    flags: MachineFlags | None, allow_code: bool, name: Name | None, deepspeed: str | None, changes: Changes
 ) -> Shown:
     if name and name.kind in CONFIGS:
         document = choice.open_config(name, "NAME")
@@ -105,15 +105,15 @@ def _look(
 
     loaded = row_counts.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(loaded.values, loaded.origins)}
-    if machines is None:
+    if flags is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
     from tuner.launch import memory
-    from tuner.launch.machines import look_up as machines_of
+    from tuner.launch.machines import look_up
     from tuner.launch.resolve import decide
 
-    on = machines_of(machines, os.environ, choice.launch_flags(loaded, deepspeed))
-    resolved = decide(loaded, deepspeed, on)
-    described = f"{on.hardware.describe()}; {on.topology.describe()}"
+    machines = look_up(flags, os.environ, choice.launch_flags(loaded, deepspeed))
+    resolved = decide(loaded, deepspeed, machines)
+    described = f"{machines.hardware.describe()}; {machines.topology.describe()}"
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
     reason = memory.why(resolved.chosen)

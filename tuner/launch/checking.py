@@ -13,7 +13,7 @@ from tuner.files import JsonObject
 from tuner.launch import admit, memory, preflight
 from tuner.launch.admit import Grant
 from tuner.launch.checks import deepspeed_config
-from tuner.launch.machines import HERE, AskedMachines, look_up
+from tuner.launch.machines import HERE, MachineFlags, look_up
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
@@ -111,11 +111,11 @@ class Report:
             return None
 
 
-def check(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> Report:
+def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> Report:
     """Check what a request's `recipe` names: a recipe with its DeepSpeed config, a config alone, or a run.
 
     Args:
-        machines: Where it will run.
+        flags: Where it will run.
         environ: The variables of this process.
 
     Raises:
@@ -127,10 +127,10 @@ def check(request: Request, machines: AskedMachines, environ: Mapping[str, str])
         _alone(report, name, environ)
     elif name and name.path and name.kind is NameKind.RUN:
         run = RunDirectory(name.path)
-        _recipe(report, request._replace(recipe=identify(str(run.recipe))), machines, environ)
+        _recipe(report, request._replace(recipe=identify(str(run.recipe))), flags, environ)
         _run(report, run)
     else:
-        _recipe(report, request, machines, environ)
+        _recipe(report, request, flags, environ)
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
@@ -161,7 +161,7 @@ def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
     return [*errors, *deepspeed_config.lacks(value, here, environ, document.where)]
 
 
-def _recipe(report: Report, request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
+def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> None:
     loaded = report.attempt(lambda: loading.load(request.recipe, request.overrides, allow_code=request.allow_code))
     if loaded is None:
         if request.deepspeed is not None and request.deepspeed != AUTO:
@@ -175,7 +175,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, request.deepspeed), to_run=True):
         report.warn(loaded.warnings)
         return
-    plan = report.attempt(lambda: _planned(request, loaded, machines, environ))
+    plan = report.attempt(lambda: _planned(request, loaded, flags, environ))
     if plan is None:
         return
     if hopeless := memory.hopeless(plan.chosen):
@@ -183,7 +183,7 @@ def _recipe(report: Report, request: Request, machines: AskedMachines, environ: 
     reported = () if plan_decides else plan.final.config_warnings
     report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:
-        look = preflight.inspect if machines == HERE else preflight.inspect_elsewhere
+        look = preflight.inspect if flags == HERE else preflight.inspect_elsewhere
         for one in report.attempt(lambda: look(plan)) or ():
             report.warn([one]) if isinstance(one, str) else report.error(one)
 
@@ -197,12 +197,12 @@ def _on_hub(config: RecipeConfig) -> list[str]:
     return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
 
 
-def _planned(request: Request, loaded: Recipe, machines: AskedMachines, environ: Mapping[str, str]) -> ResolvedRun:
+def _planned(request: Request, loaded: Recipe, flags: MachineFlags, environ: Mapping[str, str]) -> ResolvedRun:
     """Decide the run, whose recipe has been admitted or reported already."""
     now = datetime.now().astimezone()
-    if machines == HERE:
+    if flags == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now, loaded=loaded)
-    elsewhere = look_up(machines, environ)
+    elsewhere = look_up(flags, environ)
     return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, loaded)
 
 

@@ -15,7 +15,7 @@ from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags, Topology, planned
 
 
-class AskedMachines(NamedTuple):
+class MachineFlags(NamedTuple):
     """The machines that flags name; sizes and rates are texts such as "80GB" and "8x400Gb/s".
 
     Args:
@@ -39,7 +39,7 @@ class AskedMachines(NamedTuple):
     utilisation: float = UTILISATION
 
 
-HERE = AskedMachines()
+HERE = MachineFlags()
 ASSUMED_GPU = "a100-80g"
 """The GPU to plan for if this machine has no GPU and no flag names one."""
 
@@ -81,7 +81,7 @@ class RunMachines(NamedTuple):
         )
 
 
-def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None) -> RunMachines:
+def look_up(flags: MachineFlags, environ: Mapping[str, str], file: LaunchFlags | None = None) -> RunMachines:
     """Return the machines that flags name; without flags this machine with its launch variables.
 
     Args:
@@ -90,8 +90,8 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
     Raises:
         UsageError: a number of GPUs without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
-    here, gpus, gpu = hardware.detect(environ), named.gpus, named.gpu
-    if named == HERE:
+    here, gpus, gpu = hardware.detect(environ), flags.gpus, flags.gpu
+    if flags == HERE:
         return RunMachines.of(here, find_topology(LaunchFlags(), file, environ, here))
     if gpu is None and not here.gpus:
         raise UsageError(
@@ -100,20 +100,20 @@ def look_up(named: AskedMachines, environ: Mapping[str, str], file: LaunchFlags 
             fix=f"Add: {Option('gpu', 'a100-80g')}.",
         )
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
-    return RunMachines.of(one_node, planned(named.nodes, len(one_node.gpus)))
+    return RunMachines.of(one_node, planned(flags.nodes, len(one_node.gpus)))
 
 
-def planned_machines(asked: AskedMachines, environ: Mapping[str, str]) -> RunMachines:
+def planned_machines(flags: MachineFlags, environ: Mapping[str, str]) -> RunMachines:
     """Return the machines to plan for: those that flags name, or this machine. Nothing starts, so no variables count.
 
     Raises:
         UsageError: two flags set the same thing, or a size or a name is not known.
     """
-    gpus, gpu, gpu_memory = asked.gpus, asked.gpu, asked.gpu_memory
+    gpus, gpu, gpu_memory = flags.gpus, flags.gpu, flags.gpu_memory
     if gpu and gpu_memory:
         where = f"{Option('gpu')} and {Option('gpu_memory')}"
         raise UsageError("both set the GPU's memory", where=where, fix="Use one of them.")
-    host_bytes = sizes.parse_bytes(asked.host_memory, Option("host_memory")) if asked.host_memory else 0
+    host_bytes = sizes.parse_bytes(flags.host_memory, Option("host_memory")) if flags.host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
         gpus, gpu = gpus or 8, ASSUMED_GPU
@@ -130,23 +130,23 @@ def planned_machines(asked: AskedMachines, environ: Mapping[str, str]) -> RunMac
     one_node = one_node._replace(host_memory_bytes=host_bytes or one_node.host_memory_bytes)
     count, first = len(one_node.gpus), one_node.gpus[0]
     product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
-    nodes = f"{asked.nodes} node{'s' * (asked.nodes > 1)}"
+    nodes = f"{flags.nodes} node{'s' * (flags.nodes > 1)}"
     name = Text(f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}")
-    return RunMachines(one_node, planned(asked.nodes, count), _planned_cluster(asked, product), asked.nvme or "", name)
+    return RunMachines(one_node, planned(flags.nodes, count), _planned_cluster(flags, product), flags.nvme or "", name)
 
 
-def _planned_cluster(asked: AskedMachines, product: KnownGpu | None) -> Cluster | None:
+def _planned_cluster(flags: MachineFlags, product: KnownGpu | None) -> Cluster | None:
     """Return what the seconds of a step are computed with, or None if the GPU's speed is not known."""
-    if not 0 < asked.utilisation <= 1:
-        message = f"{asked.utilisation} is no part of a peak"
+    if not 0 < flags.utilisation <= 1:
+        message = f"{flags.utilisation} is no part of a peak"
         raise UsageError(message, where=Option("utilisation"), fix="Use 0.3 to 0.6.")
     rate = NETWORK_BYTES_S
-    if asked.interconnect is not None:
-        rate = sizes.parse_rate(asked.interconnect, Option("interconnect"))
+    if flags.interconnect is not None:
+        rate = sizes.parse_rate(flags.interconnect, Option("interconnect"))
         if product is None:
             fix = f"Set it: {Option('gpu', 'a100-80g')}."
             raise UsageError("estimating seconds needs the GPU's speed", where=Option("interconnect"), fix=fix)
-    return Cluster.of(product, asked.nodes, rate, asked.utilisation) if product else None
+    return Cluster.of(product, flags.nodes, rate, flags.utilisation) if product else None
 
 
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"

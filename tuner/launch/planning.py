@@ -11,7 +11,7 @@ from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.candidates import Candidate
 from tuner.launch import row_counts, steps
-from tuner.launch.machines import AskedMachines, planned_machines
+from tuner.launch.machines import MachineFlags, planned_machines
 from tuner.launch.resolve import decide
 from tuner.launch.steps import Steps
 from tuner.machine import libraries
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 
-def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
+def make(recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
     """Work out what a recipe needs.
 
     Args:
@@ -110,7 +110,7 @@ def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deeps
     Raises:
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
-    machines = planned_machines(asked, environ)
+    machines = planned_machines(flags, environ)
     decided = decide(recipe, deepspeed, machines, compares=True)
     config = decided.recipe.config
     is_open = is_auto(recipe, deepspeed)
@@ -129,7 +129,7 @@ def make(recipe: Recipe, asked: AskedMachines, environ: Mapping[str, str], deeps
             config,
             machines.to_fit(decided.precision),
             decided.chosen.of_presets,
-            cluster=machines.cluster if asked.interconnect is not None else None,
+            cluster=machines.cluster if flags.interconnect is not None else None,
             assumed=machines.cluster,
         )
         warnings = [*_no_kernels(machines.hardware), *warnings]
