@@ -28,11 +28,11 @@ def command(name: Name | None, dest: Path | None, allow_code: bool, **changes: O
     """
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix not in (".py", ".yaml"):
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
-    loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
-    for warning in loaded.warnings:
+    recipe = loading.load(name, overrides(**changes), allow_code=allow_code)
+    for warning in recipe.warnings:
         say(f"WARNING: {warning}", err=True)
-    path = paths.new_recipe(dest, loaded.name, "DEST", (".py", ".yaml"))
-    loaded = choice.without_catalog(loaded)
-    text = loaded.standalone_yaml if path.suffix == ".yaml" else loaded.standalone
+    path = paths.new_recipe(dest, recipe.name, "DEST", (".py", ".yaml"))
+    recipe = choice.without_catalog(recipe)
+    text = recipe.standalone_yaml if path.suffix == ".yaml" else recipe.standalone
     write_new_text(path, text(f" Train it: tuner train {path.name}"))
     say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

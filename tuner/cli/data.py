@@ -66,24 +66,24 @@ def command(
     from tuner.launch import previewing
     from tuner.worker.quiet import quiet_libraries
 
-    loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
+    recipe = loading.load(name, overrides(**changes), allow_code=allow_code)
     quiet_libraries()
-    encoder, splits = previewing.opened(loaded, os.environ, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
-    objective = loaded.config.objective.type
+    encoder, splits = previewing.opened(recipe, os.environ, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
+    objective = recipe.config.objective.type
     from tuner.data.inspection import template_check
 
     views = {
         split: _view(dataset, encoder, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
         for split, dataset in splits.items()
     }
-    rows = loaded.config.train_dataloader.dataset
+    rows = recipe.config.train_dataloader.dataset
     if every and rows.streaming:
         _check_stream(rows, encoder, objective, bad=bad, as_json=as_json)
     differences = [*template_check(splits["train"], encoder, objective)] if check else None
     if as_json:
-        _print_json(loaded.name, objective, views, differences, bad=bad)
+        _print_json(recipe.name, objective, views, differences, bad=bad)
     else:
-        _print(loaded.name, views, differences, every=every, streams=bool(rows.streaming), bad=bad)
+        _print(recipe.name, views, differences, every=every, streams=bool(rows.streaming), bad=bad)
 
 
 def _view(dataset: Dataset, encoder: Encoder, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:

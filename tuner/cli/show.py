@@ -103,24 +103,24 @@ def _look(
         return _run(RunDirectory(name.path))
     from tuner.launch import row_counts
 
-    loaded = row_counts.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
-    sections = {"recipe": Section(loaded.values, loaded.origins)}
+    recipe = row_counts.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
+    sections = {"recipe": Section(recipe.values, recipe.origins)}
     if flags is None:
-        return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
+        return Shown(recipe.name, sections, recipe.notes, warnings=recipe.warnings)
     from tuner.launch import memory
     from tuner.launch.machines import look_up
     from tuner.launch.resolve import decide
 
-    machines = look_up(flags, os.environ, choice.launch_flags(loaded, deepspeed))
-    resolved = decide(loaded, deepspeed, machines)
+    machines = look_up(flags, os.environ, choice.launch_flags(recipe, deepspeed))
+    resolved = decide(recipe, deepspeed, machines)
     described = f"{machines.hardware.describe()}; {machines.topology.describe()}"
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
     reason = memory.why(resolved.chosen)
     why = f" ({reason})" if reason else ""
     head = (
-        *loaded.notes,
-        f"{loaded.name} on {described}",
+        *recipe.notes,
+        f"{recipe.name} on {described}",
         f"DeepSpeed: {resolved.level}{why}",
     )
     facts = {
@@ -128,17 +128,17 @@ def _look(
         "level": {"name": resolved.level, "reason": reason},
         "warnings": list(resolved.warnings),
     }
-    return Shown(loaded.name, sections, head, resolved.warnings, facts)
+    return Shown(recipe.name, sections, head, resolved.warnings, facts)
 
 
 def _run(run: RunDirectory) -> Shown:
-    loaded = loading.load(str(run.recipe))
+    recipe = loading.load(str(run.recipe))
     sections = {
-        "recipe": Section(loaded.values, loaded.origins),
+        "recipe": Section(recipe.values, recipe.origins),
         "deepspeed": _config_section(jsonfile.read(run.deepspeed)),
         "run": _run_section(run),
     }
-    return Shown(str(run.path), sections, warnings=loaded.warnings)
+    return Shown(str(run.path), sections, warnings=recipe.warnings)
 
 
 def _config_section(document: Document) -> Section:

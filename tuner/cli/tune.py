@@ -138,7 +138,7 @@ def _json(tuned: Tuned, written: Path | None) -> JsonObject:
         }
 
     return {
-        "recipe": tuned.loaded.name,
+        "recipe": tuned.original.name,
         "ranks": tuned.ranks,
         "is_whole": tuned.is_whole,
         "candidates": [row(measured) for measured in tuned.measured],

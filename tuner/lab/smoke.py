@@ -88,24 +88,24 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
     Raises:
         TunerError: the recipe is wrong, or needs code that it does not trust.
     """
-    loaded = load(request)
-    told(*(f"WARNING: {warning}" for warning in loaded.warnings))
-    if loaded.config.model.remote_code or loaded.config.architecture is None:
-        problem = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
+    recipe = load(request)
+    told(*(f"WARNING: {warning}" for warning in recipe.warnings))
+    if recipe.config.model.remote_code or recipe.config.architecture is None:
+        problem = f"cannot build a small model of {recipe.config.model.path!r}: its architecture is unknown"
         raise ModelError(problem, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")
     fix = "Free space, or set TMPDIR to a folder on another disk."
     with disk_errors(Path(tempfile.gettempdir()), fix):
         scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))
     try:
         with disk_errors(scratch, fix):
-            stages = _stages(_Smoke(request, loaded, scratch, environ), tell)
+            stages = _stages(_Smoke(request, recipe, scratch, environ), tell)
     except BaseException as error:
         error.add_note(f"Its files are kept in {scratch}")
         raise
     if stages[-1].exit_code:
-        return Verdict(loaded.name, stages, scratch)
+        return Verdict(recipe.name, stages, scratch)
     shutil.rmtree(scratch)
-    return Verdict(loaded.name, stages, None)
+    return Verdict(recipe.name, stages, None)
 
 
 def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
@@ -126,11 +126,11 @@ def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
 class _Smoke:
     """The stages of one smoke test. Each returns its summary, and uses the results of the stages before it."""
 
-    def __init__(self, request: Request, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
-        self.request, self.loaded, self.scratch = request, loaded, scratch
+    def __init__(self, request: Request, recipe: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
+        self.request, self.recipe, self.scratch = request, recipe, scratch
         self.environ = without_variables(environ)  # they are for the real run
-        lightest = possible(loaded.config, _RANKS)[0]
-        small = batch_size.with_split(loaded, lightest, "derived: the least memory").config
+        lightest = possible(recipe.config, _RANKS)[0]
+        small = batch_size.with_split(recipe, lightest, "derived: the least memory").config
         self.values, self.notes = smaller(small)
         self.processor: ProcessorMixin | None = None
         self.encoder: TextEncoder | None = None
@@ -138,10 +138,10 @@ class _Smoke:
 
     def model(self) -> str:
         """Make the small model and its tokenizer."""
-        architecture, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
+        architecture, seed = self.recipe.config.architecture, self.recipe.config.randomness.seed
         assert architecture is not None, "refused before"
-        model, folder = self.loaded.with_template_text().config.model, self.scratch / "model"
-        if self.loaded.config.reads_images:
+        model, folder = self.recipe.with_template_text().config.model, self.scratch / "model"
+        if self.recipe.config.reads_images:
             made = stand_ins.make_vision_model(model, architecture, folder, seed)
             small, num_parameters, self.processor, is_own = made
             stand_in = "a small LLaVA stands in for the model"
@@ -150,9 +150,9 @@ class _Smoke:
             self.encoder = TextEncoder(tokenizer)
             small, num_parameters = stand_ins.make_model(architecture, tokenizer, folder, seed)
             stand_in = "a stand-in for its tokenizer, which is not in the cache"
-            if self.loaded.config.objective.taught_by:  # of other random weights
+            if self.recipe.config.objective.taught_by:  # of other random weights
                 teacher = self.scratch / "teacher"
-                of_teacher = self.loaded.config.teacher_architecture or architecture
+                of_teacher = self.recipe.config.teacher_architecture or architecture
                 stand_ins.make_model(of_teacher, tokenizer, teacher, seed + 1)
                 self.values["objective"] |= {"teacher": str(teacher), "teacher_revision": None}
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False, "vision": None}
@@ -168,7 +168,7 @@ class _Smoke:
 
     def data(self) -> str:
         """Prepare the first rows, as the ranks do."""
-        objective, summaries = self.loaded.config.objective.type, []
+        objective, summaries = self.recipe.config.objective.type, []
         for key in LOADERS:
             if self.values[key]:
                 block = self.values[key]["dataset"]
@@ -205,7 +205,7 @@ class _Smoke:
     def export(self) -> str:
         """Reload the result, and compare it with the resumed run's result and with the last checkpoint."""
         assert self.first is not None
-        run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.facts.scores
+        run, scores = RunDirectory(self.first.run_path), self.recipe.config.objective.facts.scores
         others = {"the resumed run's result": self.scratch / "resumed" / "final"}
         if not self.values["train_cfg"]["trainable_layers"]:  # such a checkpoint holds only the trained layers
             others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"
@@ -230,9 +230,9 @@ class _Smoke:
             resume=str(resume) if resume else None,
             ignore_fit=True,
         )
-        small = replace(self.loaded, config=RecipeConfig.model_validate(self.values))
+        small = replace(self.recipe, config=RecipeConfig.model_validate(self.values))
         here, now = hardware.detect(self.environ), datetime.now().astimezone()
-        return resolve_run(request, self.environ, here, now, loaded=small)
+        return resolve_run(request, self.environ, here, now, recipe=small)
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""

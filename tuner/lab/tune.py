@@ -92,9 +92,9 @@ class _Interrupted(Exception):
 
 @dataclass
 class Tuned:
-    """All measurements, in order. `loaded` is the original recipe, `path` the file for the fastest one."""
+    """All measurements, in order. `original` is the recipe as it was, `path` the file for the fastest one."""
 
-    loaded: Recipe
+    original: Recipe
     path: Path
     ranks: int
     measured: list[Measured]
@@ -119,7 +119,7 @@ class Tuned:
         """Return the recipe with the values of the fastest candidate; nothing else differs."""
         assert self.fastest is not None
         candidate = self.fastest.candidate
-        fastest = pins.laid_on(self.loaded, [candidate.pins])
+        fastest = pins.laid_on(self.original, [candidate.pins])
         if level := candidate.pins.level:
             pinned = {BASE: level, **candidate.changes} if candidate.changes else level
             fastest = replace(fastest, config=fastest.config.with_values({"deepspeed": pinned}))
@@ -146,15 +146,15 @@ def tune(
     Raises:
         TunerError: the recipe is wrong or cannot run on this machine, or the output cannot be written.
     """
-    loaded = load(request)
-    told(*(f"WARNING: {warning}" for warning in loaded.warnings))
-    path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
+    recipe = load(request)
+    told(*(f"WARNING: {warning}" for warning in recipe.warnings))
+    path = paths.new_recipe(output, f"{recipe.name}_tuned", "--output")
     here = hardware.detect(environ)
-    topology = find_topology(request.flags, choice.launch_flags(loaded, request.deepspeed), environ, here)
+    topology = find_topology(request.flags, choice.launch_flags(recipe, request.deepspeed), environ, here)
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = decide(loaded, request.deepspeed, RunMachines.of(here, topology))
-    tuned, home = Tuned(loaded, path, topology.world_size, []), Path(tempfile.gettempdir())
+    base = decide(recipe, request.deepspeed, RunMachines.of(here, topology))
+    tuned, home = Tuned(recipe, path, topology.world_size, []), Path(tempfile.gettempdir())
     try:
         with (
             disk_errors(home, "Free space, or set TMPDIR to a folder on another disk."),
@@ -302,7 +302,7 @@ class _Bench:
             grace_s=_GRACE_S,
             saves_result=False,
         )
-        return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone(), loaded=recipe)
+        return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone(), recipe=recipe)
 
 
 def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig:

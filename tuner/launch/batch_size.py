@@ -33,24 +33,24 @@ MIN_PACK = 64
 """Tokens of the shortest packed row that tuner chooses: nearly every conversation is longer, and has its own row."""
 
 
-def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
+def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
     """Return the recipe with numbers where its global batch or the length of its packs is 'auto'.
 
     Args:
         ranks: The ranks that train on different samples.
     """
-    config = loaded.config
+    config = recipe.config
     is_open = {
         GLOBAL_BATCH: config.train_cfg.global_batch_size == "auto",
         "pack_length": any(loader.dataset.pack_length == "auto" for loader in config.loaders.values()),
     }
     if not any(is_open.values()):
-        return loaded
+        return recipe
     sources = row_counts.sources(config)
     if is_open[GLOBAL_BATCH] and config.optim_wrapper.accumulative_counts != "auto":
         place = Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks")
-        loaded, is_open[GLOBAL_BATCH] = loaded.settled({GLOBAL_BATCH: None}, place), False
-    batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(loaded.config, ranks) * ranks
+        recipe, is_open[GLOBAL_BATCH] = recipe.settled({GLOBAL_BATCH: None}, place), False
+    batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(recipe.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
@@ -68,10 +68,10 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
     for key, loader in config.loaders.items():
         if loader.dataset.pack_length == "auto":
             values[f"{key}.dataset.pack_length"] = chosen.get("pack_length")
-    return loaded.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
+    return recipe.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
 
 
-def share_generation(loaded: Recipe, batch: Batch) -> Recipe:
+def share_generation(recipe: Recipe, batch: Batch) -> Recipe:
     """Return the recipe with intervals of checkpoints and validations that are multiples of a generation's steps.
 
     The package's own intervals change, a user's never.
@@ -79,13 +79,13 @@ def share_generation(loaded: Recipe, batch: Batch) -> Recipe:
     Raises:
         RecipeError: steps cannot share them evenly, or a checkpoint or a validation would come between such steps.
     """
-    config, size = loaded.config, batch.global_batch
+    config, size = recipe.config, batch.global_batch
     at_once, steps = config.objective.generated_at_once(size), config.objective.steps_per_generation(size)
     key, a_row = "objective.generation_batch_size", config.objective.samples_a_row
     if at_once % size:
         near = -(-at_once // size) * size
         message = f"{at_once} completions are not a multiple of the batch, which is {size}"
-        raise RecipeError(message, where=f"{key} ({loaded.origins[key].source})", fix=f"Set it to {near}.")
+        raise RecipeError(message, where=f"{key} ({recipe.origins[key].source})", fix=f"Set it to {near}.")
     if at_once > size and size // batch.ranks % a_row:
         unit = batch.ranks * a_row
         message = f"a batch of {size} on {batch.ranks} ranks splits the {a_row} completions of a prompt between ranks"
@@ -95,15 +95,15 @@ def share_generation(loaded: Recipe, batch: Batch) -> Recipe:
         interval = attrgetter(key)(config)
         if not interval or steps == 1 or interval % steps == 0:
             continue
-        near, origin = math.ceil(interval / steps) * steps, loaded.origins[key]
+        near, origin = math.ceil(interval / steps) * steps, recipe.origins[key]
         if origin.place.kind is not Kind.PACKAGE:
             # A checkpoint has no completions: a run that resumes generates new ones.
             message = f"{interval} is not a multiple of {steps}, the steps that train on the same completions"
             raise RecipeError(message, where=f"{key} ({origin.source})", fix=f"Set it to {near}.")
-        loaded = loaded.settled(
+        recipe = recipe.settled(
             {key: near}, Place(Kind.DERIVED, f"derived: {interval}, as a multiple of {steps} steps")
         )
-    return loaded
+    return recipe
 
 
 def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: int) -> dict[str, int | None]:
@@ -156,28 +156,28 @@ def _power_of_2(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
-def with_document(loaded: Recipe, document: Document | None) -> Recipe:
+def with_document(recipe: Recipe, document: Document | None) -> Recipe:
     """Return the recipe with what the user's DeepSpeed config sets of it: compute type, torch.compile, batch."""
-    return _with_batch(_with_compile(_with_dtype(loaded, document), document), document) if document else loaded
+    return _with_batch(_with_compile(_with_dtype(recipe, document), document), document) if document else recipe
 
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"
 
 
-def _with_dtype(loaded: Recipe, document: Document) -> Recipe:
+def _with_dtype(recipe: Recipe, document: Document) -> Recipe:
     """Return the recipe with the compute type of an accelerate config; the recipe's own type wins, with a warning."""
-    of_file, of_recipe = document.dtype, loaded.config.optim_wrapper.dtype
+    of_file, of_recipe = document.dtype, recipe.config.optim_wrapper.dtype
     if of_file is None or of_recipe == of_file:
-        return loaded
+        return recipe
     place = document.place(("mixed_precision",))
     if of_recipe == "auto":
-        return loaded.settled({_DTYPE: of_file}, place)
-    warning = f"{_DTYPE} = {of_recipe!r} from {loaded.origins[_DTYPE].source} overrides {of_file!r} in {place}."
-    return replace(loaded, warnings=(*loaded.warnings, warning))
+        return recipe.settled({_DTYPE: of_file}, place)
+    warning = f"{_DTYPE} = {of_recipe!r} from {recipe.origins[_DTYPE].source} overrides {of_file!r} in {place}."
+    return replace(recipe, warnings=(*recipe.warnings, warning))
 
 
-def _with_compile(loaded: Recipe, document: Document) -> Recipe:
+def _with_compile(recipe: Recipe, document: Document) -> Recipe:
     """Return the recipe with torch.compile where an older DeepSpeed config asks for it, as Axolotl's examples do.
 
     DeepSpeed once read `compile.disable` and `compile.backend`; now the recipe compiles. A user's own
@@ -185,21 +185,21 @@ def _with_compile(loaded: Recipe, document: Document) -> Recipe:
     """
     block = document.value.get("compile")
     is_asked = isinstance(block, dict) and {"disable", "backend"} & block.keys() and not block.get("disable")
-    if not is_asked or loaded.origins[_COMPILE].place.kind in (Kind.FILE, Kind.FLAG):
-        return loaded
-    return loaded.settled({_COMPILE: True}, document.place(("compile",)))
+    if not is_asked or recipe.origins[_COMPILE].place.kind in (Kind.FILE, Kind.FLAG):
+        return recipe
+    return recipe.settled({_COMPILE: True}, document.place(("compile",)))
 
 
-def _with_batch(loaded: Recipe, document: Document) -> Recipe:
+def _with_batch(recipe: Recipe, document: Document) -> Recipe:
     """Return the recipe with the numbers of a user's JSON where it has 'auto'; its own numbers stay."""
     for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
-        if attrgetter(ours)(loaded.config) == "auto" and (number := _number(document, theirs)):
-            loaded = loaded.settled({ours: number}, document.place((theirs,)))
-    is_open = "auto" in (attrgetter(_MICRO)(loaded.config), attrgetter(_ACCUMULATION)(loaded.config))
-    named = isinstance(loaded.config.train_cfg.global_batch_size, int)
+        if attrgetter(ours)(recipe.config) == "auto" and (number := _number(document, theirs)):
+            recipe = recipe.settled({ours: number}, document.place((theirs,)))
+    is_open = "auto" in (attrgetter(_MICRO)(recipe.config), attrgetter(_ACCUMULATION)(recipe.config))
+    named = isinstance(recipe.config.train_cfg.global_batch_size, int)
     if is_open and not named and (number := _number(document, "train_batch_size")):
-        return loaded.settled({GLOBAL_BATCH: number}, document.place(("train_batch_size",)))
-    return loaded
+        return recipe.settled({GLOBAL_BATCH: number}, document.place(("train_batch_size",)))
+    return recipe
 
 
 def _number(document: Document, key: str) -> int | None:
@@ -208,14 +208,14 @@ def _number(document: Document, key: str) -> int | None:
     return number if isinstance(number, int) and number > 0 and number is not True else None
 
 
-def with_split(loaded: Recipe, chosen: Split, why: str) -> Recipe:
+def with_split(recipe: Recipe, chosen: Split, why: str) -> Recipe:
     """Return the recipe with the values of a split where it has 'auto'; `why` is their origin."""
     values: dict[str, object] = {
         _MICRO: chosen.micro_batch,
         _ACCUMULATION: chosen.accumulation,
         "train_cfg.gradient_checkpointing": chosen.recompute,
     }
-    if loaded.config.val_dataloader:
+    if recipe.config.val_dataloader:
         values["val_dataloader.batch_size"] = chosen.micro_batch
-    open_keys = {key: value for key, value in values.items() if attrgetter(key)(loaded.config) == "auto"}
-    return loaded.settled(open_keys, Place(Kind.DERIVED, why))
+    open_keys = {key: value for key, value in values.items() if attrgetter(key)(recipe.config) == "auto"}
+    return recipe.settled(open_keys, Place(Kind.DERIVED, why))

@@ -162,20 +162,20 @@ def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
 
 
 def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> None:
-    loaded = report.attempt(lambda: loading.load(request.recipe, request.overrides, allow_code=request.allow_code))
-    if loaded is None:
+    recipe = report.attempt(lambda: loading.load(request.recipe, request.overrides, allow_code=request.allow_code))
+    if recipe is None:
         if request.deepspeed is not None and request.deepspeed != AUTO:
             named = request.deepspeed
             _config(report, lambda: choice.open_config(named, Option("deepspeed")))
         return
-    report.on_hub = _on_hub(loaded.config)
-    for problem in admit.problems(loaded, Grant(code=request.allow_code, of_run=True)):
+    report.on_hub = _on_hub(recipe.config)
+    for problem in admit.problems(recipe, Grant(code=request.allow_code, of_run=True)):
         report.error(problem)
-    plan_decides = is_auto(loaded, request.deepspeed)
-    if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, request.deepspeed), to_run=True):
-        report.warn(loaded.warnings)
+    plan_decides = is_auto(recipe, request.deepspeed)
+    if not plan_decides and not _config(report, lambda: choice.open_chosen(recipe, request.deepspeed), to_run=True):
+        report.warn(recipe.warnings)
         return
-    plan = report.attempt(lambda: _planned(request, loaded, flags, environ))
+    plan = report.attempt(lambda: _planned(request, recipe, flags, environ))
     if plan is None:
         return
     if hopeless := memory.hopeless(plan.chosen):
@@ -197,13 +197,13 @@ def _on_hub(config: RecipeConfig) -> list[str]:
     return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
 
 
-def _planned(request: Request, loaded: Recipe, flags: MachineFlags, environ: Mapping[str, str]) -> ResolvedRun:
+def _planned(request: Request, recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str]) -> ResolvedRun:
     """Decide the run, whose recipe has been admitted or reported already."""
     now = datetime.now().astimezone()
     if flags == HERE:
-        return resolve_run(request, environ, hardware.detect(environ), now, loaded=loaded)
+        return resolve_run(request, environ, hardware.detect(environ), now, recipe=recipe)
     elsewhere = look_up(flags, environ)
-    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, loaded)
+    return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, recipe)
 
 
 def _run(report: Report, run: RunDirectory) -> None:

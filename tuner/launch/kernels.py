@@ -19,18 +19,18 @@ _MAX_HEAD = 256
 """Source: Dao-AILab/flash-attention, README: head dimensions up to 256."""
 
 
-def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
+def choose_kernels(recipe: Recipe, hardware: Hardware, dtype: str) -> Recipe:
     """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on this hardware."""
-    model = loaded.config.model
+    model = recipe.config.model
     if model.attn_implementation == "auto":
-        name, why = _attention(loaded.config, hardware, dtype)
-        loaded = loaded.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
+        name, why = _attention(recipe.config, hardware, dtype)
+        recipe = recipe.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
     if model.use_liger_kernel == "auto":
         why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
         use = hardware.device in _TRITON and libraries.is_installed("liger_kernel")
         place = Place(Kind.DERIVED, f"derived: {'liger-kernel is installed' if use else why}")
-        loaded = loaded.settled({"model.use_liger_kernel": use}, place)
-    return loaded
+        recipe = recipe.settled({"model.use_liger_kernel": use}, place)
+    return recipe
 
 
 def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[str | None, str]:

@@ -43,25 +43,25 @@ def resolve_run(
     hardware: Hardware,
     now: datetime,
     topology: Topology | None = None,
-    loaded: Recipe | None = None,
+    recipe: Recipe | None = None,
 ) -> ResolvedRun:
     """Decide everything about one run.
 
     Args:
         topology: Where a job will run that has not started; None: flags and environment decide.
-        loaded: The recipe, if the caller has loaded it and asked whether it is admissible.
+        recipe: It is loaded and admissible; None: it is loaded from the request.
 
     Raises:
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    asked = loaded or _admitted(request, of_run=True)
-    of_config = choice.launch_flags(asked, request.deepspeed)
+    recipe = recipe or _admitted(request, of_run=True)
+    of_config = choice.launch_flags(recipe, request.deepspeed)
     topology = topology or find_topology(request.flags, of_config, environ, hardware)
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
-    start = resuming.find_start(request, asked.name, topology, now)
-    pinned = resuming.all_pins(request, asked, start.checkpoint, topology)
-    resolved = decide(asked, request.deepspeed, RunMachines.of(hardware, topology), pinned)
-    state = _state(resolved, asked, _day(start, now, goes_on=request.resume is not None))
+    start = resuming.find_start(request, recipe.name, topology, now)
+    pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
+    resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
+    state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
     resume, final, state_notes = resuming.load_into(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
@@ -81,7 +81,7 @@ def resolve_run(
         resume=resume,
         state=state,
         started=now,
-        launch_id=_launch_id(request, asked, resume, topology, environ, now),
+        launch_id=_launch_id(request, recipe, resume, topology, environ, now),
         notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes),
     )
 
@@ -145,7 +145,7 @@ def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
 
 def _launch_id(
     request: Request,
-    asked: Recipe,
+    recipe: Recipe,
     resume: ResumePoint | None,
     topology: Topology,
     environ: Mapping[str, str],
@@ -156,7 +156,7 @@ def _launch_id(
     if not topology.is_shared:
         return f"{now:%Y%m%dT%H%M%S%f}"
     # The request itself, not what this machine made of it: the nodes of one run may differ.
-    of_request = [asked.values, asked.ds, request.deepspeed, str(resume and resume.path), request.max_restarts]
+    of_request = [recipe.values, recipe.ds, request.deepspeed, str(resume and resume.path), request.max_restarts]
     attempt = [len(request.attempts), *(environ.get(name) for name in _ATTEMPT)]
     return sha256(dump_json([topology.master_addr, topology.master_port, *of_request, *attempt]).encode())
 

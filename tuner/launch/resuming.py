@@ -152,11 +152,11 @@ def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> St
     return Start(target, checkpoint, (*passed_over, f"Resuming from {checkpoint.path}."))
 
 
-def all_pins(request: Request, asked: Recipe, checkpoint: Checkpoint | None, topology: Topology) -> tuple[Pins, ...]:
+def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, topology: Topology) -> tuple[Pins, ...]:
     """Return the pins of a request, and what a checkpoint decides: the split of the rows, the batch, the level.
 
     Args:
-        asked: The recipe as the user asks for it.
+        recipe: Before anything is decided.
         checkpoint: None for a run that starts from the beginning.
 
     Raises:
@@ -165,32 +165,32 @@ def all_pins(request: Request, asked: Recipe, checkpoint: Checkpoint | None, top
     """
     if checkpoint is None:
         return request.pins
-    loaded, pinned = pins.laid_on(asked, request.pins), pins.of_level(request.pins)
-    saved, is_open = checkpoint.facts.state, pinned is None and is_auto(loaded, request.deepspeed)
+    recipe, pinned = pins.laid_on(recipe, request.pins), pins.of_level(request.pins)
+    saved, is_open = checkpoint.facts.state, pinned is None and is_auto(recipe, request.deepspeed)
     kept = saved.deepspeed if saved and is_open and saved.deepspeed in presets.names() else None
     level = Pins("the level of the checkpoint", level=kept)
-    ranks = data_parallel_ranks(loaded.config, topology.world_size)
-    return (*request.pins, _kept_rows(loaded, checkpoint), _kept_batch(loaded, checkpoint, ranks), level)
+    ranks = data_parallel_ranks(recipe.config, topology.world_size)
+    return (*request.pins, _kept_rows(recipe, checkpoint), _kept_batch(recipe, checkpoint, ranks), level)
 
 
-def _kept_rows(loaded: Recipe, checkpoint: Checkpoint) -> Pins:
+def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     """Return the checkpoint's split of the rows.
 
     The share that 'auto' chooses, and where copies of a row go, belong to the run: another version of tuner may choose
     otherwise.
     """
-    kept, rows = Pins(Text(f"{Option('resume')}: keep the split of the rows")), loaded.config.train_dataloader.dataset
+    kept, rows = Pins(Text(f"{Option('resume')}: keep the split of the rows")), recipe.config.train_dataloader.dataset
     if rows.val_split is None or checkpoint.recipe is None or not checkpoint.recipe.is_file():
         return kept
     saved = loading.load(str(checkpoint.recipe)).config
     old = saved.train_dataloader.dataset
-    if old.val_split in (None, "auto") or not (saved.val_dataloader and loaded.config.val_dataloader):
+    if old.val_split in (None, "auto") or not (saved.val_dataloader and recipe.config.val_dataloader):
         return kept
     keys = ("val_split", "val_copies") if rows.val_split == "auto" else ("val_copies",)
     return kept._replace(values={f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys})
 
 
-def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins:
+def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins:
     """Return the checkpoint's global batch on this number of ranks.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
@@ -200,18 +200,18 @@ def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
-    saved, current = checkpoint.facts.state, batch_settings(loaded)
-    wanted, here = saved.global_batch if saved else None, samples_of_rank(loaded.config, world_size) * world_size
-    is_open = loaded.config.train_cfg.global_batch_size == "auto"
+    saved, current = checkpoint.facts.state, batch_settings(recipe)
+    wanted, here = saved.global_batch if saved else None, samples_of_rank(recipe.config, world_size) * world_size
+    is_open = recipe.config.train_cfg.global_batch_size == "auto"
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
     is_same = saved is not None and current in (saved.asked_batch, saved.batch)
-    size, more = loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts
+    size, more = recipe.config.train_dataloader.batch_size, recipe.config.optim_wrapper.accumulative_counts
     is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * world_size != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
         return Pins(Option("resume"))
     if here != wanted and not is_same:
-        raise _other_batch(loaded, here, world_size, wanted)
-    micro = _micro_batch(loaded.config, wanted, world_size)
+        raise _other_batch(recipe, here, world_size, wanted)
+    micro = _micro_batch(recipe.config, wanted, world_size)
     reason = Text(f"{Option('resume')}: keep the global batch of {wanted} on {world_size} ranks")
     if current.micro_batch == "auto":
         kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
@@ -223,13 +223,13 @@ def _kept_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins
     return Pins(reason, kept, note=None if saved and saved.world_size == world_size else note)
 
 
-def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
-    current = batch_settings(loaded)
+def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
+    current = batch_settings(recipe)
     message = (
         f"{current.micro_batch} x {current.accumulation} x {ranks} ranks = {here} "
         f"samples per step, and the checkpoint was trained with {wanted}"
     )
-    where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
+    where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
     return RecipeError(
         message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
     )

@@ -457,41 +457,41 @@ _BEST = "checkpoint.save_best"
 _NONE = f"{Option('val_split', 0)} holds out none"
 
 
-def hold_out(loaded: Recipe) -> Recipe:
+def hold_out(recipe: Recipe) -> Recipe:
     """Return the recipe with a number, or None, where its `val_split` is 'auto'; a note says which and why.
 
     With held-out rows an adapter ends with its best weights, unless the user has set `checkpoint.save_best`.
     """
-    if loaded.config.train_dataloader.dataset.val_split != "auto":
-        return loaded
-    settled = _held_out(loaded)
-    config, is_set = settled.config, loaded.origins[_BEST].place.kind is not Kind.PACKAGE
+    if recipe.config.train_dataloader.dataset.val_split != "auto":
+        return recipe
+    settled = _held_out(recipe)
+    config, is_set = settled.config, recipe.origins[_BEST].place.kind is not Kind.PACKAGE
     if is_set or config.val_dataloader is None or config.adapter is None or config.objective.facts.generates:
         return settled
     # Measured by bench.epochs (docs/learning.md) on rows that chose nothing: better than the last weights, or as good.
     return settled.settled({_BEST: "eval_loss"}, Place(Kind.DERIVED, "derived: an adapter with held-out rows"))
 
 
-def _held_out(loaded: Recipe) -> Recipe:
-    dataset = loaded.config.train_dataloader.dataset
+def _held_out(recipe: Recipe) -> Recipe:
+    dataset = recipe.config.train_dataloader.dataset
     folder = paths.local(dataset.path) if dataset.path else None
     if folder and folder.is_dir() and has_validation(folder):
-        return _on_its_split(loaded)
+        return _on_its_split(recipe)
     rows = num_rows(dataset)
     if rows is None:
         place = Place(Kind.DERIVED, "derived: 5 % of the rows, which are not counted before they are read")
         note = f"validation: 5 % of the training rows are held out ({_NONE})"
-        return _with_note(_with_share(loaded, SHARE, place), note)
-    read, objective = read_rows(dataset, loaded.config.objective.type), loaded.config.objective.type
+        return _with_note(_with_share(recipe, SHARE, place), note)
+    read, objective = read_rows(dataset, recipe.config.objective.type), recipe.config.objective.type
     different = len({row.key for row in read}) if read and dataset.val_copies == "together" else rows
     wanted = min(max(LEAST, round(SHARE * different)), MOST)
     if wanted > _LARGEST_SHARE * different:
-        if not _needs_validation(loaded.config):
-            return _without(loaded, rows, different)
+        if not _needs_validation(recipe.config):
+            return _without(recipe, rows, different)
         wanted = max(1, int(_LARGEST_SHARE * different))
     of_rows = f"{rows:,} rows" if different == rows else f"{different:,} different rows"
     place = Place(Kind.DERIVED, f"derived: about {wanted} of {of_rows}")
-    settled = _with_share(loaded, _share(wanted, different), place)
+    settled = _with_share(recipe, _share(wanted, different), place)
     num_rows_held_out = num_held_out(settled.config.train_dataloader.dataset, objective) or wanted
     return _with_note(settled, f"validation: {num_rows_held_out} of the {rows:,} rows are held out ({_NONE})")
 
@@ -508,13 +508,13 @@ def _needs_validation(config: RecipeConfig) -> bool:
     return any(uses) or (isinstance(count, int) and count > 0)
 
 
-def _with_share(loaded: Recipe, share: float, place: Place) -> Recipe:
-    return loaded.settled({_SPLIT: share, f"{_VAL}.dataset.val_split": share}, place)
+def _with_share(recipe: Recipe, share: float, place: Place) -> Recipe:
+    return recipe.settled({_SPLIT: share, f"{_VAL}.dataset.val_split": share}, place)
 
 
-def _without(loaded: Recipe, rows: int, different: int) -> Recipe:
+def _without(recipe: Recipe, rows: int, different: int) -> Recipe:
     place = Place(Kind.DERIVED, f"derived: {different} rows are too few to hold some out")
-    settled = loaded.settled({_SPLIT: None, **_NO_SPLIT}, place)
+    settled = recipe.settled({_SPLIT: None, **_NO_SPLIT}, place)
     origins = {key: origin for key, origin in settled.origins.items() if not key.startswith(f"{_VAL}.")}
     settled = replace(
         settled, config=settled.config.with_values({_VAL: None}), origins={**origins, _VAL: Origin(place)}
@@ -528,14 +528,14 @@ def _without(loaded: Recipe, rows: int, different: int) -> Recipe:
     )
 
 
-def _on_its_split(loaded: Recipe) -> Recipe:
-    path = loaded.config.train_dataloader.dataset.path
+def _on_its_split(recipe: Recipe) -> Recipe:
+    path = recipe.config.train_dataloader.dataset.path
     place = Place(Kind.DERIVED, f"derived: {path} has a validation split")
     own = {"split": "validation", "val_split": None, "val_seed": None, "val_copies": None, "held_out": False}
     values = {_SPLIT: None, **_NO_SPLIT}
-    settled = loaded.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
+    settled = recipe.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
     return _with_note(settled, f"validation: the validation split of {path}")
 
 
-def _with_note(loaded: Recipe, note: str) -> Recipe:
-    return replace(loaded, notes=(*loaded.notes, f"{note}."))
+def _with_note(recipe: Recipe, note: str) -> Recipe:
+    return replace(recipe, notes=(*recipe.notes, f"{note}."))
