@@ -86,11 +86,11 @@ def test_no_line_holds_none_or_a_path_of_the_package() -> None:
 
 def test_memory_that_does_not_fit_is_a_warning_and_no_line_besides() -> None:
     run = made(recipe="qwen3_8b_lora_alpaca_e1", hardware=EIGHT)
-    compared = run.chosen.compared
+    compared = run.level_and_split.compared
     assert run.fit is not None and compared is not None
     machines = run.fit.machines._replace(gpu_bytes=int(run.fit.peak.gpu_bytes / 2))
     taken = compared.taken._replace(fit=run.fit._replace(machines=machines))
-    tight = replace(run, chosen=replace(run.chosen, compared=compared._replace(taken=taken)))
+    tight = replace(run, level_and_split=replace(run.level_and_split, compared=compared._replace(taken=taken)))
 
     assert not [line for line in lines(tight) if line.startswith("memory: ")]
 

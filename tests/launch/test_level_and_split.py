@@ -112,7 +112,7 @@ def known(gpu: Gpu, gpus: int) -> Hardware:
 def test_the_runner_up_is_named_with_its_seconds() -> None:
     found = made(recipe="qwen3_8b_full_alpaca_e3", hardware=known(H100, 4))
 
-    choice = found.chosen.choice
+    choice = found.level_and_split.choice
     assert choice and choice.runner_up
     assert choice.taken.level == found.level and choice.runner_up.level == "deepspeed_zero2"
     assert choice.taken.time and choice.runner_up.time

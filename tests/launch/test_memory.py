@@ -18,7 +18,7 @@ def test_a_cpu_takes_no_sharding_alone_and_zero_2_together(ranks: int, level: st
     found = made(hardware=CPU, flags={"nproc_per_node": ranks})
 
     assert found.level == level
-    assert found.chosen.level_reason and "CPU" in found.chosen.level_reason
+    assert found.level_and_split.level_reason and "CPU" in found.level_and_split.level_reason
     assert found.fit is None
 
 
@@ -26,14 +26,14 @@ def test_a_model_of_unknown_size_takes_zero_3() -> None:
     found = made(recipe=TINY, hardware=machine(A100, A100), model="someone/unknown")
 
     assert found.level == "deepspeed_zero3"
-    assert found.chosen.level_reason == "the model's size is unknown"
+    assert found.level_and_split.level_reason == "the model's size is unknown"
 
 
 def test_a_model_without_a_formula_takes_zero_3_and_says_so() -> None:
     found = made("architecture.model_type=mamba", hardware=machine(A100))
 
     assert found.level == "deepspeed_zero3"
-    reason = found.chosen.level_reason
+    reason = found.level_and_split.level_reason
     assert reason and "no formula" in reason and "'mamba'" in reason
 
 

@@ -44,7 +44,7 @@ def test_a_pinned_level_replaces_that_of_auto_and_of_the_flag(deepspeed: str | N
     found = made(hardware=machine(H200, H200), deepspeed=deepspeed, pins=pins)
 
     assert (found.level, found.final.config["zero_optimization"]["stage"]) == ("deepspeed_zero3", 3)
-    assert str(memory.why(found.chosen)).startswith("tuner tune")
+    assert str(memory.why(found.level_and_split)).startswith("tuner tune")
 
 
 def test_a_pin_that_changes_nothing_leaves_the_origin() -> None:
@@ -61,5 +61,5 @@ def test_the_level_of_the_checkpoint_is_kept_and_the_plan_says_why(tmp_path: Pat
     found = made(resume=str(run), hardware=machine(H200, H200))
 
     assert found.level == "deepspeed_zero3"
-    assert found.chosen.level_reason == "the level of the checkpoint"
-    assert made(resume=str(run), hardware=machine(H200, H200), deepspeed="zero3").chosen.level_reason is None
+    assert found.level_and_split.level_reason == "the level of the checkpoint"
+    assert made(resume=str(run), hardware=machine(H200, H200), deepspeed="zero3").level_and_split.level_reason is None

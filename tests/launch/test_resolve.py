@@ -143,7 +143,7 @@ def test_auto_takes_a_level_that_fits_and_says_why(hardware: Any, name: str, lev
     found = made(recipe=name, hardware=hardware)
 
     assert found.level == level
-    assert found.chosen.level_reason
+    assert found.level_and_split.level_reason
 
 
 def test_a_run_that_nothing_can_hold_is_refused_with_what_would_fit() -> None:
@@ -163,7 +163,7 @@ def test_a_level_that_may_not_fit_is_a_warning_and_a_hopeless_one_is_refused_at_
     found = made(recipe="internlm2_7b_full_alpaca_e1", hardware=machine(V100), deepspeed="none")
 
     assert any("may not fit: it needs about " in warning for warning in found.warnings)
-    assert memory.hopeless(found.chosen)
+    assert memory.hopeless(found.level_and_split)
 
 
 def test_a_users_json_is_judged_by_what_it_says(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def _look(
     described = f"{machines.hardware.describe()}; {machines.topology.describe()}"
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
-    reason = memory.why(resolved.chosen)
+    reason = memory.why(resolved.level_and_split)
     why = f" ({reason})" if reason else ""
     head = (
         *recipe.notes,

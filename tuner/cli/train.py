@@ -204,7 +204,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
             "batch": batch,
             "origins": origins_json(run.final.origins),
             "warnings": [*run.warnings, *warnings],
-            "level": {"name": run.level, "reason": memory.why(run.chosen)},
+            "level": {"name": run.level, "reason": memory.why(run.level_and_split)},
             "fit": run.fit.to_json() if run.fit else None,
             "precision": {"dtype": run.precision.dtype, "reason": run.precision.reason},
             "run_directory": str(run.run_path),

@@ -30,7 +30,7 @@ def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[Text]:
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *_memory(run),
-        *memory.without_offloading(run.chosen),
+        *memory.without_offloading(run.level_and_split),
         f"run directory: {_from_here(run.run_path)}",
         *run.notes,
         *(f"WARNING: {marked(warning)}" for warning in dict.fromkeys((*run.warnings, *warnings))),
@@ -169,7 +169,7 @@ def _level(run: ResolvedRun) -> str:
         return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
     offloaded = " with offloading" if level.offloads else ""
     # The reason's end is the memory of the level's lightest split; the memory of this run has a line of its own.
-    why = (run.chosen.level_reason or "") if run.hardware.gpus else ""
+    why = (run.level_and_split.level_reason or "") if run.hardware.gpus else ""
     source = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
     return f"{before}ZeRO-{level.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"

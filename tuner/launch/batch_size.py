@@ -56,18 +56,18 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
     if not steps.packs(config):
         rows = _rows(config, sources)
-        chosen: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
+        sizes: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
         why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
     else:
         tokens = steps.estimate_tokens(config, sources)
-        chosen = _packs(config, tokens, batch, unit)
+        sizes = _packs(config, tokens, batch, unit)
         why = (
             "derived: the tokens are not counted" if tokens is None else f"derived: about {tokens:,.0f} tokens an epoch"
         )
-    values = {GLOBAL_BATCH: chosen[GLOBAL_BATCH]} if is_open[GLOBAL_BATCH] else {}
+    values = {GLOBAL_BATCH: sizes[GLOBAL_BATCH]} if is_open[GLOBAL_BATCH] else {}
     for key, loader in config.loaders.items():
         if loader.dataset.pack_length == "auto":
-            values[f"{key}.dataset.pack_length"] = chosen.get("pack_length")
+            values[f"{key}.dataset.pack_length"] = sizes.get("pack_length")
     return recipe.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
 
 
@@ -208,14 +208,14 @@ def _number(document: Document, key: str) -> int | None:
     return number if isinstance(number, int) and number > 0 and number is not True else None
 
 
-def with_split(recipe: Recipe, chosen: Split, why: str) -> Recipe:
+def with_split(recipe: Recipe, split: Split, why: str) -> Recipe:
     """Return the recipe with the values of a split where it has 'auto'; `why` is their origin."""
     values: dict[str, object] = {
-        _MICRO: chosen.micro_batch,
-        _ACCUMULATION: chosen.accumulation,
-        "train_cfg.gradient_checkpointing": chosen.recompute,
+        _MICRO: split.micro_batch,
+        _ACCUMULATION: split.accumulation,
+        "train_cfg.gradient_checkpointing": split.recompute,
     }
     if recipe.config.val_dataloader:
-        values["val_dataloader.batch_size"] = chosen.micro_batch
+        values["val_dataloader.batch_size"] = split.micro_batch
     open_keys = {key: value for key, value in values.items() if attrgetter(key)(recipe.config) == "auto"}
     return recipe.settled(open_keys, Place(Kind.DERIVED, why))

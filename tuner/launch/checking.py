@@ -178,7 +178,7 @@ def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapp
     plan = report.attempt(lambda: _planned(request, recipe, flags, environ))
     if plan is None:
         return
-    if hopeless := memory.hopeless(plan.chosen):
+    if hopeless := memory.hopeless(plan.level_and_split):
         report.error(hopeless)
     reported = () if plan_decides else plan.final.config_warnings
     report.warn(warning for warning in plan.warnings if warning not in reported)

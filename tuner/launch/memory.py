@@ -38,10 +38,10 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> Arithmet
     return Arithmetic(flops_per_token=flops, peak_flops_per_gpu=slowest.peak_flops)
 
 
-def why(chosen: LevelAndSplit) -> str | None:
+def why(level_and_split: LevelAndSplit) -> str | None:
     """Return why `auto` took the level, with the seconds and the memory that decided; None if the user named it."""
-    reason = chosen.choice.describe() if chosen.choice else chosen.level_reason
-    return f"{reason}; {describe(chosen.fit)}" if reason and chosen.fit else reason
+    reason = level_and_split.choice.describe() if level_and_split.choice else level_and_split.level_reason
+    return f"{reason}; {describe(level_and_split.fit)}" if reason and level_and_split.fit else reason
 
 
 def describe(fit: Fit) -> str:
@@ -55,19 +55,19 @@ def describe(fit: Fit) -> str:
     return f"about {', '.join(sizes)}"
 
 
-def without_offloading(chosen: LevelAndSplit) -> list[str]:
+def without_offloading(level_and_split: LevelAndSplit) -> list[str]:
     """Return lines about the changes after which a level that `auto` took needs no offloading; [] if none."""
-    fit = chosen.fit
-    if chosen.choice is None or fit is None or not fit.offloads or not fit.fits:
+    fit = level_and_split.fit
+    if level_and_split.choice is None or fit is None or not fit.offloads or not fit.fits:
         return []
-    found = _changes(chosen, fit)
+    found = _changes(level_and_split, fit)
     return [advice.WITHOUT_OFFLOADING, *(f"  {change.text}" for change in found[:_MAX_CHANGES])] if found else []
 
 
-def _changes(chosen: LevelAndSplit, fit: Fit) -> list[Change]:
+def _changes(level_and_split: LevelAndSplit, fit: Fit) -> list[Change]:
     """Return the changes after which a level fits, beyond the split with the least memory, which `auto` may take."""
-    assert chosen.compared is not None
-    config = chosen.compared.candidates[0].config
+    assert level_and_split.compared is not None
+    config = level_and_split.compared.candidates[0].config
     assert config.architecture is not None
     return advice.changes(config, config.architecture, fit.machines)
 
@@ -77,12 +77,12 @@ def warning(fit: Fit | None) -> str | None:
     return f"This run may not fit: it needs {describe(fit)}." if fit and not fit.fits else None
 
 
-def hopeless(chosen: LevelAndSplit) -> MachineError | None:
+def hopeless(level_and_split: LevelAndSplit) -> MachineError | None:
     """Return what is wrong with a run that does not fit by more than `TOLERANCE`; None: it may fit."""
-    fit = chosen.fit
+    fit = level_and_split.fit
     if fit is None or fit.room >= -TOLERANCE:
         return None
-    ways = [change.text for change in _changes(chosen, fit)[:_MAX_CHANGES]]
+    ways = [change.text for change in _changes(level_and_split, fit)[:_MAX_CHANGES]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
         f"this run does not fit: it needs {describe(fit)} at {fit.level}",

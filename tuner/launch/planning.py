@@ -123,17 +123,17 @@ def make(recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str], deepsp
         warnings = [Text(f"the memory is not known: {unknown.what}. {marked(unknown.fix or '')}".strip()), *warnings]
     else:
         summary.known_architecture(config)
-        assert decided.chosen.of_presets
+        assert decided.level_and_split.of_presets
         report = summary.make(
             recipe.name,
             config,
             machines.to_fit(decided.precision),
-            decided.chosen.of_presets,
+            decided.level_and_split.of_presets,
             cluster=machines.cluster if flags.interconnect is not None else None,
             assumed=machines.cluster,
         )
         warnings = [*_no_kernels(machines.hardware), *warnings]
-    named = decided.chosen.compared.taken if is_changed and decided.chosen.compared else None
+    named = decided.level_and_split.compared.taken if is_changed and decided.level_and_split.compared else None
     every = tuple(dict.fromkeys(warnings))
     return Plan(decided.recipe, machines.name, report, unknown, counted, decided.batch, every, named)
 

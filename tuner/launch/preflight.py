@@ -202,10 +202,10 @@ def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
 
 def _no_level(run: ResolvedRun) -> Iterator[Finding]:
     """Yield that no level fits, if the user named none: until one does, nothing else is worth a look."""
-    if run.chosen.level_reason:
+    if run.level_and_split.level_reason:
         yield from _fit(run)
 
 
 def _fit(run: ResolvedRun) -> Iterator[Finding]:
     if not run.request.ignore_fit:
-        yield from filter(None, [memory.hopeless(run.chosen)])
+        yield from filter(None, [memory.hopeless(run.level_and_split)])

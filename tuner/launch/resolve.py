@@ -178,24 +178,31 @@ def decide(
         RecipeError: the ranks cannot share the global batch, or samples.
         MachineError: the machine lacks what the recipe or the config needs.
     """
-    topology, hardware, level = machines.topology, machines.hardware, pins.of_level(pinned)
+    topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
     recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
     shares.refuse_tiles(recipe.config)
-    named = choice.open_named(recipe, level.level if level else deepspeed, machines.nvme_path)
+    named = choice.open_named(recipe, level_pin.level if level_pin else deepspeed, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)
     ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
     recipe = batch_size.choose_global_batch(recipe, ranks)
-    chosen = choose_level_and_split(recipe, named, machines, precision, level and level.reason, compares=compares)
-    recipe = batch_size.with_split(recipe, chosen.split, chosen.split_reason)
-    if chosen.loss:
-        recipe = recipe.settled({"train_cfg.loss": chosen.loss}, Place(Kind.DERIVED, chosen.loss_reason))
+    level_and_split = choose_level_and_split(
+        recipe, named, machines, precision, level_pin and level_pin.reason, compares=compares
+    )
+    recipe = batch_size.with_split(recipe, level_and_split.split, level_and_split.split_reason)
+    if level_and_split.loss:
+        recipe = recipe.settled(
+            {"train_cfg.loss": level_and_split.loss}, Place(Kind.DERIVED, level_and_split.loss_reason)
+        )
     batch = Batch(*recipe.config.split[:2], ranks)
     recipe = batch_size.share_generation(recipe, batch)
-    final = merge(recipe, chosen.document, batch, precision, hardware)
+    final = merge(recipe, level_and_split.document, batch, precision, hardware)
     refuse_compiled_chunks(recipe, final)
-    launch, of_data = contradiction(chosen.document.launch, topology), tuple(row_counts.warnings(recipe.config))
-    of_place = filter(None, [launch, memory.warning(chosen.fit)])
-    warnings = (*recipe.warnings, *final.warnings, *of_place, *of_data)
-    return ResolvedRecipe(recipe, machines, batch, precision, chosen, final, warnings, of_data)
+    launch, of_data = (
+        contradiction(level_and_split.document.launch, topology),
+        tuple(row_counts.warnings(recipe.config)),
+    )
+    of_machines = filter(None, [launch, memory.warning(level_and_split.fit)])
+    warnings = (*recipe.warnings, *final.warnings, *of_machines, *of_data)
+    return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)

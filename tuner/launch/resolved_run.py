@@ -70,7 +70,7 @@ class ResolvedRecipe:
     """Everything that is decided about a recipe on machines.
 
     Args:
-        chosen: The level, the split and the loss, and why.
+        level_and_split: The level, the split and the loss, and why.
         final: The DeepSpeed config that training uses.
         of_data: The part of the warnings that is about the rows.
     """
@@ -79,7 +79,7 @@ class ResolvedRecipe:
     machines: RunMachines
     batch: Batch
     precision: Precision
-    chosen: LevelAndSplit
+    level_and_split: LevelAndSplit
     final: FinalConfig
     warnings: tuple[str, ...]
     of_data: tuple[str, ...]
@@ -95,7 +95,7 @@ class ResolvedRecipe:
     @property
     def document(self) -> Document:
         """The DeepSpeed config that was chosen."""
-        return self.chosen.document
+        return self.level_and_split.document
 
     @property
     def level(self) -> str:
@@ -105,7 +105,7 @@ class ResolvedRecipe:
     @property
     def fit(self) -> Fit | None:
         """The memory that the run needs; None without a GPU, or if the model's size is not known."""
-        return self.chosen.fit
+        return self.level_and_split.fit
 
 
 @dataclass(frozen=True)
