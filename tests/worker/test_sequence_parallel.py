@@ -14,7 +14,7 @@ import torch
 from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
-from tuner.recipes.schema.long_context import KINDS
+from tuner.recipes.schema.long_context import TESTED_TYPES
 from tuner.worker.long_rows import Share
 
 TOLERANCE = 1e-5
@@ -36,9 +36,9 @@ def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
 
 @pytest.mark.long
 def test_every_kind_that_is_said_to_be_shared_computes_the_same() -> None:
-    found = dict(distances(*sorted(KINDS)))
+    found = dict(distances(*sorted(TESTED_TYPES)))
 
-    assert found.keys() == KINDS
+    assert found.keys() == TESTED_TYPES
     assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far) > TOLERANCE} == {}
 
 

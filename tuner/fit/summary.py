@@ -22,7 +22,7 @@ from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import KINDS, tokens_per_sample
+from tuner.recipes.schema.long_context import TESTED_TYPES, tokens_per_sample
 from tuner.zero import presets
 from tuner.zero.config import NONE
 
@@ -249,7 +249,7 @@ def longest(config: RecipeConfig, architecture: Architecture, machines: Machines
     One row a micro-batch, recomputed, with flash attention and the loss in chunks: each needs the least memory. Tiled
     MLPs and offloaded activations are as the recipe has them.
     """
-    shares = config.objective.facts.packs and architecture.model_type in KINDS
+    shares = config.objective.facts.packs and architecture.model_type in TESTED_TYPES
     each = sizes(architecture, machines.world_size) if shares else [1]
     every = product(presets.RUNGS, each)
     return [Longest(level, size, _tokens(config, architecture, machines, level, size)) for level, size in every]

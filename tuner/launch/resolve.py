@@ -199,10 +199,8 @@ def decide(
     recipe = batch_size.share_generation(recipe, batch)
     final = merge(recipe, level_and_split.document, batch, precision, hardware)
     refuse_compiled_chunks(recipe, final)
-    launch, of_data = (
-        contradiction(level_and_split.document.launch, topology),
-        tuple(row_counts.warnings(recipe.config)),
-    )
+    launch = contradiction(level_and_split.document.launch, topology)
+    of_data = tuple(row_counts.warnings(recipe.config))
     of_machines = filter(None, [launch, memory.warning(level_and_split.fit)])
     warnings = (*recipe.warnings, *final.warnings, *of_machines, *of_data)
     return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)

@@ -25,7 +25,7 @@ from tuner.data.sample import IGNORED
 from tuner.errors import Key, ModelError
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window, num_tiles
+from tuner.recipes.schema.long_context import SHARED_BY, TESTED_TYPES, forgets_window, num_tiles
 from tuner.worker import compat
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def tile_mlps(model: PreTrainedModel, config: RecipeConfig) -> None:
         ModelError: it is not known that the MLPs of this kind of model compute each token alone.
     """
     text = model.config.get_text_config()
-    if text.model_type not in KINDS:
+    if text.model_type not in TESTED_TYPES:
         message = f"tiled_mlp is not tested with {text.model_type} models"
         raise ModelError(message, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
     for layer in decoder_layers(model):
@@ -71,7 +71,7 @@ def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel
     """
     facts, size = model.config.get_text_config(), config.train_cfg.sequence_parallel_size
     attention = compat.attention_of(model)
-    if facts.model_type not in KINDS:
+    if facts.model_type not in TESTED_TYPES:
         message = f"sequence parallelism over {size} ranks is not tested with {facts.model_type} models"
         raise ModelError(message, where=SHARED_BY, fix="Set it to 1.")
     if problem := forgets_window(config, facts.to_dict(), attention):

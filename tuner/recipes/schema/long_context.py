@@ -10,7 +10,7 @@ from tuner.files import JsonObject
 from tuner.recipes.schema import RecipeConfig
 
 SHARED_BY = "train_cfg.sequence_parallel_size"
-KINDS = frozenset(
+TESTED_TYPES = frozenset(
     (
         *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "gpt_neox", "granite", "hunyuan_v1_dense"),
         *("internlm", "internlm2", "internlm3", "llama", "ministral3", "mistral", "nemotron", "olmo", "olmo2", "phi"),
