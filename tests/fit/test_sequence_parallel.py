@@ -11,9 +11,9 @@ from tuner.fit import summary
 from tuner.fit.activations import of_recipe
 from tuner.fit.advice import fit
 from tuner.fit.levels import Machines
-from tuner.fit.shares import data_parallel_ranks, refuse_tiles, sizes
+from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.long_context import forgets_window
+from tuner.recipes.schema.long_context import forgets_window, refuse_tiles
 from tuner.zero.presets import RUNGS
 
 H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
@@ -82,7 +82,7 @@ def test_so_is_a_window_that_the_rows_of_the_validation_are_longer_than() -> Non
 
 def test_experts_are_not_computed_in_tiles() -> None:
     with refused(ModelError, "train_cfg.tiled_mlp"):
-        refuse_tiles(recipe("tiled_mlp=True", name="mixtral_8x7b_full_alpaca_e3"))
+        refuse_tiles(recipe("tiled_mlp=True", name="mixtral_8x7b_full_alpaca_e3"), "mixtral")
 
 
 def test_a_rank_keeps_its_part_of_the_tokens() -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tuner.errors import Key, ModelError, Option, RecipeError, TunerError, together
+from tuner.errors import Option, RecipeError, TunerError, together
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import SHARED_BY, TESTED_TYPES, forgets_window
+from tuner.recipes.schema.long_context import SHARED_BY, forgets_window, untested_sharing
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
@@ -35,18 +35,6 @@ def data_parallel_ranks(config: RecipeConfig, num_ranks: int) -> int:
     if problems:
         raise together(problems)
     return num_ranks // size
-
-
-def refuse_tiles(config: RecipeConfig) -> None:
-    """Refuse a tiled MLP that sees more than one token: experts choose among, and balance, all of them.
-
-    Raises:
-        ModelError: it may.
-    """
-    architecture = config.architecture
-    if config.train_cfg.tiled_mlp and architecture and architecture.model_type not in TESTED_TYPES:
-        problem = f"tiled_mlp is not tested with {architecture.model_type} models"
-        raise ModelError(problem, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
 
 
 def sizes(architecture: Architecture, num_ranks: int) -> list[int]:
@@ -74,9 +62,8 @@ def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[Tuner
     if attention not in (None, "auto", *ATTENTION):
         problem = f"{attention} does not support sequence parallelism over {size} ranks"
         yield RecipeError(problem, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")
-    if architecture and architecture.model_type not in TESTED_TYPES:
-        problem = f"sequence parallelism over {size} ranks is not tested with {architecture.model_type} models"
-        yield ModelError(problem, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(TESTED_TYPES))}.")
+    if architecture and (untested := untested_sharing(config, architecture.model_type)):
+        yield untested
     if architecture and (windowed := forgets_window(config, architecture.model_dump(), attention)):
         yield windowed
     if num_ranks % size:

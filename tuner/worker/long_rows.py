@@ -22,10 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 
 from tuner.data.sample import IGNORED
-from tuner.errors import Key, ModelError
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.long_context import SHARED_BY, TESTED_TYPES, forgets_window, num_tiles
+from tuner.recipes.schema.long_context import forgets_window, num_tiles, refuse_tiles, untested_sharing
 from tuner.worker import compat
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ def tile_mlps(model: PreTrainedModel, config: RecipeConfig) -> None:
         ModelError: it is not known that the MLPs of this kind of model compute each token alone.
     """
     text = model.config.get_text_config()
-    if text.model_type not in TESTED_TYPES:
-        message = f"tiled_mlp is not tested with {text.model_type} models"
-        raise ModelError(message, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
+    refuse_tiles(config, text.model_type)
     for layer in decoder_layers(model):
         layer.mlp.forward = partial(_in_tiles, layer.mlp.forward, num_tiles(config, text.hidden_size))
 
@@ -71,10 +68,8 @@ def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel
     """
     facts, size = model.config.get_text_config(), config.train_cfg.sequence_parallel_size
     attention = compat.attention_of(model)
-    if facts.model_type not in TESTED_TYPES:
-        message = f"sequence parallelism over {size} ranks is not tested with {facts.model_type} models"
-        raise ModelError(message, where=SHARED_BY, fix="Set it to 1.")
-    if problem := forgets_window(config, facts.to_dict(), attention):
+    problem = untested_sharing(config, facts.model_type) or forgets_window(config, facts.to_dict(), attention)
+    if problem:
         raise problem
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)
     return ParallelismConfig(

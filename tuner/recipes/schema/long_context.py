@@ -41,6 +41,26 @@ def tokens_per_sample(recipe: RecipeConfig, key: str = "train_dataloader") -> in
     return sequences * (recipe.loaders[key].dataset.max_length + recipe.objective.completion_tokens)
 
 
+def refuse_tiles(config: RecipeConfig, model_type: str) -> None:
+    """Refuse a tiled MLP that sees more than one token: experts choose among, and balance, all of them.
+
+    Raises:
+        ModelError: it may.
+    """
+    if config.train_cfg.tiled_mlp and model_type not in TESTED_TYPES:
+        problem = f"tiled_mlp is not tested with {model_type} models"
+        raise ModelError(problem, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
+
+
+def untested_sharing(config: RecipeConfig, model_type: str) -> ModelError | None:
+    """Return an error if ranks that share the samples of such a model may not learn the same; otherwise None."""
+    if model_type in TESTED_TYPES:
+        return None
+    size = config.train_cfg.sequence_parallel_size
+    problem = f"sequence parallelism over {size} ranks is not tested with {model_type} models"
+    return ModelError(problem, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(TESTED_TYPES))}.")
+
+
 def forgets_window(config: RecipeConfig, model: JsonObject, attention: str | None) -> ModelError | None:
     """Return an error if SDPA would ignore the sliding window of a model, which is in its mask; otherwise None.
 
