@@ -319,7 +319,7 @@ LOADERS = ("from_pretrained", "from_config")
 WITHOUT_CODE = ("GenerationConfig", "PeftConfig", "PeftModel", "LlavaConfig")
 """Classes of transformers and PEFT that load no class by name."""
 PASSED_ON = {"options", "arguments", "result"}
-"""Names of the result of `arguments.pinned`, where a function passes it on."""
+"""Names of the result of `arguments.load_options`, where a function passes it on."""
 
 
 def test_every_call_that_loads_a_model_says_whether_its_code_may_run() -> None:
@@ -333,7 +333,7 @@ def test_every_call_that_loads_a_model_says_whether_its_code_may_run() -> None:
                 continue
             words = {word.arg for word in node.keywords}
             spread = {ast.unparse(word.value).partition("(")[0] for word in node.keywords if word.arg is None}
-            if "trust_remote_code" not in words and not spread & (PASSED_ON | {"pinned"}):
+            if "trust_remote_code" not in words and not spread & (PASSED_ON | {"load_options"}):
                 silent.append(f"{file}:{node.lineno}")
 
     assert silent == []

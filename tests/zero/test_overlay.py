@@ -113,7 +113,7 @@ def test_a_base_that_is_none_is_told_with_its_line(tmp_path: Path, base: str) ->
 
 def test_what_a_run_keeps_is_the_preset_with_the_changes(tmp_path: Path) -> None:
     made = _resolved(TINY, "zero3", "overlap_comm=false")
-    as_run = loading.anchored(made.recipe, made.document.pinned)
+    as_run = loading.anchored(made.recipe, made.document.recipe_value)
     (tmp_path / "recipe.py").write_text(as_run.standalone())
 
     again = _resolved(str(tmp_path / "recipe.py"), None)

@@ -25,7 +25,7 @@ from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
 from tuner.models import compat
-from tuner.models.arguments import pinned
+from tuner.models.arguments import load_options
 from tuner.models.load import load_tokenizer, source
 from tuner.models.vision import load_processor
 from tuner.pretrained import explained
@@ -154,7 +154,7 @@ def _tiny_vision(model: Model) -> Model:
 def _processor_and_config(model: Model) -> tuple[ProcessorMixin, PreTrainedConfig]:
     path = source(model)
     with explained(path):
-        options = pinned(model)
+        options = load_options(model)
         return load_processor(model, path, **options), transformers.AutoConfig.from_pretrained(path, **options)
 
 

@@ -67,7 +67,7 @@ def resolve_run(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
     final = with_measurement_folders(final, RunDirectory(start.run_path).measurements)
-    as_run = loading.anchored(resolved.recipe, resolved.document.pinned)
+    as_run = loading.anchored(resolved.recipe, resolved.document.recipe_value)
     changes = resuming.compare_recipes(start.checkpoint, as_run)
     leftovers = leftovers_warning(environ, request.flags.launcher)
     more = {"final": final, "warnings": (*resolved.warnings, *filter(None, [leftovers]))}

@@ -16,7 +16,7 @@ LoadOptions = dict[str, Any]
 """Keyword arguments of `from_pretrained`."""
 
 
-def pinned(model: Model) -> LoadOptions:
+def load_options(model: Model) -> LoadOptions:
     """Return the arguments for a model. Trusted code is first compared with what the user trusted, or recorded.
 
     Raises:

@@ -22,7 +22,7 @@ from tuner.errors import ModelError
 from tuner.files import read_bytes
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, vision
-from tuner.models.arguments import LoadOptions, at, pinned
+from tuner.models.arguments import LoadOptions, at, load_options
 from tuner.models.made import made_once
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class, tqdm_hook
@@ -97,7 +97,7 @@ def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
         MachineError: the hub cannot be reached.
     """
     with explained(path):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **pinned(model))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **load_options(model))
     if model.chat_template:
         tokenizer.chat_template = assets.chat_template(model.chat_template)
     if tokenizer.pad_token is None:
@@ -113,7 +113,7 @@ def processor_of(config: RecipeConfig, path: str) -> ProcessorMixin:
         MachineError: the hub cannot be reached.
     """
     with explained(path):
-        return vision.load_processor(config.model, path, **pinned(config.model))
+        return vision.load_processor(config.model, path, **load_options(config.model))
 
 
 def load_model(
@@ -260,7 +260,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         ModelError: there is no such model, a weight is missing or has no place in it, or it needs remote code.
         MachineError: the hub cannot be reached, or a package is missing.
     """
-    arguments |= {"dtype": dtype, **pinned(model)}
+    arguments |= {"dtype": dtype, **load_options(model)}
     if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)
         arguments["use_safetensors"] = True  # old repositories on the hub have only pickles, which may hold code
     if _can_attend(model.attn_implementation):
@@ -309,7 +309,7 @@ def _unpack_stored(config: RecipeConfig, path: str, arguments: LoadOptions) -> N
         ModelError: the recipe needs weights that such a checkpoint does not have.
     """
     with explained(path):
-        stored = transformers.AutoConfig.from_pretrained(path, **pinned(config.model))
+        stored = transformers.AutoConfig.from_pretrained(path, **load_options(config.model))
     method = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
     if method is None:
         return

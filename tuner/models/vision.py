@@ -53,7 +53,7 @@ def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin
     Args:
         model: The recipe's.
         path: The result of `load.source`.
-        options: Those of `arguments.pinned`.
+        options: Those of `arguments.load_options`.
 
     Raises:
         ModelError: the folder has no processor, or it cannot read images.

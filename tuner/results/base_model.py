@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner import paths
 from tuner.errors import ModelError, Option
-from tuner.models.arguments import pinned
+from tuner.models.arguments import load_options
 from tuner.models.load import source
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class
@@ -127,7 +127,7 @@ def read_model_config(folder: Path, model: Model, **changes: int) -> PreTrainedC
         ModelError: transformers does not know the model, or the weights have fewer than 16 bits.
     """
     with explained(str(folder)):
-        config = transformers.AutoConfig.from_pretrained(folder, **pinned(model), **changes)
+        config = transformers.AutoConfig.from_pretrained(folder, **load_options(model), **changes)
     stored = getattr(config, "quantization_config", None)
     if stored:
         kind = stored.get("quant_method", "fewer bits")

@@ -38,7 +38,7 @@ from tuner.files import (
 )
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
-from tuner.models.arguments import at, pinned, written
+from tuner.models.arguments import at, load_options, written
 from tuner.models.compat import reads_images
 from tuner.models.load import DTYPES, is_scorer, load_weights, source
 from tuner.pretrained import explained
@@ -355,7 +355,7 @@ def _tokenizer(folders: Iterable[Path], model: Model) -> PreTrainedTokenizerBase
         return None
     folder = file.parent
     with explained(str(folder)):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **pinned(at(model, str(folder))))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load_options(at(model, str(folder))))
     if isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
     return tokenizer

@@ -22,7 +22,7 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, Option, UsageError
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.models import compat
-from tuner.models.arguments import at, pinned
+from tuner.models.arguments import at, load_options
 from tuner.models.load import (
     DTYPES,
     is_scorer,
@@ -157,7 +157,7 @@ def _with_images(model: Model, config: PreTrainedConfig, recipe: RecipeConfig | 
 
 def _config(model: Model, path: str) -> PreTrainedConfig:
     with explained(path, SOURCE, SOURCE):
-        return transformers.AutoConfig.from_pretrained(path, **pinned(model))
+        return transformers.AutoConfig.from_pretrained(path, **load_options(model))
 
 
 def _context(config: PreTrainedConfig) -> int | None:
@@ -217,7 +217,7 @@ def encoder_of(spec: ModelSpec) -> TextEncoder:
     """
     if spec.model.images is True:
         with explained(spec.path, SOURCE):
-            processor = load_processor(spec.model, spec.path, **pinned(spec.model))
+            processor = load_processor(spec.model, spec.path, **load_options(spec.model))
         return ImageEncoder.of(processor, spec.recipe.train_dataloader.dataset if spec.recipe else None)
     if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
         folder = str(spec.adapter)

@@ -29,7 +29,7 @@ from tuner.data.sample import IGNORED, Chat, Feedback, Message, Pair, Prompt, Sa
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Key, Option, Text, visible
 from tuner.files import write_text
-from tuner.models.arguments import pinned, written
+from tuner.models.arguments import load_options, written
 from tuner.models.load import source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -129,7 +129,7 @@ def _show(
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
     questions = [before_answer(chat) for chat in conversations]
-    result = pinned(written(config.model, run.final))
+    result = load_options(written(config.model, run.final))
     if not config.reads_images:
         encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final, **result), day=run.day)
     model = _auto(config).from_pretrained(run.final, device_map={"": device}, **result)  # and an adapter's base
@@ -232,7 +232,7 @@ def _before(
     try:
         if model is None:
             where = source(config.model)
-            model = _auto(config).from_pretrained(where, device_map={"": device}, **pinned(config.model))
+            model = _auto(config).from_pretrained(where, device_map={"": device}, **load_options(config.model))
         else:
             model.disable_adapters()
         return _answers(model, encoder, prompts, guard, deadline)

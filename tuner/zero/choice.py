@@ -84,8 +84,8 @@ def without_catalog(recipe: Recipe) -> Recipe:
     preset = catalog.preset_name(named) if isinstance(named, str) else None
     if preset in (None, NONE) or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
-    pinned = open_config(value, "deepspeed", sources_of(recipe)).pinned
-    return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": pinned}))
+    value = open_config(value, "deepspeed", sources_of(recipe)).recipe_value
+    return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": value}))
 
 
 def open_config(choice: str | Name | Config, where: str, sources: Mapping[Keys, Place] | None = None) -> Document:

@@ -87,7 +87,7 @@ class Document:
         return self.sources.get(keys) or Origin(self.place(keys))
 
     @property
-    def pinned(self) -> str | Config:
+    def recipe_value(self) -> str | Config:
         """The recipe's `deepspeed` that means this config again: a preset's name, changes to one, or all values."""
         if self.preset is None:
             return self.value
