@@ -71,21 +71,21 @@ def other_tools() -> OtherTools:
     return words
 
 
-def run_has_ended(run: RunDirectory, exit_code: int) -> Callable[[], None]:
+def run_has_ended(run_dir: RunDirectory, exit_code: int) -> Callable[[], None]:
     """Write the report, push the result and start the user's command; return the function that waits for them.
 
     It is called once: by the launcher, or by a rank that Slurm, MPI or torchrun has started.
     """
     from tuner.report import end
 
-    return end.follow_up(run, exit_code)
+    return end.follow_up(run_dir, exit_code)
 
 
-def start_has_failed(run: RunDirectory, exit_code: int) -> None:
+def start_has_failed(run_dir: RunDirectory, exit_code: int) -> None:
     """Run the user's command for a run that ends before its ranks start."""
     from tuner.report import end
 
-    end.notify(run, exit_code)
+    end.notify(run_dir, exit_code)
 
 
 def recipe_of_other_tool(name: str, environ: Mapping[str, str]) -> Converted:

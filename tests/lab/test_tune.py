@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch)
 
 def test_no_candidate_writes_the_model_that_it_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(resolved: ResolvedRun, run: RunDirectory, **_: object) -> int:
-        assert run.read_json(run.run)["saves_result"] is False
+        assert run.read_json(run.run_json)["saves_result"] is False
         return 1
 
     monkeypatch.setattr(tune.supervise, "run_ranks", ran)

@@ -84,7 +84,7 @@ def test_ranks_that_wait_for_a_lost_peer_have_their_whole_hang_timeout_to_notice
 
 
 def test_the_next_attempt_or_a_refusal_is_node_0s_word(run: RunDirectory) -> None:
-    write_text(run.run, run_json(launch_id="second"))
+    write_text(run.run_json, run_json(launch_id="second"))
     assert retry.await_decision(run, "first", 60) == ("second", None)
 
     retry.report_ended(run, 1, None)

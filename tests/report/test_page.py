@@ -112,8 +112,8 @@ def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path
     (path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     run.ranks.mkdir()
     run.log_warning(HOSTILE)
-    facts = {**run.read_json(run.run), "command": ["tuner", HOSTILE], "platform": HOSTILE}
-    run.run.write_text(json.dumps(facts))
+    facts = {**run.read_json(run.run_json), "command": ["tuner", HOSTILE], "platform": HOSTILE}
+    run.run_json.write_text(json.dumps(facts))
     run.write_status(
         RunStatus(state="failed", message=HOSTILE, diagnosis={"cause": HOSTILE, "what": "x", "next_command": HOSTILE})
     )
@@ -226,7 +226,7 @@ def test_the_time_and_the_peak_of_a_resumed_run_are_those_of_all_attempts_to_the
 def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:
     run = made.failed(tmp_path / "run")
     odd = {key: 7 for key in ("hardware", "batch", "precision", "fit", "versions", "command", "warnings", "name")}
-    run.run.write_text(json.dumps({**run.read_json(run.run), **odd}))
+    run.run_json.write_text(json.dumps({**run.read_json(run.run_json), **odd}))
     run.status.write_text(
         json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "verdict": 7, "message": [1]})
     )

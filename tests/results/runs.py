@@ -34,7 +34,7 @@ def make_run(path: Path, name: str, base: Path | str, *pairs: tuple[str, str]) -
     recipe = anchored(recipe, "deepspeed_zero2")
     run.recipe.write_text(recipe.standalone())
     run.resolved_recipe.write_text(dump_json(resolved_document(recipe.config)))
-    run.run.write_text(run_json(**FACTS))
+    run.run_json.write_text(run_json(**FACTS))
     run.write_status(RunStatus(state="running"))
     for step in (1, 2, 3):
         run.log_metrics({"step": step, "loss": 3.0 / step})

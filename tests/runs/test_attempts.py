@@ -13,7 +13,7 @@ from tuner.runs.records import ManifestFacts
 
 def _run(folder: Path, *, began: int | None, saved: int | None) -> RunDirectory:
     run = RunDirectory(folder)
-    write_text(run.run, run_json(resume_step=began))
+    write_text(run.run_json, run_json(resume_step=began))
     if saved is not None:
         checkpoint = run.checkpoints / f"checkpoint-{saved}"
         checkpoint.mkdir(parents=True)

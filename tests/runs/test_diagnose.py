@@ -32,7 +32,7 @@ def _report(rank: int, message: str, code: int = 1, **facts: Any) -> dict[str, A
 
 def _found(*reports: Mapping[str, Any], world: int = 2, **more: Any) -> Diagnosis:
     run = RECORD.model_copy(update={"next": COMMANDS, "world_size": world})
-    return diagnose(Evidence(FOLDER, reports, run=run, **more))
+    return diagnose(Evidence(FOLDER, reports, record=run, **more))
 
 
 def _torchrun(rank: int, code: int) -> str:
@@ -342,7 +342,7 @@ def test_the_last_step_is_this_attempts(run: RunDirectory) -> None:
     assert gather(run).last_step == 7
 
     later = run.metrics.stat().st_mtime_ns + 10**9
-    os.utime(run.run, ns=(later, later))
+    os.utime(run.run_json, ns=(later, later))
     assert gather(run).last_step is None
 
 

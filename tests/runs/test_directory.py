@@ -378,10 +378,10 @@ def test_metrics_are_one_line_of_strict_json_each(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path, content: Any) -> None:
     run = RunDirectory(tmp_path)
     if content is not None:
-        run.run.write_bytes(content if isinstance(content, bytes) else content.encode())
+        run.run_json.write_bytes(content if isinstance(content, bytes) else content.encode())
 
     with pytest.raises(RunDirectoryError, match=r"run\.json is missing or is not JSON"):
-        run.read_json(run.run)
+        run.read_json(run.run_json)
 
 
 # Finding runs

@@ -123,7 +123,7 @@ def test_what_is_no_run_is_not_listed_nor_what_stands_inside_a_run(tmp_path: Pat
 def test_the_run_that_wrote_last_stands_at_the_end(tmp_path: Path) -> None:
     for name, age in (("a", 5), ("b", 50), ("c", 500)):
         run = written_run(tmp_path / name)
-        for file in (run.run, run.status, run.recipe):
+        for file in (run.run_json, run.status, run.recipe):
             os.utime(file, (1e9 - age, 1e9 - age))
 
     assert [found.name for found in listing.below(tmp_path)] == ["c", "b", "a"]
@@ -131,7 +131,7 @@ def test_the_run_that_wrote_last_stands_at_the_end(tmp_path: Path) -> None:
 
 def test_a_run_that_logs_nothing_for_long_is_seen_by_its_sign_of_life(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
-    for file in (run.run, run.status, run.recipe):
+    for file in (run.run_json, run.status, run.recipe):
         os.utime(file, (1e9, 1e9))
     run.ranks.mkdir()
     beats.path_of(run, 0).write_text("")
@@ -220,6 +220,6 @@ def test_a_damaged_run_hides_no_other_from_the_list_and_from_the_report(tmp_path
 @pytest.mark.parametrize("odd", ["NaN", "9" * 5_000, "[" * 50_000])
 def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -> None:
     run = written_run(tmp_path / "run")
-    run.run.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
+    run.run_json.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
 
     assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", "run.json is missing or is not JSON")

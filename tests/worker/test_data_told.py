@@ -29,7 +29,7 @@ def prepared(
     plan = made(*values, recipe=recipe)
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    run.run.write_text(render.files(plan)["run.json"])
+    run.run_json.write_text(render.files(plan)["run.json"])
     config = plan.recipe.config
     dataset, encoder = config.train_dataloader.dataset, TextEncoder(make_tokenizer())
     return config, prepare(dataset, encoder, objective=config.objective.type), run
@@ -75,8 +75,8 @@ def test_a_run_warns_of_keys_of_turns_and_weights_of_rows_that_it_does_not_read(
 
 def _uncounted(run: RunDirectory) -> None:
     """Let the plan not know the number of samples, so that it has said nothing of few steps."""
-    facts = run.read_json(run.run)
-    run.run.write_text(json.dumps({**facts, "batch": {**facts["batch"], "samples": None}}))
+    facts = run.read_json(run.run_json)
+    run.run_json.write_text(json.dumps({**facts, "batch": {**facts["batch"], "samples": None}}))
 
 
 def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(

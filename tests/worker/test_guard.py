@@ -318,7 +318,7 @@ def test_the_others_leave_after_rank_0_has_requeued(run: RunDirectory, slurm: Fa
 
 def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: FakeSlurm) -> None:
     for restarts in range(5):
-        write_text(run.run, run_json(resume_step=3 if restarts else None))
+        write_text(run.run_json, run_json(resume_step=3 if restarts else None))
         _, _, err = _ended(run, STOPS.format(step=3), **_task(slurm, restarts))
 
     assert len(_requeues(slurm)) == 1
@@ -327,7 +327,7 @@ def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: Fake
 
 def test_a_run_that_gets_further_is_requeued_up_to_the_limit(run: RunDirectory, slurm: FakeSlurm) -> None:
     for restarts in range(5):
-        write_text(run.run, run_json(resume_step=restarts * 3))
+        write_text(run.run_json, run_json(resume_step=restarts * 3))
         _ended(run, STOPS.format(step=restarts * 3 + 3), **_task(slurm, restarts))
 
     assert len(_requeues(slurm)) == 3

@@ -131,14 +131,14 @@ def _look(
     return Shown(recipe.name, sections, head, resolved.warnings, facts)
 
 
-def _run(run: RunDirectory) -> Shown:
-    recipe = loading.load(str(run.recipe))
+def _run(run_dir: RunDirectory) -> Shown:
+    recipe = loading.load(str(run_dir.recipe))
     sections = {
         "recipe": Section(recipe.values, recipe.origins),
-        "deepspeed": _config_section(jsonfile.read(run.deepspeed)),
-        "run": _run_section(run),
+        "deepspeed": _config_section(jsonfile.read(run_dir.deepspeed)),
+        "run": _run_section(run_dir),
     }
-    return Shown(str(run.path), sections, warnings=recipe.warnings)
+    return Shown(str(run_dir.path), sections, warnings=recipe.warnings)
 
 
 def _config_section(document: Document) -> Section:
@@ -147,10 +147,10 @@ def _config_section(document: Document) -> Section:
     return Section(document.value, origins)
 
 
-def _run_section(run: RunDirectory) -> Section:
+def _run_section(run_dir: RunDirectory) -> Section:
     """Return the versions, the hardware and the geometry of a run."""
-    values = run.read_run().model_dump(mode="json", include=_RUN_FACTS, exclude_unset=True)
-    return Section(values, {key: Origin(Place(Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})
+    values = run_dir.read_run().model_dump(mode="json", include=_RUN_FACTS, exclude_unset=True)
+    return Section(values, {key: Origin(Place(Kind.DERIVED, str(run_dir.run_json))) for key, _ in leaves(values)})
 
 
 _FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}

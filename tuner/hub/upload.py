@@ -52,17 +52,17 @@ class Upload:
     """One upload, from its start on.
 
     Args:
-        run: Its `ranks/push.log` gets what the upload prints.
+        run_dir: Its `ranks/push.log` gets what the upload prints.
         source: The run directory, or a checkpoint of it.
         name: What messages call it: "the result".
         target: Where it goes.
     """
 
-    def __init__(self, run: RunDirectory, source: Path, name: str, target: Target) -> None:
+    def __init__(self, run_dir: RunDirectory, source: Path, name: str, target: Target) -> None:
         self.name, self._target = name, target
         private = ("--private",) if target.private else ()
         self._words = ("export", str(source), "--push", target.name, *private)
-        self._log, self._start, self._failure = run.ranks / "push.log", 0, ""
+        self._log, self._start, self._failure = run_dir.ranks / "push.log", 0, ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._log.parent.mkdir(exist_ok=True)  # effect: a run without ranks has no such folder
@@ -154,23 +154,23 @@ class Upload:
         return lines[-1][:_SHOWN] if lines else f"it ended with exit code {self._process.returncode}."
 
 
-def target_of(run: RunDirectory) -> Target | None:
+def target_of(run_dir: RunDirectory) -> Target | None:
     """Return the repository that the result of a run goes to, or None."""
-    return Target.of(run.recipe_block("checkpoint")) if run.final.is_dir() else None
+    return Target.of(run_dir.recipe_block("checkpoint")) if run_dir.final.is_dir() else None
 
 
-def push_result(run: RunDirectory, target: Target) -> None:
+def push_result(run_dir: RunDirectory, target: Target) -> None:
     """Push the result of a run that is done; status.json gets its address, or a warning says how to push it later."""
     _say(f"Pushing the result to {target.name}; at most {LIMIT_S / 60:g} min, Ctrl-C stops it.")
-    upload = Upload(run, run.path, "the result", target)
+    upload = Upload(run_dir, run_dir.path, "the result", target)
     upload.wait(LIMIT_S)
     problem, address = upload.problem, upload.address
     _say(f"WARNING: {problem}" if problem else f"Pushed: {address or target.name}")
     with contextlib.suppress(DiskError, OSError, RunDirectoryError):
         if problem:
-            run.log_warning(problem)
+            run_dir.log_warning(problem)
         pushed = Pushed(repository=target.name, address=address, problem=problem)
-        run.write_status(run.read_status().model_copy(update={"pushed": pushed}))
+        run_dir.write_status(run_dir.read_status().model_copy(update={"pushed": pushed}))
 
 
 def _say(line: str) -> None:

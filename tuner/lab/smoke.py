@@ -205,14 +205,14 @@ class _Smoke:
     def export(self) -> str:
         """Reload the result, and compare it with the resumed run's result and with the last checkpoint."""
         assert self.first is not None
-        run, scores = RunDirectory(self.first.run_path), self.recipe.config.objective.facts.scores
+        run_dir, scores = RunDirectory(self.first.run_path), self.recipe.config.objective.facts.scores
         others = {"the resumed run's result": self.scratch / "resumed" / "final"}
         if not self.values["train_cfg"]["trainable_layers"]:  # such a checkpoint holds only the trained layers
-            others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"
+            others["checkpoint-2"] = run_dir.checkpoints / f"checkpoint-{_STEPS}"
         worst = 0.0
         for name, folder in others.items():
             encoder = self.encoder if self.processor else None
-            apart = stand_ins.difference(run.final, folder, scores=scores, encoder=encoder)
+            apart = stand_ins.difference(run_dir.final, folder, scores=scores, encoder=encoder)
             self._same(apart, f"the reloaded result differs from {name} by {apart:.1%}")
             worst = max(worst, apart)
         readers = "transformers and peft" if self.values["adapter"] else "transformers"
@@ -236,10 +236,10 @@ class _Smoke:
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""
-        run = creation.create(plan.run_path, render.files(plan), resume=False)
-        if code := supervise.run_ranks(plan, run, shows_rank_0=False):
-            raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
-        return _losses(run)
+        run_dir = creation.create(plan.run_path, render.files(plan), resume=False)
+        if code := supervise.run_ranks(plan, run_dir, shows_rank_0=False):
+            raise _Failed(f"exit code {code}; the ranks' logs are in {run_dir.ranks}", code)
+        return _losses(run_dir)
 
 
 def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
@@ -294,8 +294,8 @@ def _stood_in(rows: JsonObject, objective: str, has_images: bool) -> list[str]:
     return [name]
 
 
-def _losses(run: RunDirectory) -> dict[int, float]:
-    lines = (line for line in metrics.every_line(run) if "loss" in line)
+def _losses(run_dir: RunDirectory) -> dict[int, float]:
+    lines = (line for line in metrics.every_line(run_dir) if "loss" in line)
     return {line["step"]: float(line["loss"]) for line in lines}  # one that is not finite is a text there
 
 

@@ -126,9 +126,9 @@ def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> 
     if name and name.kind in CONFIGS:
         _alone(report, name, environ)
     elif name and name.path and name.kind is NameKind.RUN:
-        run = RunDirectory(name.path)
-        _recipe(report, request._replace(recipe=identify(str(run.recipe))), flags, environ)
-        _run(report, run)
+        run_dir = RunDirectory(name.path)
+        _recipe(report, request._replace(recipe=identify(str(run_dir.recipe))), flags, environ)
+        _run(report, run_dir)
     else:
         _recipe(report, request, flags, environ)
     report.findings = list(dict.fromkeys(report.findings))
@@ -206,17 +206,17 @@ def _planned(request: Request, recipe: Recipe, flags: MachineFlags, environ: Map
     return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, recipe)
 
 
-def _run(report: Report, run: RunDirectory) -> None:
+def _run(report: Report, run_dir: RunDirectory) -> None:
     def used() -> Document:
-        document = jsonfile.read(run.deepspeed)
+        document = jsonfile.read(run_dir.deepspeed)
         block = document.value.get("checkpoint")
         if isinstance(block, dict):
             block.pop("load_universal", None)  # only for the attempt that resumed on another number of ranks
         return document
 
     _config(report, used)
-    report.attempt(run.read_run)
-    for _, folder in checkpoints.newest_first(run.checkpoints):
+    report.attempt(run_dir.read_run)
+    for _, folder in checkpoints.newest_first(run_dir.checkpoints):
         problem = checkpoints.inspect(folder)
         if problem and folder.is_dir():  # a run that goes on may have removed it meanwhile
             fix = "Remove it, or restore the file: no run resumes from it."

@@ -37,21 +37,21 @@ def execute(resolved: ResolvedRun) -> int:
     """
     try:
         while True:
-            run, leads = _directory(resolved), resolved.topology.leads
+            run_dir, leads = _directory(resolved), resolved.topology.leads
             if not resolved.topology.is_supervised:
-                with _failure_kept(run, leads):
-                    supervise.become_rank(resolved, run)
+                with _failure_kept(run_dir, leads):
+                    supervise.become_rank(resolved, run_dir)
             prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
-            events = Events(run, on_event=on_event) if (prints_events or on_event) and leads else None
+            events = Events(run_dir, on_event=on_event) if (prints_events or on_event) and leads else None
             shown = events.printed() if events else nullcontext()
-            with _failure_kept(run, leads, events), shown:
+            with _failure_kept(run_dir, leads, events), shown:
                 code = supervise.run_ranks(
-                    resolved, run, shows_rank_0=not prints_events
+                    resolved, run_dir, shows_rank_0=not prints_events
                 )  # else its lines are in its log
-            following = retry.next_attempt(resolved, run, code, resolve_run)
+            following = retry.next_attempt(resolved, run_dir, code, resolve_run)
             if following is None:
                 if leads:
-                    wait = hooks.run_has_ended(run, code)
+                    wait = hooks.run_has_ended(run_dir, code)
                     wait()
                 if events:
                     events.end(code)
@@ -71,14 +71,14 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
 
 
 @contextmanager
-def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) -> Iterator[None]:
+def _failure_kept(run_dir: RunDirectory, leads: bool, events: Events | None = None) -> Iterator[None]:
     """Write the reason why no rank was started to status.json, the user's command and the last event."""
     try:
         yield
     except TunerError as error:
-        run.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
+        run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
         if leads:
-            hooks.start_has_failed(run, error.exit_code)
+            hooks.start_has_failed(run_dir, error.exit_code)
         if events:
             events.end(error.exit_code)
         raise
@@ -88,22 +88,22 @@ class Events:
     """The events of one attempt: started, then each step, validation and checkpoint.
 
     Args:
-        run: The run directory, before the ranks start.
+        run_dir: Before the ranks start.
         target: The file descriptor to print to.
         on_event: Called with each event instead, in a thread of this process.
     """
 
-    def __init__(self, run: RunDirectory, target: int = _STDOUT, on_event: OnEvent | None = None) -> None:
-        self._run, self._target, self._on_event = run, target, on_event
-        self._metrics = Growing(run.metrics, run.metrics.stat().st_size if run.metrics.is_file() else 0)
-        self._reported = {path for _, path in checkpoints.newest_first(run.checkpoints)}
+    def __init__(self, run_dir: RunDirectory, target: int = _STDOUT, on_event: OnEvent | None = None) -> None:
+        self._run_dir, self._target, self._on_event = run_dir, target, on_event
+        self._metrics = Growing(run_dir.metrics, run_dir.metrics.stat().st_size if run_dir.metrics.is_file() else 0)
+        self._reported = {path for _, path in checkpoints.newest_first(run_dir.checkpoints)}
 
     @contextmanager
     def printed(self) -> Iterator[None]:
         """Print the events of an attempt from its start until its ranks have ended."""
-        record = self._run.run_or_none
+        record = self._run_dir.run_or_none
         started = record.model_dump(include=_STARTED, exclude_unset=True) if record else {}
-        self._write("started", {"run": str(self._run.path), **started})
+        self._write("started", {"run": str(self._run_dir.path), **started})
         poller = Poller(self._look, "events")
         poller.start()
         try:
@@ -113,14 +113,14 @@ class Events:
 
     def end(self, code: int) -> None:
         """Print how the run ended, as the last event."""
-        self._write("ended", self._run.ending(code))
+        self._write("ended", self._run_dir.ending(code))
 
     def _look(self, _: bool) -> None:
         while lines := self._metrics.read():
             for text in filter(bytes.strip, lines.splitlines()):
                 line = json.loads(text)
                 self._write("step" if "loss" in line else "validation", line)
-        for step, path in reversed(checkpoints.newest_first(self._run.checkpoints)):
+        for step, path in reversed(checkpoints.newest_first(self._run_dir.checkpoints)):
             if path not in self._reported and checkpoints.inspect(path, hashes=False) is None:
                 self._reported.add(path)
                 self._write("checkpoint", {"step": step, "path": str(path)})

@@ -121,19 +121,19 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
     )
 
 
-def _refuse_lost(run: RunDirectory) -> None:
+def _refuse_lost(run_dir: RunDirectory) -> None:
     """Refuse to begin a run again if its checkpoints cannot be read or were removed.
 
     Raises:
         RunDirectoryError: it saved some.
         DiskError: they cannot be looked at.
     """
-    if os.path.lexists(run.checkpoints) and not os.access(run.checkpoints, os.R_OK | os.X_OK):
+    if os.path.lexists(run_dir.checkpoints) and not os.access(run_dir.checkpoints, os.R_OK | os.X_OK):
         fix = f"Make it readable, or start a new run with another {Option('work_dir')}."
-        raise DiskError(f"{run.checkpoints} cannot be read", where=Option("resume", "auto"), fix=fix)
-    state = run.read_status().state if run.status.is_file() else None
-    if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
-        message = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
+        raise DiskError(f"{run_dir.checkpoints} cannot be read", where=Option("resume", "auto"), fix=fix)
+    state = run_dir.read_status().state if run_dir.status.is_file() else None
+    if state in ("done", "stopped") or (run_dir.checkpoints / checkpoints.LATEST).is_file():
+        message = f"{run_dir.path} saved checkpoints, but none is left: it would start from the beginning"
         raise RunDirectoryError(
             message,
             where=Option("resume", "auto"),
@@ -141,9 +141,11 @@ def _refuse_lost(run: RunDirectory) -> None:
         )
 
 
-def _beside(run: Path) -> str:
+def _beside(run_path: Path) -> str:
     """Return a hint at another run of the recipe that has a checkpoint: this run may have been started by mistake."""
-    others = (path for path in sorted(run.parent.iterdir(), reverse=True) if path != run and directory.is_run(path))
+    others = (
+        path for path in sorted(run_path.parent.iterdir(), reverse=True) if path != run_path and directory.is_run(path)
+    )
     other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
     return f" {other} has a checkpoint: {Option('resume', str(other))} resumes from it." if other else ""
 

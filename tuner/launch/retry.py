@@ -46,7 +46,7 @@ class _Refused(Exception):
     """Why there is no other attempt."""
 
 
-def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
+def next_attempt(resolved: ResolvedRun, run_dir: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
     """Return the next attempt, or None: no retry was requested, it would not help, or it is not allowed.
 
     Args:
@@ -55,43 +55,43 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: R
     """
     request = resolved.request
     if request.max_restarts and resolved.topology.num_nodes > 1:
-        return _with_other_nodes(resolved, run, code, resolve)
+        return _with_other_nodes(resolved, run_dir, code, resolve)
     flag = ON_OOM if request.on_oom == "retry" else RESTARTS
     if not code or (flag == RESTARTS and not request.max_restarts):
         return None
     try:
-        status = run.read_status()
+        status = run_dir.read_status()
         failure = status.diagnosis
         if status.signal:  # a run that was told to stop must not start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
-            return _announced(resolved, _resolve_lighter(resolved, run, failure, change, resolve), ON_OOM)
+            return _announced(resolved, _resolve_lighter(resolved, run_dir, failure, change, resolve), ON_OOM)
         flag = RESTARTS
         if not request.max_restarts or not _may_pass(code, failure):
             return None
-        return _announced(resolved, _resolve_again(resolved, run, failure, resolve), RESTARTS)
+        return _announced(resolved, _resolve_again(resolved, run_dir, failure, resolve), RESTARTS)
     except (TunerError, _Refused) as error:
         _print(f"{flag}: not possible: {error}")
     return None
 
 
-def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
+def _with_other_nodes(resolved: ResolvedRun, run_dir: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
     topology, objection = resolved.topology, None
     patience_s = node_patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
     try:
-        status = run.read_status()
+        status = run_dir.read_status()
         failure = status.diagnosis
         if status.signal or not _may_pass(code, failure):
             objection = f"node {topology.node_rank} ended with code {code}"
-        report_ended(run, topology.node_rank, objection)
+        report_ended(run_dir, topology.node_rank, objection)
         if topology.leads:
-            if refusal := objection or await_objection(run, topology.num_nodes, patience_s):
+            if refusal := objection or await_objection(run_dir, topology.num_nodes, patience_s):
                 raise _Refused(refusal)
-            return _announced(resolved, _resolve_again(resolved, run, failure, resolve), RESTARTS)
+            return _announced(resolved, _resolve_again(resolved, run_dir, failure, resolve), RESTARTS)
         if objection:
             return None
-        launch_id, refusal = await_decision(run, resolved.launch_id, patience_s)
+        launch_id, refusal = await_decision(run_dir, resolved.launch_id, patience_s)
         if launch_id is None:
             raise _Refused(refusal)
         preflight.check(resolved)
@@ -100,7 +100,7 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resol
     except (TunerError, _Refused) as error:
         if topology.leads:
             with contextlib.suppress(DiskError):
-                refuse_restart(run, str(error))
+                refuse_restart(run_dir, str(error))
         if not (objection and isinstance(error, _Refused)):  # the failure of this node is printed already
             _print(f"{RESTARTS}: not possible: {error}")
     return None
@@ -112,7 +112,7 @@ def _may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
 
 
 def _resolve_again(
-    resolved: ResolvedRun, run: RunDirectory, failure: DiagnosisRecord | None, resolve: Resolve
+    resolved: ResolvedRun, run_dir: RunDirectory, failure: DiagnosisRecord | None, resolve: Resolve
 ) -> ResolvedRun:
     """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
 
@@ -125,7 +125,7 @@ def _resolve_again(
         raise _Refused(refusal)
     again = _resolve(_same_request(resolved, failure), resolved, resolve)
     saved_step = again.resume.checkpoint.step if again.resume else 0
-    if refusal := attempts.refusal(run, len(restarts), limit, saved_step):
+    if refusal := attempts.refusal(run_dir, len(restarts), limit, saved_step):
         raise _Refused(refusal)
     return again
 
@@ -138,7 +138,7 @@ def _lighter(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Pins | N
 
 def _resolve_lighter(
     resolved: ResolvedRun,
-    run: RunDirectory,
+    run_dir: RunDirectory,
     failure: DiagnosisRecord | None,
     change: Pins,
     resolve: Resolve,
@@ -150,7 +150,7 @@ def _resolve_lighter(
     )
     with contextlib.suppress(IncompatibleStates):  # if all checkpoints are damaged that is another error
         return _resolve(request, resolved, resolve)
-    checkpoints.set_aside(run.checkpoints, len(request.attempts))
+    checkpoints.set_aside(run_dir.checkpoints, len(request.attempts))
     return _resolve(request, resolved, resolve)
 
 
@@ -209,61 +209,61 @@ def node_patience_s(hang_timeout_s: float, grace_s: float) -> float:
     return hang_timeout_s + grace_s + _ENDING_S
 
 
-def report_ended(run: RunDirectory, node_rank: int, objection: str | None) -> None:
+def report_ended(run_dir: RunDirectory, node_rank: int, objection: str | None) -> None:
     """Report that this node's ranks have ended, and what speaks against another attempt."""
-    write_text(_word(run, f"node-{node_rank}"), objection or "")
+    write_text(_word(run_dir, f"node-{node_rank}"), objection or "")
 
 
-def await_objection(run: RunDirectory, num_nodes: int, patience_s: float) -> str | None:
+def await_objection(run_dir: RunDirectory, num_nodes: int, patience_s: float) -> str | None:
     """Wait until the ranks of all nodes have ended, and return the first objection of one.
 
     Ranks of the last attempt that still live would write into the next one's folder. `patience_s` counts from their
     last sign of life.
     """
-    words = [_word(run, f"node-{rank}") for rank in range(num_nodes)]
+    words = [_word(run_dir, f"node-{rank}") for rank in range(num_nodes)]
 
     def heard() -> list[str] | None:
         return [read_text(word) for word in words] if all(map(Path.is_file, words)) else None
 
-    objections = _await(heard, run, patience_s)
+    objections = _await(heard, run_dir, patience_s)
     if objections is None:
         missing = [str(rank) for rank, word in enumerate(words) if not word.is_file()]
         return f"no status from node {', '.join(missing)} for {patience_s:.0f} s"
     return next(filter(None, objections), None)
 
 
-def refuse_restart(run: RunDirectory, why: str) -> None:
+def refuse_restart(run_dir: RunDirectory, why: str) -> None:
     """Report to the other nodes that there is no other attempt."""
-    write_text(_word(run, "restart"), why)
+    write_text(_word(run_dir, "restart"), why)
 
 
-def await_decision(run: RunDirectory, launch_id: str, patience_s: float) -> tuple[str | None, str | None]:
+def await_decision(run_dir: RunDirectory, launch_id: str, patience_s: float) -> tuple[str | None, str | None]:
     """Wait for node 0's decision; return the next attempt's launch id, or None and the reason against one."""
-    refusal, waits_s = _word(run, "restart"), patience_s + _DECIDING_S
+    refusal, waits_s = _word(run_dir, "restart"), patience_s + _DECIDING_S
 
     def heard() -> tuple[str | None, str | None] | None:
         if refusal.is_file():
             return None, read_text(refusal)
-        latest = run.run_or_none  # a shared file system may show it late
+        latest = run_dir.run_or_none  # a shared file system may show it late
         return (latest.launch_id, None) if latest and latest.launch_id != launch_id else None
 
-    return _await(heard, run, waits_s) or (None, f"no status from node 0 for {waits_s:.0f} s")
+    return _await(heard, run_dir, waits_s) or (None, f"no status from node 0 for {waits_s:.0f} s")
 
 
-def _word(run: RunDirectory, name: str) -> Path:
-    return run.ranks / f"{name}.word"
+def _word(run_dir: RunDirectory, name: str) -> Path:
+    return run_dir.ranks / f"{name}.word"
 
 
-def _await(look: Callable[[], Answer | None], run: RunDirectory, patience_s: float) -> Answer | None:
+def _await(look: Callable[[], Answer | None], run_dir: RunDirectory, patience_s: float) -> Answer | None:
     """Return the first result of `look`, or None once no rank has given a sign of life for `patience_s` seconds."""
     moved_s = looked_s = time.monotonic()
-    latest = beats.written(run)
+    latest = beats.written(run_dir)
     while time.monotonic() - moved_s < patience_s:
         answer = look()
         if answer is not None:
             return answer
         time.sleep(POLL_S)
         if time.monotonic() - looked_s >= min(_LOOK_S, patience_s / 4):  # many ranks have as many files
-            before, latest, looked_s = latest, beats.written(run), time.monotonic()
+            before, latest, looked_s = latest, beats.written(run_dir), time.monotonic()
             moved_s = looked_s if latest != before else moved_s
     return None

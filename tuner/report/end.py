@@ -14,33 +14,33 @@ from tuner.report.notify import Notice
 from tuner.runs.directory import RunDirectory
 
 
-def follow_up(run: RunDirectory, exit_code: int) -> Callable[[], None]:
+def follow_up(run_dir: RunDirectory, exit_code: int) -> Callable[[], None]:
     """Write the report and start the user's command; return the function that waits for the command.
 
     If the result is to be pushed, the command comes after the upload, and the returned function does both.
     """
-    write(run)
-    target = upload.target_of(run) if exit_code == 0 else None
+    write(run_dir)
+    target = upload.target_of(run_dir) if exit_code == 0 else None
     if target is None:
-        return Notice(run, exit_code).wait
+        return Notice(run_dir, exit_code).wait
 
     def push_and_notify() -> None:
-        upload.push_result(run, target)
-        write(run)
-        Notice(run, exit_code).wait()
+        upload.push_result(run_dir, target)
+        write(run_dir)
+        Notice(run_dir, exit_code).wait()
 
     return push_and_notify
 
 
-def notify(run: RunDirectory, exit_code: int) -> None:
+def notify(run_dir: RunDirectory, exit_code: int) -> None:
     """Run the user's command, and wait for it."""
-    Notice(run, exit_code).wait()
+    Notice(run_dir, exit_code).wait()
 
 
-def write(run: RunDirectory) -> None:
+def write(run_dir: RunDirectory) -> None:
     """Write RUN/report.html; a failure is one line on standard error."""
     try:
-        page.write([run.path], run.report)
+        page.write([run_dir.path], run_dir.report)
     except (Exception, KeyboardInterrupt) as error:
         message = f"WARNING: no report: {type(error).__name__}: {error}"
         print(message, file=sys.stderr)  # effect: the run has ended, and only this process can print it

@@ -156,25 +156,25 @@ def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[object]
     return [(key, values) for key, values in by_key.items() if any(value is not None for value in values)]
 
 
-def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
+def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
     """Read one run directory, which may be incomplete; its curves are passed in."""
-    attempts = sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
+    attempts = sorted((run_dir.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return Gathered(
         name=name,
-        listed=listing.look(run.path, name),
-        record=run.run_or_none,
-        status=run.status_or_none,
+        listed=listing.look(run_dir.path, name),
+        record=run_dir.run_or_none,
+        status=run_dir.status_or_none,
         curves=curves,
-        samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
-        completions=_completions(run),
-        checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
+        samples=list(itertools.islice(_objects(run_dir.samples), MAX_SAMPLES)),
+        completions=_completions(run_dir),
+        checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run_dir.checkpoints)],
         attempts=[_attempt(folder) for folder in attempts],
-        warnings=_warnings(run),
-        data=_data(run),
-        recipe=table(read_json_object(run.resolved_recipe), "recipe") or None,
-        times=_times(run.measurements / "wall_clock.jsonl"),
-        communication=_communication(run),
-        profile=_beginning(run.measurements / "flops_profiler.txt"),
+        warnings=_warnings(run_dir),
+        data=_data(run_dir),
+        recipe=table(read_json_object(run_dir.resolved_recipe), "recipe") or None,
+        times=_times(run_dir.measurements / "wall_clock.jsonl"),
+        communication=_communication(run_dir),
+        profile=_beginning(run_dir.measurements / "flops_profiler.txt"),
     )
 
 
@@ -188,11 +188,11 @@ def _objects(file: Path) -> Iterator[JsonObject]:
                     yield value
 
 
-def _completions(run: RunDirectory) -> list[JsonObject]:
+def _completions(run_dir: RunDirectory) -> list[JsonObject]:
     """Return completions of the first and of the last step, for each step the best first."""
     first: list[JsonObject] = []
     last: list[JsonObject] = []
-    for line in _objects(run.completions):
+    for line in _objects(run_dir.completions):
         if not first or line.get("step") == first[0].get("step"):
             first.append(line)
         elif last and line.get("step") == last[0].get("step"):
@@ -221,10 +221,10 @@ def _checkpoint(saved: checkpoints.Checkpoint) -> JsonObject:
 
 
 def _attempt(folder: Path) -> JsonObject:
-    run = RunDirectory(folder)
-    record, attempt = run.run_or_none, listing.look(folder, folder.name)
+    run_dir = RunDirectory(folder)
+    record, attempt = run_dir.run_or_none, listing.look(folder, folder.name)
     return {
-        "seconds": _seconds(run, record, attempt),
+        "seconds": _seconds(run_dir, record, attempt),
         "started": record and record.started,
         "resume_step": record and record.resume_step,
         "state": attempt.state,
@@ -232,9 +232,9 @@ def _attempt(folder: Path) -> JsonObject:
     }
 
 
-def _seconds(run: RunDirectory, record: RunRecord | None, attempt: Listed) -> float:
+def _seconds(run_dir: RunDirectory, record: RunRecord | None, attempt: Listed) -> float:
     """Return how long an attempt took, up to its last sign of life; 0.0 if that is not known."""
-    status = run.status_or_none
+    status = run_dir.status_or_none
     if status and status.seconds is not None:
         return status.seconds
     try:
@@ -244,15 +244,15 @@ def _seconds(run: RunDirectory, record: RunRecord | None, attempt: Listed) -> fl
     return max(0.0, attempt.seen - started)
 
 
-def _warnings(run: RunDirectory) -> list[str]:
-    of_ranks = (str(line.get("warning")) for line in _objects(run.warnings))
-    record = run.run_or_none
+def _warnings(run_dir: RunDirectory) -> list[str]:
+    of_ranks = (str(line.get("warning")) for line in _objects(run_dir.warnings))
+    record = run_dir.run_or_none
     warnings = [*(record.warnings if record else ()), *of_ranks]
     return list(dict.fromkeys(warnings))[:_MAX_WARNINGS]
 
 
-def _data(run: RunDirectory) -> list[tuple[str, JsonObject, list[JsonObject]]]:
-    by_split = read_json_object(run.data)
+def _data(run_dir: RunDirectory) -> list[tuple[str, JsonObject, list[JsonObject]]]:
+    by_split = read_json_object(run_dir.data)
     return [
         (name, table(split, "counts"), [change for change in listed(split, "changes") if isinstance(change, dict)])
         for name in by_split
@@ -269,8 +269,8 @@ def _times(file: Path) -> list[tuple[str, float, int]]:
     return [(name, sum(values) / len(values), len(values)) for name, values in milliseconds.items()]
 
 
-def _communication(run: RunDirectory) -> list[JsonObject]:
-    *_, summary = [{}, *_objects(run.measurements / "communication.jsonl")]
+def _communication(run_dir: RunDirectory) -> list[JsonObject]:
+    *_, summary = [{}, *_objects(run_dir.measurements / "communication.jsonl")]
     by_name = {name: table(summary, name) for name in summary}
     return [{"operation": name, **table(by_size, size)} for name, by_size in by_name.items() for size in by_size]
 

@@ -80,31 +80,31 @@ class _Run:
     """One run; only new lines of its files are read."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self._run, self._name = RunDirectory(path), name
-        self._curves = Curves(self._run, KEYS)
+        self._run_dir, self._name = RunDirectory(path), name
+        self._curves = Curves(self._run_dir, KEYS)
         self._times: tuple[int | None, ...] = ()
         self._found: Gathered | None = None
 
     def look(self) -> Gathered:
         """Return the run as it is now; the same object as before if nothing can have changed."""
         self._curves.read()
-        run, curves = self._run, self._curves.by_key
+        run_dir, curves = self._run_dir, self._curves.by_key
         files = (
-            run.run,
-            run.status,
-            run.resolved_recipe,
-            run.data,
-            run.samples,
-            run.completions,
-            run.warnings,
-            run.checkpoints,
-            run.metrics,
+            run_dir.run_json,
+            run_dir.status,
+            run_dir.resolved_recipe,
+            run_dir.data,
+            run_dir.samples,
+            run_dir.completions,
+            run_dir.warnings,
+            run_dir.checkpoints,
+            run_dir.metrics,
         )
         times = tuple(map(_changed, files))
         # The process of one that runs may be gone, which no file of it says.
         is_known = times == self._times and self._found is not None and self._found.listed.state != "running"
         if not is_known:
-            self._times, self._found = times, look(run, self._name, curves)
+            self._times, self._found = times, look(run_dir, self._name, curves)
         assert self._found
         return self._found
 

@@ -35,14 +35,14 @@ class Notice:
         run: The run; its status.json says how it ended.
     """
 
-    def __init__(self, run: RunDirectory, exit_code: int) -> None:
-        self._log = run.ranks / "notify.log"
-        self._command = _command(run)
+    def __init__(self, run_dir: RunDirectory, exit_code: int) -> None:
+        self._log = run_dir.ranks / "notify.log"
+        self._command = _command(run_dir)
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline_s = time.monotonic() + LIMIT_S
         try:
             if self._command:
-                self._start(run.ending(exit_code))
+                self._start(run_dir.ending(exit_code))
         except (OSError, ValueError) as error:  # ValueError: a NUL in a word or in a variable
             self._warn(f"cannot be started: {error}")
 
@@ -101,9 +101,9 @@ class Notice:
             print(line, file=sys.stderr)  # effect: no other process is left to print it
 
 
-def _command(run: RunDirectory) -> tuple[str, ...]:
+def _command(run_dir: RunDirectory) -> tuple[str, ...]:
     """Return the words of the command; a run with an unreadable recipe.json has no command."""
-    command = run.recipe_block("log").get("notify")
+    command = run_dir.recipe_block("log").get("notify")
     try:
         return tuple(shlex.split(command) if isinstance(command, str) else map(str, command or ()))
     except (TypeError, ValueError):

@@ -94,8 +94,8 @@ def _method(recipe: RecipeConfig) -> Iterator[Row]:
     yield "data", ", ".join(_last(path) for path in _datasets(recipe))
 
 
-def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iterator[Row]:
-    record, optim, data = run.read_run(), recipe.optim_wrapper.optimizer, recipe.train_dataloader.dataset
+def _training(recipe: RecipeConfig, run_dir: RunDirectory, step: int | None) -> Iterator[Row]:
+    record, optim, data = run_dir.read_run(), recipe.optim_wrapper.optimizer, recipe.train_dataloader.dataset
     batch, schedule = record.batch, recipe.param_scheduler
     yield "recipe", record.name
     yield "optimizer steps", step
@@ -111,9 +111,9 @@ def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iter
     yield "seed", record.seed
 
 
-def _losses(run: RunDirectory, step: int | None) -> Iterator[Row]:
+def _losses(run_dir: RunDirectory, step: int | None) -> Iterator[Row]:
     names = {"loss": "training loss", "eval_loss": "validation loss"}
-    for key, (steps, values) in curves(run, names).items():
+    for key, (steps, values) in curves(run_dir, names).items():
         upto = [point for point in zip(steps, values, strict=True) if step is None or point[0] <= step]
         if upto:
             yield names[key], f"{upto[-1][1]:.4f} at step {upto[-1][0]}"

@@ -95,19 +95,19 @@ def _is_checkpoint(path: Path) -> bool:
         return True
 
 
-def _of_run(run: RunDirectory) -> SavedModel:
-    status = run.read_status()
-    paths.refuse_forbidden(run.final, UsageError, SOURCE)
-    if status.state == "done" and has_weights(run.final):
-        return SavedModel(run.final, f"the result of {run.path}", run, status.step)
-    newest, passed_over = checkpoints.newest_valid(run.checkpoints)
+def _of_run(run_dir: RunDirectory) -> SavedModel:
+    status = run_dir.read_status()
+    paths.refuse_forbidden(run_dir.final, UsageError, SOURCE)
+    if status.state == "done" and has_weights(run_dir.final):
+        return SavedModel(run_dir.final, f"the result of {run_dir.path}", run_dir, status.step)
+    newest, passed_over = checkpoints.newest_valid(run_dir.checkpoints)
     why = "".join(f"; {line}" for line in passed_over)
     if newest is None:
-        problem = f"the run {run.path} has no result and no valid checkpoint{why}"
-        fix = f"Resume it first: {resume_advice(run.path)}"
+        problem = f"the run {run_dir.path} has no result and no valid checkpoint{why}"
+        fix = f"Resume it first: {resume_advice(run_dir.path)}"
         raise RunDirectoryError(problem, where=SOURCE, fix=fix)
-    description = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
-    return _whole(SavedModel(newest.path, description, run, newest.step))
+    description = f"checkpoint {newest.step} of {run_dir.path}, whose training is not finished{why}"
+    return _whole(SavedModel(newest.path, description, run_dir, newest.step))
 
 
 def _of_checkpoint(path: Path) -> SavedModel:

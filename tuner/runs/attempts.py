@@ -9,11 +9,11 @@ from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 
 
-def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None = None) -> str | None:
+def refusal(run_dir: RunDirectory, num_restarts: int, limit: int, saved: int | None = None) -> str | None:
     """Return why a run must not be restarted, or None if it may be.
 
     Args:
-        run: The run; its attempt has just ended.
+        run_dir: The run; its attempt has just ended.
         saved: The step of the checkpoint that it has just written; None: find the newest valid checkpoint.
 
     Raises:
@@ -23,10 +23,10 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
         return often
     if not num_restarts:
         return None
-    began = run.read_run().resume_step or 0
+    began = run_dir.read_run().resume_step or 0
     if saved is None:
         # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
-        newest, _ = checkpoints.newest_valid(run.checkpoints)
+        newest, _ = checkpoints.newest_valid(run_dir.checkpoints)
         saved = newest.step if newest else 0
     return None if saved > began else f"its last attempt began at step {began} and saved no newer checkpoint"
 

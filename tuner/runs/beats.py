@@ -49,33 +49,33 @@ class Beat:
         return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
 
 
-def path_of(run: RunDirectory, rank: int) -> Path:
-    return run.ranks / f"{rank}.beat"
+def path_of(run_dir: RunDirectory, rank: int) -> Path:
+    return run_dir.ranks / f"{rank}.beat"
 
 
-def read(run: RunDirectory) -> dict[int, Beat]:
+def read(run_dir: RunDirectory) -> dict[int, Beat]:
     """Return the last beat of every rank that has one."""
-    beats = filter(None, map(_read, run.ranks.glob("*.beat")))
+    beats = filter(None, map(_read, run_dir.ranks.glob("*.beat")))
     return {beat.rank: beat for beat in beats}
 
 
-def log_size(run: RunDirectory, rank: int) -> int:
+def log_size(run_dir: RunDirectory, rank: int) -> int:
     """Return the size of a rank's log in bytes."""
     try:
-        return (run.ranks / f"{rank}.log").stat().st_size
+        return (run_dir.ranks / f"{rank}.log").stat().st_size
     except OSError:
         return 0
 
 
-def log_before_failure(run: RunDirectory) -> int | None:
+def log_before_failure(run_dir: RunDirectory) -> int | None:
     """Return how many bytes rank 0 wrote to its log before a rank failed; None: no rank has failed.
 
     It is 0 if the other ranks failed alone: how far rank 0 was then is not known.
     """
-    beat = _read(path_of(run, 0))
+    beat = _read(path_of(run_dir, 0))
     if beat is not None and beat.log_bytes is not None:
         return beat.log_bytes
-    return 0 if run.failures() else None
+    return 0 if run_dir.failures() else None
 
 
 def _read(file: Path) -> Beat | None:
@@ -85,16 +85,16 @@ def _read(file: Path) -> Beat | None:
         return None
 
 
-def written(run: RunDirectory) -> dict[int, int]:
+def written(run_dir: RunDirectory) -> dict[int, int]:
     """Return the time at which each rank wrote its beat. Compare for change only: clocks of machines differ."""
     times = {}
     with contextlib.suppress(OSError):
-        for file in os.scandir(run.ranks):
+        for file in os.scandir(run_dir.ranks):
             if match := _NAME.fullmatch(file.name):
                 times[int(match[1])] = file.stat().st_mtime_ns
     return times
 
 
-def here(run: RunDirectory) -> dict[int, Beat]:
+def here(run_dir: RunDirectory) -> dict[int, Beat]:
     """Return the beats of the ranks on this machine."""
-    return {rank: beat for rank, beat in read(run).items() if beat.host == socket.gethostname()}
+    return {rank: beat for rank, beat in read(run_dir).items() if beat.host == socket.gethostname()}

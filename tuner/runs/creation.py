@@ -50,9 +50,9 @@ def create(
             _claim(path, files["recipe.py"])
     for name in sorted(files, key=lambda name: name == "run.json"):
         write_text(path / name, files[name])
-    run = RunDirectory(path)
-    run.write_status(RunStatus(state="running"))
-    return run
+    run_dir = RunDirectory(path)
+    run_dir.write_status(RunStatus(state="running"))
+    return run_dir
 
 
 def _clear_start(path: Path) -> None:
@@ -70,13 +70,13 @@ def _claim(path: Path, recipe: str) -> None:
         raise RunDirectoryError(f"another run just took {path}", where=Option("work_dir"), fix=fix) from None
 
 
-def _keep_earlier_attempt(path: Path, run: RunRecord) -> None:
+def _keep_earlier_attempt(path: Path, record: RunRecord) -> None:
     """Copy the files of an earlier attempt to attempts/N; each original stays until it is replaced.
 
     This attempt resumes as its run.json says. Metrics and checkpoints of later steps are moved, and so is a validation
     that this attempt repeats: metrics.jsonl reads as one run, and no run resumes from steps that are repeated.
     """
-    step = run.resume_step or 0
+    step = record.resume_step or 0
     names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
     earlier = [path / name for name in names]
     if not any(file.exists() for file in earlier):
@@ -93,7 +93,7 @@ def _keep_earlier_attempt(path: Path, run: RunRecord) -> None:
         elif file.exists():
             copy(file, folder / file.name)
     for name in ("metrics.jsonl", "answers.jsonl", "completions.jsonl"):
-        _cut(path / name, folder / name, step, validates=not _has_validated(Path(run.resume or ""), step))
+        _cut(path / name, folder / name, step, validates=not _has_validated(Path(record.resume or ""), step))
     checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
 
 

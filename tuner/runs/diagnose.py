@@ -61,7 +61,7 @@ class Evidence(Watched):
         launcher: The end of what torchrun logged, and ranks before they had logs of their own.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
-        run: run.json; None if it cannot be read.
+        record: run.json; None if it cannot be read.
         counts: The progress of each rank, from its last sign of life.
     """
 
@@ -71,12 +71,12 @@ class Evidence(Watched):
     launcher: str = ""
     last_step: int | None = None
     free_bytes: int | None = None
-    run: RunRecord | None = None
+    record: RunRecord | None = None
     counts: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> range:
-        return range(self.run.world_size if self.run else 0)
+        return range(self.record.world_size if self.record else 0)
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def _known_step(evidence: Evidence) -> int | None:
 
 
 def _next_command(evidence: Evidence, suspect: _Suspect) -> str:
-    commands = evidence.run.next if evidence.run else {}
+    commands = evidence.record.next if evidence.record else {}
     recipe = shlex.quote(str(evidence.folder / "recipe.py"))
     log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "launcher-0.log")
     again = commands.get("again") or f"tuner train {recipe}"

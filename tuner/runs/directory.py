@@ -72,8 +72,8 @@ class _Named:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, run: RunDirectory, _: object) -> Path:
-        return run.path / self.name
+    def __get__(self, run_dir: RunDirectory, _: object) -> Path:
+        return run_dir.path / self.name
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RunDirectory:
     recipe = _Named("recipe.py")
     resolved_recipe = _Named("recipe.json")
     deepspeed = _Named("deepspeed.json")
-    run = _Named("run.json")
+    run_json = _Named("run.json")
     status = _Named("status.json")
     metrics = _Named("metrics.jsonl")
     answers = _Named("answers.jsonl")
@@ -127,7 +127,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: it is missing or damaged, or of a later version.
         """
-        return RunRecord.of(self.read_json(self.run), self.run)
+        return RunRecord.of(self.read_json(self.run_json), self.run_json)
 
     def read_status(self) -> RunStatus:
         """Read status.json. Errors as for `read_run`."""
@@ -220,8 +220,8 @@ def resume_command(path: Path) -> str:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory."""
-    run = RunDirectory(path)
-    return all(map(os.path.isfile, (run.run, run.recipe)))  # a name too long is no run, and no error
+    run_dir = RunDirectory(path)
+    return all(map(os.path.isfile, (run_dir.run_json, run_dir.recipe)))  # a name too long is no run, and no error
 
 
 def check_free(path: Path, *, resume: bool) -> None:
@@ -271,10 +271,10 @@ def wait_for(path: Path, launch_id: str) -> RunDirectory:
     Raises:
         RunDirectoryError: it did not within five minutes.
     """
-    run, deadline = RunDirectory(path), time.monotonic() + _WAIT_S
+    run_dir, deadline = RunDirectory(path), time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        if (record := run.run_or_none) and record.launch_id == launch_id:
-            return run
+        if (record := run_dir.run_or_none) and record.launch_id == launch_id:
+            return run_dir
         time.sleep(0.1)
     raise RunDirectoryError(
         f"rank 0 did not write {path} within {_WAIT_S:.0f} s",

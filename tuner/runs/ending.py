@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 
 def end(
-    run: RunDirectory,
+    run_dir: RunDirectory,
     say: Say,
     state: State,
     exit_code: int,
@@ -41,14 +41,16 @@ def end(
     reasons = {"signal": signal, "diagnosis": diagnosis and diagnosis.record}
     status = RunStatus(state=state, exit_code=exit_code, message=message)
     with suppress(DiskError):  # a full disk must not hide what went wrong before
-        run.write_status(status.model_copy(update={key: value for key, value in reasons.items() if value is not None}))
+        run_dir.write_status(
+            status.model_copy(update={key: value for key, value in reasons.items() if value is not None})
+        )
     with suppress(OSError):
         say(diagnosis.text if diagnosis else message)
     return exit_code
 
 
 def fail(
-    run: RunDirectory,
+    run_dir: RunDirectory,
     say: Say,
     watched: Watched,
     *,
@@ -60,7 +62,7 @@ def fail(
     Args:
         own_report: What this rank reported, if the disk was too full to keep it.
     """
-    evidence = gather(run, watched)
+    evidence = gather(run_dir, watched)
     if own_report and not evidence.reports:
         evidence = replace(evidence, reports=[own_report])
     try:
@@ -69,37 +71,37 @@ def fail(
         with suppress(OSError):
             say("\n".join(str(report["message"]) for report in evidence.reports))
         raise
-    return end(run, say, "failed", diagnosis.exit_code, diagnosis.message, signal=signal, diagnosis=diagnosis)
+    return end(run_dir, say, "failed", diagnosis.exit_code, diagnosis.message, signal=signal, diagnosis=diagnosis)
 
 
-def gather(run: RunDirectory, watched: Watched | None = None) -> Evidence:
+def gather(run_dir: RunDirectory, watched: Watched | None = None) -> Evidence:
     """Read the reports and the ends of all logs of a run; a file that cannot be read is left out."""
-    logs = {int(file.stem): tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
+    logs = {int(file.stem): tail(file) for file in run_dir.ranks.glob("*.log") if file.stem.isdigit()}
     return Evidence(
-        folder=run.path,
-        reports=run.failures(),
+        folder=run_dir.path,
+        reports=run_dir.failures(),
         logs=logs,
-        launcher="\n".join(map(tail, sorted(run.ranks.glob("launcher-*.log")))),
-        last_step=_last_step(run),
-        free_bytes=_free_bytes(run),
-        run=run.run_or_none,  # None on a full disk, or if it was removed: the logs remain
-        counts={rank: beat.count for rank, beat in beats.read(run).items()},
+        launcher="\n".join(map(tail, sorted(run_dir.ranks.glob("launcher-*.log")))),
+        last_step=_last_step(run_dir),
+        free_bytes=_free_bytes(run_dir),
+        record=run_dir.run_or_none,  # None on a full disk, or if it was removed: the logs remain
+        counts={rank: beat.count for rank, beat in beats.read(run_dir).items()},
         **vars(watched or Watched()),
     )
 
 
-def _free_bytes(run: RunDirectory) -> int | None:
+def _free_bytes(run_dir: RunDirectory) -> int | None:
     try:
-        return shutil.disk_usage(run.path).free
+        return shutil.disk_usage(run_dir.path).free
     except OSError:  # it was removed, or its file system has gone
         return None
 
 
-def _last_step(run: RunDirectory) -> int | None:
+def _last_step(run_dir: RunDirectory) -> int | None:
     """Return the last step that this attempt logged; lines of earlier attempts are in the same file."""
     try:
-        if run.metrics.stat().st_mtime_ns < run.run.stat().st_mtime_ns:
+        if run_dir.metrics.stat().st_mtime_ns < run_dir.run_json.stat().st_mtime_ns:
             return None
     except OSError:
         return None
-    return metrics.latest(run).get("step")
+    return metrics.latest(run_dir).get("step")

@@ -61,12 +61,12 @@ def below(folder: Path) -> list[Listed]:
 
 def look(path: Path, name: str) -> Listed:
     """Return the state of one run directory; a damaged one gets the state "damaged" and raises no error."""
-    run = RunDirectory(path)
-    last, status = metrics.latest(run), None
+    run_dir = RunDirectory(path)
+    last, status = metrics.latest(run_dir), None
     try:
-        status = run.read_status()
-        run.read_run()
-        state, why = _state(run, status)
+        status = run_dir.read_status()
+        run_dir.read_run()
+        state, why = _state(run_dir, status)
     except RunDirectoryError as error:
         state, why = "damaged", error.what
     taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
@@ -78,8 +78,8 @@ def look(path: Path, name: str) -> Listed:
         step=last.get("step") if taken is None else taken,
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
-        resumable_step=_resumable_step(run),
-        seen=_seen(run),
+        resumable_step=_resumable_step(run_dir),
+        seen=_seen(run_dir),
         verdict=status.verdict.brief if status and status.verdict and state == "done" else None,
     )
 
@@ -130,17 +130,17 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _find(path, depth + 1)
 
 
-def _state(run: RunDirectory, status: RunStatus) -> tuple[State, str]:
+def _state(run_dir: RunDirectory, status: RunStatus) -> tuple[State, str]:
     if status.state == "running":
-        return _running(run)
+        return _running(run_dir)
     if status.diagnosis:
         return status.state, f"{status.diagnosis.cause}: {status.diagnosis.what}"
     return status.state, "" if status.state == "done" else next(iter((status.message or "").splitlines()), "")
 
 
-def _running(run: RunDirectory) -> tuple[State, str]:
-    holder = lock.holder(run.path)
-    lives = holder.lives(run.path) if holder else False
+def _running(run_dir: RunDirectory) -> tuple[State, str]:
+    holder = lock.holder(run_dir.path)
+    lives = holder.lives(run_dir.path) if holder else False
     if lives is None:
         return "running", f"{holder}, as recorded; it cannot be checked from here"
     if lives:
@@ -148,16 +148,23 @@ def _running(run: RunDirectory) -> tuple[State, str]:
     return "died", "its process is gone: it was killed, or the machine went down"
 
 
-def _resumable_step(run: RunDirectory) -> int | None:
+def _resumable_step(run_dir: RunDirectory) -> int | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a folder may be removed while it is looked at
-        newest, _ = checkpoints.newest_valid(run.checkpoints, hashes=False)
+        newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
         return newest.step if newest else None
     return None
 
 
-def _seen(run: RunDirectory) -> float:
+def _seen(run_dir: RunDirectory) -> float:
     times = []
-    for file in (run.run, run.status, run.metrics, run.ranks / "0.log", beats.path_of(run, 0), run.recipe):
+    for file in (
+        run_dir.run_json,
+        run_dir.status,
+        run_dir.metrics,
+        run_dir.ranks / "0.log",
+        beats.path_of(run_dir, 0),
+        run_dir.recipe,
+    ):
         with contextlib.suppress(OSError):
             times.append(file.stat().st_mtime)
     return max(times, default=0.0)

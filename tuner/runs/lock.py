@@ -66,19 +66,19 @@ class Holder(NamedTuple):
         """Return whether both are one process."""
         return (self.pid, self.host, self.boot, self.pids) == (other.pid, other.host, other.boot, other.pids)
 
-    def lives(self, run: Path) -> bool | None:
+    def lives(self, run_path: Path) -> bool | None:
         """Return whether this holder of a folder lives; None if that cannot be seen from this machine."""
         this = Holder.here({})
         if self.host != this.host:
             return None
         if self.boot not in (None, this.boot):  # the host was started anew, or another has its name
-            return self.locked and bool(_is_locked(run))
+            return self.locked and bool(_is_locked(run_path))
         if self.pids not in (None, this.pids):
-            return _is_locked(run) if self.locked else None
+            return _is_locked(run_path) if self.locked else None
         started_s = _started_s(self.pid)  # and not of another that got its number
         return started_s is not None and abs(started_s - self.started_s) < _SAME_S
 
-    def lets(self, run: Path, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
+    def lets(self, run_path: Path, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
         """Return whether another process may take a folder over: this one has certainly ended, or is the same.
 
         Args:
@@ -87,7 +87,7 @@ class Holder(NamedTuple):
         """
         if self.is_process(other):
             return True
-        lives = self.lives(run)
+        lives = self.lives(run_path)
         if lives is not None:
             return not lives
         if self.job is None or self.job == other.job:
@@ -125,17 +125,17 @@ _held: dict[str, int] = {}
 """Each folder that this process keeps locked in the kernel, with its descriptor."""
 
 
-def _keep(run: Path) -> bool:
+def _keep(run_path: Path) -> bool:
     """Keep the kernel's lock of a folder until this process ends, even if it becomes a rank (exec).
 
     Returns:
         Whether the lock is kept: some file systems have no such locks.
     """
-    key = os.path.realpath(run)
-    if key in _held and os.path.samestat(os.fstat(_held[key]), run.stat()):
+    key = os.path.realpath(run_path)
+    if key in _held and os.path.samestat(os.fstat(_held[key]), run_path.stat()):
         return True
     _let_go(key)
-    folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(run_path, os.O_RDONLY | os.O_DIRECTORY)
     for pause_s in (*_PAUSES_S, None):  # another may be looking whether it is locked
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,10 +156,10 @@ def _let_go(key: str) -> None:
         os.close(_held.pop(key))
 
 
-def _is_locked(run: Path) -> bool | None:
+def _is_locked(run_path: Path) -> bool | None:
     """Return whether another process keeps the kernel's lock of a folder; None where the file system cannot tell."""
     try:
-        folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(run_path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return None
     try:
@@ -173,7 +173,7 @@ def _is_locked(run: Path) -> bool | None:
     return False
 
 
-def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool] = lambda _: False) -> None:
+def take(run_path: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool] = lambda _: False) -> None:
     """Make this process the holder of a run directory, unless it already is. `has_ended`: see `lets`.
 
     Raises:
@@ -181,60 +181,60 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
         DiskError: the lock cannot be written.
     """
     this = Holder.here(environ)
-    with disk_errors(run), _opened(run / NAME) as file:
+    with disk_errors(run_path), _opened(run_path / NAME) as file:
         holder = _read(_content(file))
-        if holder and not holder.lets(run, this, has_ended):
-            raise _taken(run, holder)
+        if holder and not holder.lets(run_path, this, has_ended):
+            raise _taken(run_path, holder)
         if holder and not holder.is_process(this):
-            _refuse_ranks_left(run)
+            _refuse_ranks_left(run_path)
         file.truncate(0)
-        file.write(json.dumps(this._replace(locked=_keep(run))._asdict()) + "\n")
+        file.write(json.dumps(this._replace(locked=_keep(run_path))._asdict()) + "\n")
 
 
-def release(run: Path) -> None:
+def release(run_path: Path) -> None:
     """Release a run directory, if this process holds it."""
-    with suppress(OSError, DiskError), _opened(run / NAME, makes=False) as file:
+    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False) as file:
         holder, this = _read(_content(file)), Holder.here({})
         if holder and holder.is_process(this):
-            (run / NAME).unlink()
-            _let_go(os.path.realpath(run))
+            (run_path / NAME).unlink()
+            _let_go(os.path.realpath(run_path))
 
 
-def check(run: Path) -> None:
+def check(run_path: Path) -> None:
     """Check that no run holds a run directory; change nothing.
 
     Raises:
         RunDirectoryError: another run holds it, or may do so on another host.
     """
-    this, current = Holder.here({}), holder(run)
-    if current and not current.lets(run, this):
-        raise _taken(run, current)
+    this, current = Holder.here({}), holder(run_path)
+    if current and not current.lets(run_path, this):
+        raise _taken(run_path, current)
 
 
-def holder(run: Path) -> Holder | None:
+def holder(run_path: Path) -> Holder | None:
     """Return the holder of a run directory, or None if it is free."""
     with suppress(OSError):
-        return _read(read_bytes(run / NAME))
+        return _read(read_bytes(run_path / NAME))
     return None
 
 
-def _refuse_ranks_left(run: Path) -> None:
+def _refuse_ranks_left(run_path: Path) -> None:
     """Refuse a directory if ranks of a killed launcher are still ending in it: they may be in the middle of a save."""
     import psutil
 
-    place = os.path.realpath(run)
+    place = os.path.realpath(run_path)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if WORKER in words and place in map(os.path.realpath, words):
-            problem = f"{run} is in use by process {process.pid}, left over from a run whose launcher was killed"
+            problem = f"{run_path} is in use by process {process.pid}, left over from a run whose launcher was killed"
             raise RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it has saved and exited.")
 
 
-def _taken(run: Path, holder: Holder) -> RunDirectoryError:
+def _taken(run_path: Path, holder: Holder) -> RunDirectoryError:
     fix = f"Wait until it ends, stop it, or choose another {Option('work_dir')}."
-    if holder.lives(run) is None:
-        fix = f"Wait until it ends. If it has certainly ended, remove {run / NAME}."
-    return RunDirectoryError(f"{run} is in use by {holder}", where=Option("work_dir"), fix=fix)
+    if holder.lives(run_path) is None:
+        fix = f"Wait until it ends. If it has certainly ended, remove {run_path / NAME}."
+    return RunDirectoryError(f"{run_path} is in use by {holder}", where=Option("work_dir"), fix=fix)
 
 
 @contextmanager

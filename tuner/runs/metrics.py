@@ -32,8 +32,8 @@ class Curves:
         run: The run directory, which need not exist yet.
     """
 
-    def __init__(self, run: RunDirectory, keys: Iterable[str]) -> None:
-        self._file, self._keys = run.metrics, tuple(keys)
+    def __init__(self, run_dir: RunDirectory, keys: Iterable[str]) -> None:
+        self._file, self._keys = run_dir.metrics, tuple(keys)
         self._begin(None)
 
     def _begin(self, inode: tuple[int, int] | None) -> None:
@@ -58,9 +58,9 @@ class Curves:
                 curve.values.extend([line[key] for line in logged])
 
 
-def curves(run: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
+def curves(run_dir: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
     """Return the finite numbers that were logged under some keys."""
-    growing = Curves(run, keys)
+    growing = Curves(run_dir, keys)
     growing.read()
     growing.read(whole_lines=False)
     return growing.by_key
@@ -70,14 +70,14 @@ MEMORY = "memory_bytes"
 """The key of the most memory that rank 0 has held so far."""
 
 
-def peak_bytes(run: RunDirectory) -> int:
+def peak_bytes(run_dir: RunDirectory) -> int:
     """Return the most memory that rank 0 has logged in any attempt; 0 if none is logged."""
-    return int(max(curves(run, [MEMORY])[MEMORY].values, default=0))
+    return int(max(curves(run_dir, [MEMORY])[MEMORY].values, default=0))
 
 
-def every_line(run: RunDirectory) -> list[Line]:
+def every_line(run_dir: RunDirectory) -> list[Line]:
     """Return every line, the earliest first; an empty list if the run has logged nothing."""
-    new = Growing(run.metrics)
+    new = Growing(run_dir.metrics)
     parts = (lines for whole_lines in (True, False) for lines in _in_parts(new, whole_lines=whole_lines))
     return [line for lines in parts for line in lines]
 
@@ -94,10 +94,10 @@ def _with_number(lines: Sequence[Line], key: str) -> list[Line]:
     return [line for line in numbers if -_LARGEST <= line[key] <= _LARGEST]
 
 
-def latest(run: RunDirectory) -> Line:
+def latest(run_dir: RunDirectory) -> Line:
     """Return the newest value of everything that is logged; only the end of the file is read."""
     newest: Line = {}
-    for line in _lines(map(_value, reversed(tail(run.metrics).splitlines()))):
+    for line in _lines(map(_value, reversed(tail(run_dir.metrics).splitlines()))):
         newest = {**line, **newest}
         if "loss" in newest:
             break

@@ -18,9 +18,9 @@ def resume_advice(path: Path) -> str:
     shown, the flag is left out, and the command says where the recipe names it. A recipe.json that cannot be read
     counts as one that names no code.
     """
-    run, allowed = RunDirectory(path), dict[str, list[str]]()
-    log, checkpoint, model = (run.recipe_block(name) for name in ("log", "checkpoint", "model"))
-    rewards = run.recipe_block("objective").get("rewards")
+    run_dir, allowed = RunDirectory(path), dict[str, list[str]]()
+    log, checkpoint, model = (run_dir.recipe_block(name) for name in ("log", "checkpoint", "model"))
+    rewards = run_dir.recipe_block("objective").get("rewards")
     blocks = rewards if isinstance(rewards, list) else []
     types = [str(block.get("type") if isinstance(block, dict) else block) for block in blocks]
     named = [("log.notify", log.get("notify")), ("checkpoint.repository", checkpoint.get("repository"))]

@@ -30,13 +30,13 @@ class ResumePoint(NamedTuple):
     load_as: LoadAs
 
     @classmethod
-    def of(cls, run: RunRecord) -> ResumePoint | None:
+    def of(cls, record: RunRecord) -> ResumePoint | None:
         """Return the point in run.json, or None for a new run; the launcher has checked the checkpoint."""
-        if run.resume is None or run.resume_as is None:
+        if record.resume is None or record.resume_as is None:
             return None
-        path = Path(run.resume)
+        path = Path(record.resume)
         facts = checkpoints.facts(path)
-        return cls(Checkpoint(path, facts.step or 0, facts), run.resume_as)
+        return cls(Checkpoint(path, facts.step or 0, facts), record.resume_as)
 
     @property
     def path(self) -> Path:
@@ -47,35 +47,37 @@ class ResumePoint(NamedTuple):
         """Whether the optimizer's states move to another number of ranks."""
         return self.load_as is LoadAs.UNIVERSAL
 
-    def folder(self, run: RunDirectory) -> Path:
+    def folder(self, run_dir: RunDirectory) -> Path:
         """Return the folder that the ranks load: the checkpoint, or its conversion."""
-        return self.path if self.load_as is LoadAs.SAVED else run.universal / f"{self.path.name}-{self.load_as}"
+        return self.path if self.load_as is LoadAs.SAVED else run_dir.universal / f"{self.path.name}-{self.load_as}"
 
 
-def resume_from(checkpoint: Checkpoint, run: CheckpointState, *, weights: bool) -> tuple[ResumePoint, tuple[str, ...]]:
+def resume_from(
+    checkpoint: Checkpoint, current: CheckpointState, *, weights: bool
+) -> tuple[ResumePoint, tuple[str, ...]]:
     """Return how a run resumes from a checkpoint, and notes for the user.
 
     Args:
-        run: The state that the run's own checkpoints will have.
+        current: The state that the run's own checkpoints will have.
         weights: Load only the weights if the optimizer's states cannot be loaded (--resume-weights).
 
     Raises:
         IncompatibleStates: the states cannot be loaded, and `weights` is False.
     """
-    load_as, notes = _load_as(checkpoint, run, weights=weights)
+    load_as, notes = _load_as(checkpoint, current, weights=weights)
     return ResumePoint(checkpoint, load_as), notes
 
 
-def _load_as(checkpoint: Checkpoint, run: CheckpointState, *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
+def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
     saved, name = checkpoint.facts.state, checkpoint.path.name
     if saved is None:
         return LoadAs.SAVED, ()
-    if run.nvme_weights_alone:
+    if current.nvme_weights_alone:
         # Measured, DeepSpeed 0.19.8, max_in_cpu smaller than the model: a bare AttributeError.
         problem = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
         fix = f"Add {DsKey('zero_optimization.offload_param.device', 'cpu')}, or put offload_optimizer on NVMe too."
         raise IncompatibleStates(problem, where=Option("resume"), fix=fix)
-    hindrances = list(_hindrances(saved, run))
+    hindrances = list(_hindrances(saved, current))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
         if weights and not saved.nvme:  # what is swapped stands in files that only such an engine reads
@@ -91,18 +93,18 @@ def _load_as(checkpoint: Checkpoint, run: CheckpointState, *, weights: bool) -> 
             )
         problem = f"{name} {reasons}: its optimizer states cannot be loaded"
         raise IncompatibleStates(problem, where=Option("resume"), fix=fix[0].upper() + fix[1:])
-    if saved.world_size == run.world_size:
+    if saved.world_size == current.world_size:
         return LoadAs.SAVED, ()
-    ranks = f"{name} was saved by {saved.world_size} ranks, this run has {run.world_size}"
-    if not run.stage:
+    ranks = f"{name} was saved by {saved.world_size} ranks, this run has {current.world_size}"
+    if not current.stage:
         return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout uses other random numbers.",)
     return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
 
 
-def is_same_state(saved: CheckpointState, run: CheckpointState) -> bool:
+def is_same_state(saved: CheckpointState, current: CheckpointState) -> bool:
     """Return whether DeepSpeed loads a checkpoint into a run as it was saved."""
     keys = {"world_size", "stage", "dtype", "optimizer", "nvme"}
-    return saved.model_dump(include=keys) == run.model_dump(include=keys)
+    return saved.model_dump(include=keys) == current.model_dump(include=keys)
 
 
 def share_states(stage: int, other: int) -> bool:
@@ -113,25 +115,25 @@ def share_states(stage: int, other: int) -> bool:
     return stage == other or {stage, other} == {1, 2}
 
 
-def _hindrances(saved: CheckpointState, run: CheckpointState) -> Iterator[tuple[str, str]]:
+def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tuple[str, str]]:
     """Yield each reason why the optimizer's states cannot be loaded, with its remedy."""
     take_level = f"use {Option('deepspeed', saved.deepspeed)}"
-    if not share_states(saved.stage, run.stage):
-        yield f"was saved at ZeRO stage {saved.stage}, this run is at stage {run.stage}", take_level
-    if saved.dtype != run.dtype:
-        was = f"was trained in {saved.dtype}, this run has {run.dtype}"
+    if not share_states(saved.stage, current.stage):
+        yield f"was saved at ZeRO stage {saved.stage}, this run is at stage {current.stage}", take_level
+    if saved.dtype != current.dtype:
+        was = f"was trained in {saved.dtype}, this run has {current.dtype}"
         yield was, f"use {Key('optim_wrapper.dtype', saved.dtype)}"
-    if saved.optimizer != run.optimizer:
-        was = f"was trained with {saved.optimizer}, this run has {run.optimizer}"
+    if saved.optimizer != current.optimizer:
+        was = f"was trained with {saved.optimizer}, this run has {current.optimizer}"
         yield was, f"use {Key('optim_wrapper.optimizer.type', saved.optimizer)}"
-    if saved.nvme != run.nvme:
+    if saved.nvme != current.nvme:
         places = ("on NVMe", "in memory")
         where, here = places if saved.nvme else places[::-1]
         yield f"has its states {where}, this run {here}", take_level
-    if saved.world_size != run.world_size and run.stage:
-        ranks = f"was saved by {saved.world_size} ranks, this run has {run.world_size}"
-        if run.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
+    if saved.world_size != current.world_size and current.stage:
+        ranks = f"was saved by {saved.world_size} ranks, this run has {current.world_size}"
+        if current.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
             ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed)"
-        elif not run.nvme:
+        elif not current.nvme:
             return
         yield ranks, f"use {saved.world_size} ranks"
