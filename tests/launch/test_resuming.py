@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from datetime import timedelta
@@ -308,6 +309,25 @@ def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmeti
 
     assert "16 / 3 = 5.333 samples per rank" in str(caught.value)
     assert "Use 1, 2, 4, 8 or 16 ranks." in str(caught.value)
+
+
+SHARED = ("sequence_parallel_size=2", "batch_size=auto", "accumulative_counts=auto", "global_batch_size=auto")
+
+
+@pytest.mark.parametrize(("ranks", "is_told"), [(4, False), (2, True)])
+def test_only_another_number_of_groups_that_share_samples_is_told(tmp_path: Path, ranks: int, is_told: bool) -> None:
+    found = _resume(_run(tmp_path / "run", *SHARED, ranks=4), *SHARED, ranks=ranks, resume_weights=True)
+
+    assert any(note.startswith("batch: ") for note in found.notes) is is_told
+
+
+def test_the_numbers_of_ranks_that_share_samples_are_multiples_of_a_group(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", "sequence_parallel_size=2", ranks=4)
+
+    with refused(RunDirectoryError, "--resume") as caught:
+        _resume(run, "sequence_parallel_size=2", ranks=6)
+
+    assert re.findall(r"\d+", caught.value.fix or "") == ["2", "4", "8", "16", "32"]
 
 
 def test_the_same_command_resumes_again_on_the_ranks_that_it_was_adapted_to(tmp_path: Path) -> None:

@@ -192,43 +192,66 @@ def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     return kept._replace(values={f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys})
 
 
-def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, world_size: int) -> Pins:
+def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, ranks: int) -> Pins:
     """Return the checkpoint's global batch on this number of ranks.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
     first, the micro-batch only where that is not enough, and it only shrinks.
+
+    Args:
+        ranks: Those that train on samples of their own.
 
     Raises:
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
     saved, current = checkpoint.facts.state, batch_settings(recipe)
-    wanted, here = saved.global_batch if saved else None, samples_of_rank(recipe.config, world_size) * world_size
+    wanted, here = saved.global_batch if saved else None, samples_of_rank(recipe.config, ranks) * ranks
     is_open = recipe.config.train_cfg.global_batch_size == "auto"
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
     is_same = saved is not None and current in (saved.asked_batch, saved.batch)
     size, more = recipe.config.train_dataloader.batch_size, recipe.config.optim_wrapper.accumulative_counts
-    is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * world_size != wanted
+    is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * ranks != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
         return Pins(Option("resume"))
     if here != wanted and not is_same:
-        raise _other_batch(recipe, here, world_size, wanted)
-    micro = _micro_batch(recipe.config, wanted, world_size)
-    reason = Text(f"{Option('resume')}: keep the global batch of {wanted} on {world_size} ranks")
+        raise _other_batch(recipe, here, ranks, wanted)
+    micro = _micro_batch(recipe.config, wanted, ranks)
+    kept_on = f"keep the global batch of {wanted} on {_described(recipe.config, ranks)}"
     if current.micro_batch == "auto":
         kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
         change = "its split is chosen again"
     else:
-        kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
+        kept = {_MICRO: micro, _ACCUMULATION: wanted // ranks // micro}
         change = f"{current.micro_batch} x {current.accumulation} becomes {micro} x {kept[_ACCUMULATION]}"
-    note = f"batch: {change} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
-    return Pins(reason, kept, note=None if saved and saved.world_size == world_size else note)
+    is_told = saved is None or _ranks_of(saved) != ranks
+    return Pins(
+        Text(f"{Option('resume')}: {kept_on}"), kept, note=f"batch: {change} to {kept_on}." if is_told else None
+    )
+
+
+def _ranks_of(saved: CheckpointState) -> int | None:
+    """Return how many ranks trained on samples of their own; None if the checkpoint does not say it."""
+    if saved.global_batch is None or saved.batch is None:
+        return None
+    micro, accumulation = saved.batch.micro_batch, saved.batch.accumulation
+    return (
+        saved.global_batch // (micro * accumulation)
+        if isinstance(micro, int) and isinstance(accumulation, int)
+        else None
+    )
+
+
+def _described(config: RecipeConfig, ranks: int) -> str:
+    """Return the ranks that have samples of their own in words."""
+    shared_by, several = config.train_cfg.sequence_parallel_size, "s" * (ranks > 1)
+    return f"{ranks} group{several} of {shared_by} ranks" if shared_by > 1 else f"{ranks} rank{several}"
 
 
 def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
     current = batch_settings(recipe)
     message = (
-        f"{current.micro_batch} x {current.accumulation} x {ranks} ranks = {here} "
+        f"{current.micro_batch} x {current.accumulation} x {_described(recipe.config, ranks)} = {here} "
         f"samples per step, and the checkpoint was trained with {wanted}"
     )
     where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
@@ -237,21 +260,21 @@ def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
     )
 
 
-def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
-    """Return the largest micro-batch, up to the recipe's, that divides each rank's share.
+def _micro_batch(config: RecipeConfig, wanted: int, ranks: int) -> int:
+    """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank.
 
     Raises:
         RunDirectoryError: no size divides it.
     """
-    least = config.objective.least_batch_size
-    share, rest = divmod(wanted, world_size)
-    most = share if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
-    sizes = [size for size in range(least, most + 1) if not rest and share % size == 0]
-    if sizes and share:
+    least, shared_by = config.objective.least_batch_size, config.train_cfg.sequence_parallel_size
+    samples, rest = divmod(wanted, ranks)
+    most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
+    sizes = [size for size in range(least, most + 1) if not rest and samples % size == 0]
+    if sizes and samples:
         return max(sizes)
-    fits = [str(ranks) for ranks in range(1, wanted // least + 1) if wanted % ranks == 0]
-    message = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
-    message += f"= {wanted / world_size:.4g} samples per rank" + (
+    fits = [str(count * shared_by) for count in range(1, wanted // least + 1) if wanted % count == 0]
+    message = f"the global batch of {wanted} cannot be kept on {_described(config, ranks)}: {wanted} / {ranks} "
+    message += f"= {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}" + (
         f", and {config.objective.type} needs {least} or more" if least > 1 else ""
     )
     raise RunDirectoryError(message, where=Option("resume"), fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
