@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.refused import refused
 from tuner import assets
 from tuner.errors import RecipeError
 from tuner.recipes.loading import anchored, load
@@ -15,6 +16,7 @@ from tuner.recipes.recipe import Overrides, Recipe
 
 TOWER = "openai/clip-vit-large-patch14-336"
 NAME = "tiny_full_sample_images_e1"
+PACKING = "train_dataloader.dataset.packing=True"
 
 
 def loaded(*sets: str, name: str = NAME, model: str | None = None) -> Recipe:
@@ -47,6 +49,19 @@ def test_a_model_with_a_tower_gets_no_second_one() -> None:
 
     assert recipe.config.model.vision is None
     assert any("has a vision tower already" in note for note in recipe.notes)
+
+
+def test_samples_with_images_share_a_row_only_if_tower_and_llm_keep_them_apart(tmp_path: Path) -> None:
+    config = json.loads((Path(assets.asset("package:tiny_vision")) / "config.json").read_text(encoding="utf-8"))
+
+    def packs(llm: str) -> bool:
+        config["text_config"]["model_type"] = llm
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return loaded(PACKING, model=str(tmp_path)).config.train_dataloader.dataset.packing
+
+    assert packs("llama")
+    with refused(RecipeError, f"--set {PACKING}"):
+        packs("bloom")
 
 
 def test_a_written_recipe_keeps_its_tower(tmp_path: Path) -> None:

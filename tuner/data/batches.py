@@ -15,7 +15,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.encoder import Row
 from tuner.data.sample import IGNORED
-from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART
+from tuner.recipes.schema.architecture import may_share_row
 
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Sequence[int], Sequence[int]]
@@ -29,9 +29,8 @@ def lays_end_to_end(model: Any, *, reads_images: bool = False) -> bool:
 
     Where they may not they are padded, which is right for every causal model: what comes later is not seen.
     """
-    if reads_images and model.config.model_type not in KEEPS_IMAGES_APART:
-        return False
-    return model.config.get_text_config().model_type in KEEPS_APART
+    image_type = model.config.model_type if reads_images else None
+    return may_share_row(model.config.get_text_config().model_type, image_type)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tuner.machine.hardware import Hardware
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.architecture import KEEPS_IMAGES_APART, VARLEN, WITH_VARLEN, Architecture
+from tuner.recipes.schema.architecture import VARLEN, Architecture, may_share_row
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
 """model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
@@ -62,11 +62,10 @@ def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[st
 def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> str | None:
     """Return why `models.attention` is not for this run, or None: rows of several samples, which it keeps apart."""
     architecture = config.architecture
-    keeps_apart = architecture is not None and architecture.model_type in WITH_VARLEN
-    if config.reads_images:
-        tower = architecture.vision_config if architecture else None
-        keeps_apart &= tower is not None and tower.model_type in KEEPS_IMAGES_APART
-    if not keeps_apart:
+    tower = architecture.vision_config if architecture and config.reads_images else None
+    is_known = tower is not None or not config.reads_images
+    image_type = tower.model_type if tower else None
+    if architecture is None or not is_known or not may_share_row(architecture.model_type, image_type, varlen=True):
         return "is not tested with this model"
     if not config.objective.facts.packs or config.train_cfg.sequence_parallel_size > 1:
         return "is for rows of several samples on one rank"

@@ -18,7 +18,7 @@ from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
-from tuner.recipes.schema.architecture import KEEPS_APART, KEEPS_IMAGES_APART, LACKS, NOT_ON_IMAGES, Architecture
+from tuner.recipes.schema.architecture import LACKS, NOT_ON_IMAGES, Architecture, may_share_row
 from tuner.recipes.schema.objectives import scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
@@ -384,15 +384,13 @@ def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
 
 
 def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
-    if merged.get(_IMAGES) is True:
-        whole = merged.get(("architecture", "vision_config", "model_type"))
-        if not merged.get(_VISION):
-            kind = whole
-        if whole in KEEPS_IMAGES_APART and (kind == whole or kind in KEEPS_APART):
-            return
-    if kind is None or kind in KEEPS_APART:
+    reads_images, image_type = merged.get(_IMAGES) is True, merged.get((*_TOWER_FACTS, "model_type"))
+    if kind is None or (reads_images and image_type is None):  # the ranks decide, once the model is loaded
         return
-    why = f"packed samples may attend to each other in a {kind} model, so each sample is a padded row of its own"
+    if may_share_row(kind, image_type if reads_images else None):
+        return
+    model = f"{image_type} model with a {kind} LLM" if reads_images else f"{kind} model"
+    why = f"packed samples may attend to each other in a {model}, so each sample is a padded row of its own"
     for loader in LOADERS:
         keys = (loader, "dataset", "packing")
         if merged.get(keys) is True:

@@ -107,6 +107,20 @@ mask alone or in the attention alone, tell it no positions, or have an attention
 KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
 """The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
 or let the tokens of an image see each other (Gemma)."""
+
+
+def may_share_row(model_type: str, image_type: str | None = None, *, varlen: bool = False) -> bool:
+    """Return whether several samples may share a row: the model keeps them apart.
+
+    Args:
+        model_type: Of the LLM.
+        image_type: Of the whole model, in a run that reads images; None in other runs.
+        varlen: Whether the attention is `VARLEN`, which fewer models compute the same with.
+    """
+    keeps_text_apart = model_type in (WITH_VARLEN if varlen else KEEPS_APART)
+    return keeps_text_apart and (image_type is None or image_type in KEEPS_IMAGES_APART)
+
+
 NOT_ON_IMAGES = {
     "llama4": "tuner does not train Llama 4 on images: transformers makes their pixels with torchvision alone, and an "
     "image has tokens of several kinds"
