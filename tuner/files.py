@@ -32,8 +32,10 @@ JsonObject = dict[str, Any]
 ReadOnlyJson = Mapping[str, Any]
 """A JSON object that the function does not change."""
 
+DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DISK_ERRORS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
+    *DISK_IS_FULL,
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ESTALE),
 }
 _MAX_WHOLE, _MAX_DIGITS = 1 << 63, 18

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from tests.cli.command import Tuner, of_results
 from tests.cli.made_runs import make_run
+from tuner.cli import main
 from tuner.errors import RecipeError
 from tuner.machine import libraries
 
@@ -354,6 +356,23 @@ def test_output_that_finds_no_room_is_one_line_and_code_74() -> None:
 
     assert done.returncode == 74
     assert done.stderr == "error[disk]: cannot write the standard output: No space left on device. Free space.\n"
+
+
+@pytest.mark.parametrize("name", [None, "/data/run/final/config.json"])
+def test_a_file_that_finds_no_room_is_not_told_as_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str | None
+) -> None:
+    def full(prog_name: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    monkeypatch.setattr("tuner.cli.tuner", full)
+
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    told = capsys.readouterr().err
+    assert caught.value.code == 74
+    assert "standard output" not in told and (name or "a file") in told
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
     assert found.reports[0]["step"] == 2
     assert found.logs[1].endswith("\nlast") and len(found.logs[1]) < 70_000
     assert "torn" in found.logs[10]
-    assert (found.launcher, found.num_oom_kills, found.run and found.run.world_size) == ("agent", 1, 2)
+    assert (found.launcher, found.num_oom_kills, found.record and found.record.world_size) == ("agent", 1, 2)
     assert found.free_bytes and found.free_bytes > 0
 
 
@@ -351,7 +351,7 @@ def test_a_run_whose_files_are_gone_still_has_evidence(run: RunDirectory) -> Non
 
     found = gather(run)
 
-    assert (found.reports, found.logs, found.run) == ([], {}, None)
+    assert (found.reports, found.logs, found.record) == ([], {}, None)
 
 
 @pytest.mark.parametrize("error", [UsageError, RecipeError, DeepSpeedConfigError, ModelError, RewardError, TunerError])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import MachineError
+from tuner.errors import DiskError, MachineError
 from tuner.runs import swapped
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,18 @@ def test_what_was_swapped_is_removed_and_what_somebody_else_has_there_stays(
     assert folder.exists() is stays
     assert [line for line in kept if "already existed" in line] == kept and bool(kept) is stays
     assert folder.parent.is_dir()
+
+
+def test_a_full_disk_is_told_with_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(swapped, "_shares", full)
+
+    with pytest.raises(DiskError) as caught, swapped.removed_afterwards([str(folder.parent)], "mine"):
+        pass
+
+    assert str(folder) in caught.value.what
 
 
 def test_two_runs_never_swap_into_one_folder(folder: Path) -> None:

@@ -15,21 +15,27 @@ import signal
 import sys
 import time
 from importlib import import_module
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean, exit_code_of
-from tuner.files import is_disk_error
+from tuner.files import DISK_IS_FULL
 from tuner.machine import libraries
 from tuner.machine.variables import speaks
 from tuner.progress import show_on
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 _LET_THE_FIRST_SPEAK_S = 20
 """Beside busy processes the first task may start this much later than another one."""
+_AS_CODES = "backslashreplace"
+"""For a terminal or a pipe of ASCII."""
 _WIDEST = 120
 """Columns of --help where the terminal has as many."""
 COMMANDS = {
@@ -167,6 +173,25 @@ def tuner() -> None:
     """
 
 
+class _Output(FileIO):
+    """Standard output; an error of it names it, so that it differs from one of a file."""
+
+    NAME = "the standard output"
+
+    @classmethod
+    def wrapped(cls, stream: TextIOWrapper) -> TextIOWrapper:
+        """Return standard output as a stream of text. What its encoding cannot show is written as codes."""
+        raw = cls(stream.fileno(), "wb", closefd=False)
+        return TextIOWrapper(BufferedWriter(raw), stream.encoding, _AS_CODES, line_buffering=stream.line_buffering)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = self.NAME
+            raise
+
+
 def _wants_json() -> bool:
     return "--json" in sys.argv
 
@@ -184,9 +209,10 @@ def _shown(error: TunerError) -> str:
 def main() -> None:
     """Run the command line. A user's mistake is one message and its exit code; a bug of ours keeps its traceback."""
     debug = "--debug" in sys.argv
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal or a pipe of ASCII: what it cannot show is written as codes
-            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
+        sys.stdout = _Output.wrapped(sys.stdout)
+    if isinstance(sys.stderr, TextIOWrapper):
+        sys.stderr.reconfigure(errors=_AS_CODES)
     show_on(sys.stderr)
     try:
         tuner(prog_name="tuner")
@@ -202,10 +228,10 @@ def main() -> None:
         click.echo(_shown(error), err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        if debug or error.filename or not is_disk_error(error):
+        if debug or error.errno not in DISK_IS_FULL:
             raise
-        # A file's own error names it: this one is of what the command prints, and Python would flush it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        failure = DiskError(f"cannot write the standard output: {error.strerror}", fix="Free space.")
+        if error.filename == _Output.NAME:  # Python would flush it once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        failure = DiskError(f"cannot write {error.filename or 'a file'}: {error.strerror}", fix="Free space.")
         click.echo("\n".join(failure.for_people()), err=True)
         sys.exit(failure.exit_code)

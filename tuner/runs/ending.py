@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tuner.errors import DiskError
-from tuner.files import ReadOnlyJson
+from tuner.files import JsonObject, ReadOnlyJson
 from tuner.runs import beats, metrics
 from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
 from tuner.runs.directory import RunDirectory
@@ -39,11 +39,9 @@ def end(
         diagnosis: Of a failure; it is said in place of `message`.
     """
     reasons = {"signal": signal, "diagnosis": diagnosis and diagnosis.record}
-    status = RunStatus(state=state, exit_code=exit_code, message=message)
+    known: JsonObject = {key: value for key, value in reasons.items() if value is not None}
     with suppress(DiskError):  # a full disk must not hide what went wrong before
-        run_dir.write_status(
-            status.model_copy(update={key: value for key, value in reasons.items() if value is not None})
-        )
+        run_dir.write_status(RunStatus(state=state, exit_code=exit_code, message=message, **known))
     with suppress(OSError):
         say(diagnosis.text if diagnosis else message)
     return exit_code

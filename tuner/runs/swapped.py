@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tuner.errors import MachineError
-from tuner.files import open_to_change
+from tuner.files import disk_errors, open_to_change
 
 _FOLDER = "zero_stage_3"
 _MARK = "made-by-tuner"
@@ -83,12 +83,18 @@ def _marked(folder: Path, launch_id: str) -> TextIO:
     """Return the mark of a folder, which names the launch, locked together with its other processes."""
     deadline = time.monotonic() + _WAIT_S
     while True:
-        with contextlib.suppress(FileNotFoundError):  # the last one of another run has just removed it
+        # The last one of another run may just have removed it.
+        with contextlib.suppress(FileNotFoundError), disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             mark = open_to_change(folder / _MARK)
-            if _shares(mark, launch_id) and _is_at(mark, folder / _MARK):
+            is_ours = False
+            try:
+                is_ours = _shares(mark, launch_id) and _is_at(mark, folder / _MARK)
+            finally:
+                if not is_ours:
+                    mark.close()
+            if is_ours:
                 return mark
-            mark.close()
         if time.monotonic() > deadline:
             fix = "Wait until it ends, or use another nvme_path."
             raise MachineError("another run is swapping to this folder", where=folder, fix=fix)
