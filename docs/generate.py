@@ -36,10 +36,9 @@ from tuner.importers import aliases
 from tuner.importers.xtuner_names import SPELLINGS
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
-from tuner.recipes.model_facts import KEEPS_APART
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
 from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
 

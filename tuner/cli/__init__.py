@@ -30,7 +30,7 @@ from tuner.machine.variables import speaks
 from tuner.progress import show_on
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from typing_extensions import Buffer
 
 _LET_THE_FIRST_SPEAK_S = 20
 """Beside busy processes the first task may start this much later than another one."""
@@ -184,7 +184,7 @@ class _Output(FileIO):
         raw = cls(stream.fileno(), "wb", closefd=False)
         return TextIOWrapper(BufferedWriter(raw), stream.encoding, _AS_CODES, line_buffering=stream.line_buffering)
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Buffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
