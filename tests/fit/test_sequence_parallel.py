@@ -13,7 +13,7 @@ from tuner.fit.advice import fit
 from tuner.fit.levels import Machines
 from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.long_context import forgets_window, refuse_tiles
+from tuner.recipes.schema.long_context import refuse_tiles
 from tuner.zero.presets import RUNGS
 
 H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
@@ -60,24 +60,6 @@ def test_fewer_key_value_heads_than_ranks_are_copied_where_that_divides() -> Non
 )
 def test_what_would_not_learn_the_same_is_refused(name: str, sets: tuple[str, ...], said: str) -> None:
     assert said in refusal(8, "sequence_parallel_size=2", *sets, name=name)[0]
-
-
-def test_a_window_that_sdpa_would_forget_is_refused_and_flash_attention_keeps_it() -> None:
-    config, window = recipe("sequence_parallel_size=2", "max_length=8192"), {"sliding_window": 4096}
-
-    assert "dataset.max_length=4096" in str(forgets_window(config, window, None))
-    assert forgets_window(config, window, "flash_attention_2") is None
-    assert forgets_window(config, {**window, "use_sliding_window": False}, None) is None
-
-
-def test_so_is_a_window_that_the_rows_of_the_validation_are_longer_than() -> None:
-    rows = ("val_dataloader.dataset.path=my.jsonl", "val_dataloader.dataset.max_length=8192")
-    config = recipe("sequence_parallel_size=2", "train_dataloader.dataset.max_length=2048", *rows)
-
-    told = str(forgets_window(config, {"sliding_window": 4096}, None))
-
-    assert "samples of up to 8192" in told and "--set val_dataloader.dataset.max_length=4096" in told
-    assert "train_dataloader" not in told
 
 
 def test_experts_are_not_computed_in_tiles() -> None:

@@ -1,5 +1,7 @@
 """Two ranks that share the samples of small models: `python -m tests.worker.sharing KIND ...` prints a line for each.
 
+With `KIND/4` the first layer has a window of 4 tokens.
+
 A line holds how far the losses and the gradients of the two are from those of a rank alone, in parts of their size.
 """
 
@@ -54,19 +56,31 @@ def validation(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[
     return loss, live.peak - before
 
 
-def distance(kind: str, rank: int, **own: Any) -> tuple[float, ...]:
+def config_of(name: str) -> Any:
+    """Return the config of a small model, with a window in its first layer if the name ends in its tokens."""
+    from tests.fit.small import small
+    from tuner.lab import shrink
+
+    kind, _, window = name.partition("/")
+    config = shrink.config_of(small(kind))
+    if window:
+        config.sliding_window, config.use_sliding_window, config.max_window_layers = int(window), True, 0
+        if types := getattr(config, "layer_types", None):
+            config.layer_types = ["sliding_attention", *types[1:]]
+    return config
+
+
+def distance(kind: str, rank: int) -> tuple[float, ...]:
     """Return how far two ranks are from one, in loss, in gradients and in the loss of a validation."""
     from deepspeed.runtime.sequence_parallel.parallel_state_sp import _release_sequence_parallel_groups
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers import AutoModelForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from tests.fit.small import small
-    from tuner.lab.shrink import config_of
     from tuner.worker.long_rows import Share
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(small(kind, **own)), attn_implementation="sdpa").train()
+    model = AutoModelForCausalLM.from_config(config_of(kind), attn_implementation="sdpa").train()
     whole = batch(model.config.get_text_config().vocab_size)
     alone = ALL_ATTENTION_FUNCTIONS["sdpa"]
     rows = {name: whole[name] for name in ("input_ids", "position_ids")}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.e2e.runs import environment
-from tests.worker.sharing import IGNORED, SAMPLES, batch
+from tests.worker.sharing import IGNORED, SAMPLES, batch, config_of
 from tests.worker.test_batching import dealt
 from tuner.recipes.schema.long_context import TESTED_TYPES
 from tuner.worker.long_rows import Share
@@ -35,10 +35,12 @@ def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
 
 
 @pytest.mark.long
-def test_every_kind_that_is_said_to_be_shared_computes_the_same() -> None:
-    found = dict(distances(*sorted(TESTED_TYPES)))
+def test_every_kind_that_is_said_to_be_shared_computes_the_same_with_a_window_too() -> None:
+    windowed = {f"{kind}/4" for kind in TESTED_TYPES if hasattr(config_of(kind), "sliding_window")}
 
-    assert found.keys() == TESTED_TYPES
+    found = dict(distances(*sorted(TESTED_TYPES | windowed)))
+
+    assert len(windowed) > 5 and found.keys() == TESTED_TYPES | windowed
     assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far) > TOLERANCE} == {}
 
 

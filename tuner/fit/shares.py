@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from tuner.errors import Option, RecipeError, TunerError, together
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import SHARED_BY, forgets_window, untested_sharing
+from tuner.recipes.schema.long_context import SHARED_BY, untested_sharing
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
@@ -64,8 +64,6 @@ def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[Tuner
         yield RecipeError(problem, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")
     if architecture and (untested := untested_sharing(config, architecture.model_type)):
         yield untested
-    if architecture and (windowed := forgets_window(config, architecture.model_dump(), attention)):
-        yield windowed
     if num_ranks % size:
         fix = f"Use {_nearest_multiple(num_ranks, size)} ranks, or {_take(architecture, num_ranks)}"
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SHARED_BY, fix=fix)

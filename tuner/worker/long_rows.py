@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 from tuner.data.sample import IGNORED
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.long_context import forgets_window, num_tiles, refuse_tiles, untested_sharing
+from tuner.recipes.schema.long_context import num_tiles, refuse_tiles, untested_sharing
 from tuner.worker import compat
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel
     Raises:
         ModelError: this kind of model cannot be trained so.
     """
-    facts, size = model.config.get_text_config(), config.train_cfg.sequence_parallel_size
-    attention = compat.attention_of(model)
-    problem = untested_sharing(config, facts.model_type) or forgets_window(config, facts.to_dict(), attention)
-    if problem:
+    attention, size = compat.attention_of(model), config.train_cfg.sequence_parallel_size
+    if problem := untested_sharing(config, model.config.get_text_config().model_type):
         raise problem
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)
     return ParallelismConfig(

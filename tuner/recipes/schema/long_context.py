@@ -5,8 +5,7 @@ The plan and the rank use it; it computes no memory.
 
 from __future__ import annotations
 
-from tuner.errors import Key, ModelError, options
-from tuner.files import JsonObject
+from tuner.errors import Key, ModelError
 from tuner.recipes.schema import RecipeConfig
 
 SHARED_BY = "train_cfg.sequence_parallel_size"
@@ -20,7 +19,8 @@ TESTED_TYPES = frozenset(
 """model_types for which two ranks compute the same loss and gradients as one (tests/worker/test_sequence_parallel.py).
 
 Left out are models that Ulysses in DeepSpeed 0.19.8 does not support (heads of several widths, latent attention, no
-position_ids) or computes without their window, and mixtures of experts: their load balancing differs on parts of a row.
+position_ids), models with a window in the mask alone, and mixtures of experts: on parts of a row their load balances
+otherwise.
 """
 
 
@@ -59,28 +59,3 @@ def untested_sharing(config: RecipeConfig, model_type: str) -> ModelError | None
     size = config.train_cfg.sequence_parallel_size
     problem = f"sequence parallelism over {size} ranks is not tested with {model_type} models"
     return ModelError(problem, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(TESTED_TYPES))}.")
-
-
-def forgets_window(config: RecipeConfig, model: JsonObject, attention: str | None) -> ModelError | None:
-    """Return an error if SDPA would ignore the sliding window of a model, which is in its mask; otherwise None.
-
-    Args:
-        model: The known keys of config.json.
-        attention: The kernel in the recipe, or the one that the model was loaded with.
-    """
-    longer = _longer_than_window(config, model)
-    if not longer or attention not in (None, "auto", "sdpa"):
-        return None
-    window, lengths = model["sliding_window"], [loader.dataset.max_length for loader in config.loaders.values()]
-    length = max(lengths)
-    message = (
-        f"SDPA ignores the model's window of {window} tokens in sequence parallelism over samples of up to {length}"
-    )
-    fix = options(*(Key(f"{key}.dataset.max_length", window) for key in longer))
-    return ModelError(message, where=SHARED_BY, fix=f"Use flash attention, or {fix}.")
-
-
-def _longer_than_window(config: RecipeConfig, model: JsonObject) -> list[str]:
-    """Return the loaders with samples that may be longer than the model's sliding window."""
-    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
-    return [key for key, loader in config.loaders.items() if window and loader.dataset.max_length > window]
