@@ -19,7 +19,7 @@ from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge, presets
-from tuner.zero.choice import open_config
+from tuner.zero.choice import open_chosen, open_config
 from tuner.zero.config import Document, FinalConfig
 from tuner.zero.contradictions import DROPPED, INERT, UNRUNNABLE
 from tuner.zero.jsonfile import read
@@ -148,7 +148,8 @@ def _world(ranks: int) -> Any:
 @pytest.mark.parametrize("hardware", [CPU, machine(*[A100] * 8)], ids=["CPU", "8 x A100"])
 @pytest.mark.parametrize("name", presets.names())
 def test_deepspeed_accepts_a_merged_preset_in_a_world_of_any_size(name: str, hardware: Hardware, world: int) -> None:
-    final = _final(open_config(name, "--deepspeed"), hardware, world)
+    document = open_chosen(loading.load("tiny_full_sample_e1"), name, nvme_path="/swap")
+    final = _final(document, hardware, world)
 
     seen = deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -28,9 +28,6 @@ from tuner.files import DISK_IS_FULL
 from tuner.machine import libraries
 from tuner.machine.variables import speaks
 from tuner.progress import show_on
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _LET_THE_FIRST_SPEAK_S = 20
 """Beside busy processes the first task may start this much later than another one."""
@@ -184,7 +181,7 @@ class _Output(FileIO):
         raw = cls(stream.fileno(), "wb", closefd=False)
         return TextIOWrapper(BufferedWriter(raw), stream.encoding, _AS_CODES, line_buffering=stream.line_buffering)
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
