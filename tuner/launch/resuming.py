@@ -210,8 +210,7 @@ def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, ranks: int) -> Pins:
     is_open = recipe.config.train_cfg.global_batch_size == "auto"
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
     is_same = saved is not None and current in (saved.asked_batch, saved.batch)
-    size, more = recipe.config.train_dataloader.batch_size, recipe.config.optim_wrapper.accumulative_counts
-    is_of_other_ranks = is_same and size != "auto" and more != "auto" and size * more * ranks != wanted
+    is_of_other_ranks = is_same and current.samples is not None and current.samples * ranks != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
         return Pins(Option("resume"))
     if here != wanted and not is_same:
@@ -224,22 +223,9 @@ def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, ranks: int) -> Pins:
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // ranks // micro}
         change = f"{current.micro_batch} x {current.accumulation} becomes {micro} x {kept[_ACCUMULATION]}"
-    is_told = saved is None or _ranks_of(saved) != ranks
-    return Pins(
-        Text(f"{Option('resume')}: {kept_on}"), kept, note=f"batch: {change} to {kept_on}." if is_told else None
-    )
-
-
-def _ranks_of(saved: CheckpointState) -> int | None:
-    """Return how many ranks trained on samples of their own; None if the checkpoint does not say it."""
-    if saved.global_batch is None or saved.batch is None:
-        return None
-    micro, accumulation = saved.batch.micro_batch, saved.batch.accumulation
-    return (
-        saved.global_batch // (micro * accumulation)
-        if isinstance(micro, int) and isinstance(accumulation, int)
-        else None
-    )
+    samples_as_saved = saved.batch.samples if saved and saved.batch else None
+    note = None if samples_as_saved == wanted // ranks else f"batch: {change} to {kept_on}."
+    return Pins(Text(f"{Option('resume')}: {kept_on}"), kept, note=note)
 
 
 def _described(config: RecipeConfig, ranks: int) -> str:

@@ -75,6 +75,12 @@ class BatchSettings(Keys):
     accumulation: int | str
     asked_global_batch: int | None = None
 
+    @property
+    def samples(self) -> int | None:
+        """The samples of one rank and step; None if the machines decide."""
+        micro, accumulation = self.micro_batch, self.accumulation
+        return micro * accumulation if isinstance(micro, int) and isinstance(accumulation, int) else None
+
 
 class CheckpointState(Keys):
     """What decides which runs can load a checkpoint; the run that saves it knows it before its start.
