@@ -78,7 +78,7 @@ def test_few_rows_are_all_trained_on_unless_a_setting_needs_validation_rows() ->
 def test_rows_that_are_not_counted_have_a_share_held_out() -> None:
     found = settled("owner/data")
 
-    assert found.config.train_dataloader.dataset.val_split == row_counts.SHARE
+    assert found.config.train_dataloader.dataset.val_split == row_counts.HELD_OUT
     assert found.notes[-1].startswith("validation: 5 % of the training rows are held out")
 
 

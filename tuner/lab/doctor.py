@@ -201,8 +201,8 @@ def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
 
 
-def _room(name: str, place: Path, least: int, fix: str) -> Row:
-    free = shutil.disk_usage(host.existing(place)).free
+def _room(name: str, folder: Path, least: int, fix: str) -> Row:
+    free = shutil.disk_usage(host.existing(folder)).free
     return Row(name, "ok", f"{gib(free)} free") if free >= least else Row(name, "warning", f"{gib(free)} free", fix)
 
 

@@ -183,8 +183,8 @@ def four_bits() -> Answer:
     numbers = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).to(device)
     stored, state = functional.quantize_4bit(numbers, quant_type="nf4")
     error = float((functional.dequantize_4bit(stored, state) - numbers).norm() / numbers.norm())
-    status, place = "ok" if error < _NF4_ERROR else "failed", "the CPU" if device == "cpu" else device
-    return status, f"bitsandbytes {version('bitsandbytes')}: 4-bit quantization works on {place} (error {error:.3f})"
+    status, name = "ok" if error < _NF4_ERROR else "failed", "the CPU" if device == "cpu" else device
+    return status, f"bitsandbytes {version('bitsandbytes')}: 4-bit quantization works on {name} (error {error:.3f})"
 
 
 def flash_attention() -> Answer:

@@ -65,8 +65,8 @@ def _model(recipe: Recipe) -> str:
     if architecture is None or not has_formula(architecture):
         return text
     trained, total = count(config, architecture).trainable, num_parameters(architecture)
-    share = f"all {_number(total)}" if trained == total else f"{_number(trained)} of {_number(total)}"
-    return f"{text}, {share} parameters trained"
+    counted = f"all {_number(total)}" if trained == total else f"{_number(trained)} of {_number(total)}"
+    return f"{text}, {counted} parameters trained"
 
 
 def _method(config: RecipeConfig) -> str:

@@ -200,15 +200,15 @@ def is_compiled(op: str, environ: Mapping[str, str]) -> bool:
     """Return whether an op came compiled with DeepSpeed, or was compiled here and nothing of it has changed since."""
     if came_compiled(op):
         return True
-    place, ninja = folder(op, environ), shutil.which("ninja", path=tool_path(environ))
-    plan, torch = place / "build.ninja", importlib.util.find_spec("torch")
-    if not (place / f"{op}.so").is_file() or not plan.is_file() or ninja is None or torch is None:
+    op_folder, ninja = folder(op, environ), shutil.which("ninja", path=tool_path(environ))
+    plan, torch = op_folder / "build.ninja", importlib.util.find_spec("torch")
+    if not (op_folder / f"{op}.so").is_file() or not plan.is_file() or ninja is None or torch is None:
         return False
     if str(Path(str(torch.origin)).parent) not in read_text(plan):  # another environment's
         return False
     import subprocess  # most runs compile nothing
 
-    dry_run = subprocess.run([ninja, "-C", str(place), "-n"], capture_output=True, text=True, check=False)
+    dry_run = subprocess.run([ninja, "-C", str(op_folder), "-n"], capture_output=True, text=True, check=False)
     return dry_run.returncode == 0 and "no work to do" in dry_run.stdout
 
 

@@ -45,9 +45,9 @@ class Finding:
     code: str | None = None
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
+        prefix = f"{self.where}: " if self.where else ""
         code = f"[{self.code}]" if self.code else ""
-        return visible(f"{place}{self.severity}{code}: {self.what}{'. ' + self.fix if self.fix else ''}")
+        return visible(f"{prefix}{self.severity}{code}: {self.what}{'. ' + self.fix if self.fix else ''}")
 
 
 @dataclass(repr=False)

@@ -183,8 +183,8 @@ def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> Resolv
         f"(global batch {batch.global_batch}) at {following.level}{', recomputing activations' if recomputes else ''}"
     )
     change = lighter_by if flag == ON_OOM else ""
-    place = following.resume.path.name if following.resume else "the start"
-    _print(f"{flag} after {attempts_so_far[-1].cause}: attempt {len(attempts_so_far) + 1}{change}, from {place}.")
+    begin = following.resume.path.name if following.resume else "the start"
+    _print(f"{flag} after {attempts_so_far[-1].cause}: attempt {len(attempts_so_far) + 1}{change}, from {begin}.")
     return following
 
 

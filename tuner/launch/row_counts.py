@@ -125,8 +125,8 @@ def _as_file(share: Rows) -> Rows | None:
     files = _files(share)
     if isinstance(files, str) or ":" in (share.format or ""):
         return None
-    place = paths.local(share.path) if share.path else None
-    if place is None or not paths.is_folder(place):
+    local_path = paths.local(share.path) if share.path else None
+    if local_path is None or not paths.is_folder(local_path):
         return share
     return share.model_copy(update={"path": str(files[0])}) if len(files) == 1 else None
 
@@ -427,15 +427,15 @@ def _files(rows: Rows) -> list[Path] | str:
     """Return the files of a data set, or why they are not counted."""
     if rows.path is None:
         return "no data is given yet"
-    place = paths.local(rows.path)
-    if place is None:
+    local_path = paths.local(rows.path)
+    if local_path is None:
         return f"{rows.path} is on the hub"
-    files = files_of_folder(place) if paths.is_folder(place) else paths.matching(place)
+    files = files_of_folder(local_path) if paths.is_folder(local_path) else paths.matching(local_path)
     if not files:
         return f"{rows.path} does not exist"
     if "[" in rows.split:
         return f"{rows.path} is read in part: {rows.split}"
-    if files == [place] and not place.is_file():
+    if files == [local_path] and not local_path.is_file():
         return f"{rows.path} is a folder"
     if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):
         return f"{other.name} is not plain text"
@@ -445,7 +445,7 @@ def _files(rows: Rows) -> list[Path] | str:
     return files
 
 
-SHARE = 0.05
+HELD_OUT = 0.05
 LEAST, MOST = 8, 500
 """Rows: fewer measure almost nothing, and more only cost time at every validation."""
 _LARGEST_SHARE = 0.2
@@ -481,23 +481,23 @@ def _held_out(recipe: Recipe) -> Recipe:
     if rows is None:
         place = Place(Kind.DERIVED, "derived: 5 % of the rows, which are not counted before they are read")
         note = f"validation: 5 % of the training rows are held out ({_NONE})"
-        return _with_note(_with_share(recipe, SHARE, place), note)
+        return _with_note(_with_fraction(recipe, HELD_OUT, place), note)
     read, objective = read_rows(dataset, recipe.config.objective.type), recipe.config.objective.type
     different = len({row.key for row in read}) if read and dataset.val_copies == "together" else rows
-    wanted = min(max(LEAST, round(SHARE * different)), MOST)
+    wanted = min(max(LEAST, round(HELD_OUT * different)), MOST)
     if wanted > _LARGEST_SHARE * different:
         if not _needs_validation(recipe.config):
             return _without(recipe, rows, different)
         wanted = max(1, int(_LARGEST_SHARE * different))
     of_rows = f"{rows:,} rows" if different == rows else f"{different:,} different rows"
     place = Place(Kind.DERIVED, f"derived: about {wanted} of {of_rows}")
-    settled = _with_share(recipe, _share(wanted, different), place)
+    settled = _with_fraction(recipe, _fraction(wanted, different), place)
     num_rows_held_out = num_held_out(settled.config.train_dataloader.dataset, objective) or wanted
     return _with_note(settled, f"validation: {num_rows_held_out} of the {rows:,} rows are held out ({_NONE})")
 
 
-def _share(wanted: int, rows: int) -> float:
-    """Return a share with few digits that holds out `wanted` rows: one of each 1 / share rows."""
+def _fraction(wanted: int, rows: int) -> float:
+    """Return a fraction with few digits that holds out `wanted` rows: one of each 1 / fraction rows."""
     digits: int = 10 ** (_DIGITS + max(0, math.floor(math.log10(rows / wanted))))
     return min(math.ceil(wanted / rows * digits) / digits, 0.5)
 
@@ -508,8 +508,8 @@ def _needs_validation(config: RecipeConfig) -> bool:
     return any(uses) or (isinstance(count, int) and count > 0)
 
 
-def _with_share(recipe: Recipe, share: float, place: Place) -> Recipe:
-    return recipe.settled({_SPLIT: share, f"{_VAL}.dataset.val_split": share}, place)
+def _with_fraction(recipe: Recipe, fraction: float, place: Place) -> Recipe:
+    return recipe.settled({_SPLIT: fraction, f"{_VAL}.dataset.val_split": fraction}, place)
 
 
 def _without(recipe: Recipe, rows: int, different: int) -> Recipe:

@@ -228,11 +228,11 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
         else:
             pieces.append(length)
     for piece in sorted(pieces, reverse=True):
-        place = next((at for at, free in enumerate(room) if free >= piece), None)
-        if place is None:
+        row = next((at for at, free in enumerate(room) if free >= piece), None)
+        if row is None:
             room.append(pack_length - piece)
         else:
-            room[place] -= piece
+            room[row] -= piece
     return max(1, round((rows + len(room)) * num_rows / len(sample)))
 
 

@@ -235,9 +235,9 @@ class _Watch:
 
     def reap(self) -> None:
         """Note the children that have ended; of ranks, the first that fails ends the others."""
-        for place, child in enumerate(self.children):
-            if place not in self.exits and child.poll() is not None:
-                self.exits[place] = child.returncode
+        for number, child in enumerate(self.children):
+            if number not in self.exits and child.poll() is not None:
+                self.exits[number] = child.returncode
                 has_failed = child.returncode not in (0, Stopped.exit_code)
                 if self.are_ranks and has_failed and not self.told_to_end:
                     self.end()
@@ -251,7 +251,7 @@ class _Watch:
     @property
     def alive(self) -> dict[int, subprocess.Popen[bytes]]:
         """The children that have not ended, by their place."""
-        return {place: child for place, child in enumerate(self.children) if place not in self.exits}
+        return {number: child for number, child in enumerate(self.children) if number not in self.exits}
 
     def end(self) -> None:
         """Tell the children to end: SIGTERM, once."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuner.errors import UsageError
-from tuner.machine.variables import COUNT, OF_MPI, Settings
+from tuner.machine.variables import COUNT, OF_MPI, LaunchSettings
 
 _OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _OF_TORCHRUN = {
@@ -36,7 +36,7 @@ _NUM_GPUS = ("0", "auto", "gpu", "cpu")
 """What does not say how many processes: one a GPU, as without it."""
 
 
-class RankPlace(NamedTuple):
+class RankVariables(NamedTuple):
     """Which rank this process is, as another launcher says; `launcher` and `variables` are for messages."""
 
     rank: int
@@ -47,7 +47,7 @@ class RankPlace(NamedTuple):
     variables: tuple[str, ...]
 
 
-def of_mpi(environ: Mapping[str, str]) -> RankPlace | None:
+def of_mpi(environ: Mapping[str, str]) -> RankVariables | None:
     """Return the place that MPI's launcher has given this process, or None outside of one.
 
     Raises:
@@ -59,7 +59,7 @@ def of_mpi(environ: Mapping[str, str]) -> RankPlace | None:
     return None
 
 
-def of_rank(environ: Mapping[str, str]) -> RankPlace | None:
+def of_rank(environ: Mapping[str, str]) -> RankVariables | None:
     """Return the place that RANK, WORLD_SIZE and LOCAL_RANK name, or None where there is no LOCAL_RANK.
 
     Raises:
@@ -73,7 +73,7 @@ def of_rank(environ: Mapping[str, str]) -> RankPlace | None:
     return _place("the environment", _OF_RANK if environ.get(_OF_RANK[3]) else _OF_RANK[:3], environ)
 
 
-def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> RankPlace:
+def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> RankVariables:
     _refuse_missing(names, environ)
     counts = [int(environ[name]) if COUNT.fullmatch(environ[name]) else -1 for name in names]
     rank, world, local_rank = counts[:3]
@@ -83,7 +83,7 @@ def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) ->
         wrong = ", ".join(f"{name}={environ[name]}" for name in names)
         fix = "Ranks count from 0 to the number of ranks minus one, on each node and overall."
         raise UsageError(f"{wrong} are not a valid rank", where="the environment", fix=fix)
-    return RankPlace(rank, world, local_rank, local, launcher, names)
+    return RankVariables(rank, world, local_rank, local, launcher, names)
 
 
 def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
@@ -94,13 +94,13 @@ def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
         raise UsageError(problem, where="--launcher", fix="Set all of them, or none.")
 
 
-def nodes(environ: Mapping[str, str]) -> Settings:
+def nodes(environ: Mapping[str, str]) -> LaunchSettings:
     """Return what a cluster says of the nodes, of which this process is one; empty where none does.
 
     Raises:
         UsageError: it says half of it, or a number of nodes that changes.
     """
-    settings: Settings = {}
+    settings: LaunchSettings = {}
     for family in (_OF_TORCHRUN, _OF_SKYPILOT):
         for flag, name in family.items():
             if environ.get(name) and not (flag == "--nproc-per-node" and environ[name] in _NUM_GPUS):
@@ -117,14 +117,14 @@ def nodes(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
-def _of_pods(environ: Mapping[str, str]) -> Settings:
+def _of_pods(environ: Mapping[str, str]) -> LaunchSettings:
     if not {"RANK", "WORLD_SIZE"} & environ.keys():
         return {}
     _refuse_missing(("RANK", "WORLD_SIZE", "MASTER_ADDR"), environ)
     return {flag: {name: environ[name]} for flag, name in _OF_PODS.items()}
 
 
-def _of_volcano(environ: Mapping[str, str]) -> Settings:
+def _of_volcano(environ: Mapping[str, str]) -> LaunchSettings:
     index = environ.get("VC_TASK_INDEX") or environ.get("VK_TASK_INDEX")
     lists = sorted(name for name in environ if _VOLCANO_HOSTS.fullmatch(name))
     if index is None or not lists:

@@ -31,9 +31,9 @@ def file_system(path: Path) -> str:
     """Return the name of the file system that a path is on, such as 'ext4'; '' where nothing is known."""
     import psutil  # what swaps to no disk, and finds no lock, does without
 
-    place = path.resolve()
+    real_path = path.resolve()
     mounted = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
-    return next((mounted[folder] for folder in (place, *place.parents) if folder in mounted), "")
+    return next((mounted[folder] for folder in (real_path, *real_path.parents) if folder in mounted), "")
 
 
 def is_network(path: Path) -> bool:

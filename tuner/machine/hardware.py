@@ -381,9 +381,9 @@ def _nvml_gpu(nvml: Any, index: int) -> list[Gpu]:
     if not _has_instances(nvml, handle):
         return [described(handle)]
     instances = []
-    for place in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle)):
+    for index in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle)):
         with contextlib.suppress(nvml.NVMLError):  # no instance at this place
-            instances.append(described(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
+            instances.append(described(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
     return instances
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tuner.errors import MachineError, Option, UsageError
 from tuner.machine import clusters, started_ranks, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
-from tuner.machine.variables import Settings, count, settings_of, text
+from tuner.machine.variables import LaunchSettings, count, settings_of, text
 
 
 def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +94,7 @@ def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: in
     return not on_node.isdecimal() or int(on_node) >= topology.nproc_per_node
 
 
-def _nodes(settings: Settings, num_gpus: int) -> Topology:
+def _nodes(settings: LaunchSettings, num_gpus: int) -> Topology:
     """Return one node of some, each of which starts its own torchrun."""
     nproc, nodes = count(settings, "--nproc-per-node"), count(settings, "--nnodes") or 1
     rank, port = count(settings, "--node-rank", minimum=0), count(settings, "--master-port", maximum=65535)

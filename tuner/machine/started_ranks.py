@@ -11,7 +11,7 @@ from typing import Literal
 from tuner.errors import Option, UsageError
 from tuner.machine import clusters, slurm, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
-from tuner.machine.variables import Settings, count, settings_of, text
+from tuner.machine.variables import LaunchSettings, count, settings_of, text
 
 
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
@@ -56,8 +56,8 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
 
 
 def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    place = clusters.of_mpi(environ)
-    if place is None:
+    variables = clusters.of_mpi(environ)
+    if variables is None:
         fix = "Start it with: mpirun -np 2 tuner train ... --launcher mpi."
         if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
             fix += " Under srun: --launcher slurm."
@@ -65,53 +65,57 @@ def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topol
     # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
     job = environ.get("PMIX_NAMESPACE")
     port = slurm.port(job, "mpi") if job else DEFAULT_PORT
-    return _rank("mpi", place, settings_of(flags._asdict(), environ), num_gpus, port)
+    return _rank("mpi", variables, settings_of(flags._asdict(), environ), num_gpus, port)
 
 
 def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    place = clusters.of_rank(environ)
-    if place is None:
+    variables = clusters.of_rank(environ)
+    if variables is None:
         fix = "It reads RANK, WORLD_SIZE and LOCAL_RANK, or the variables of Kubeflow, Volcano or SkyPilot."
         raise UsageError(
             "no environment variable sets the number of this rank or node", where="--launcher env", fix=fix
         )
-    return _rank("env", place, settings_of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
+    return _rank("env", variables, settings_of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
 
 
 def _rank(
-    launcher: Literal["mpi", "env"], place: clusters.RankPlace, settings: Settings, num_gpus: int, port: int
+    launcher: Literal["mpi", "env"],
+    variables: clusters.RankVariables,
+    settings: LaunchSettings,
+    num_gpus: int,
+    port: int,
 ) -> Topology:
     """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
-    meeting: Settings = {
+    meeting: LaunchSettings = {
         name: {name: settings[name][name]} for name in ("--master-addr", "--master-port") if name in settings[name]
     }
     settings = {**settings, **meeting}
     address = text(settings, "--master-addr")
-    nproc = place.local_world_size or count(settings, "--nproc-per-node")
+    nproc = variables.local_world_size or count(settings, "--nproc-per-node")
     if nproc is None:
-        if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
+        if variables.world_size > 1 and address not in ("127.0.0.1", "localhost"):
             fix = f"Set LOCAL_WORLD_SIZE or {Option('nproc_per_node')}."
-            raise UsageError("the number of ranks per node is unknown", where=place.launcher, fix=fix)
-        nproc = place.world_size
-    nodes = -(-place.world_size // nproc)
-    _refuse_other_geometry(settings, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
+            raise UsageError("the number of ranks per node is unknown", where=variables.launcher, fix=fix)
+        nproc = variables.world_size
+    nodes = -(-variables.world_size // nproc)
+    _refuse_other_geometry(settings, nproc, nodes, "mpirun" if launcher == "mpi" else variables.launcher)
     if nodes > 1 and address is None:
         fix = "Set the host of rank 0 on all ranks: --master-addr HOST or MASTER_ADDR."
         raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
     return Topology(
         launcher,
         nodes,
-        place.rank // nproc,
+        variables.rank // nproc,
         nproc,
-        place.world_size,
-        rank=place.rank,
-        local_rank=place.local_rank % num_gpus if num_gpus else place.local_rank,
+        variables.world_size,
+        rank=variables.rank,
+        local_rank=variables.local_rank % num_gpus if num_gpus else variables.local_rank,
         master_addr=address or "127.0.0.1",
         master_port=count(settings, "--master-port", maximum=65535) or port,
     )
 
 
-def _refuse_other_geometry(settings: Settings, nproc: int, nodes: int, starter: str) -> None:
+def _refuse_other_geometry(settings: LaunchSettings, nproc: int, nodes: int, starter: str) -> None:
     for name, started, unit, option in (
         ("--nproc-per-node", nproc, "processes per node", "--ntasks-per-node"),
         ("--nnodes", nodes, "nodes", "--nodes"),

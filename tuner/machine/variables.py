@@ -38,13 +38,15 @@ OF_MPI = {
 
 Seen in Open MPI 4.1 and MPICH 4.0; those of Intel MPI and MVAPICH2 as accelerate 1.15 reads them.
 """
-Settings = dict[str, dict[str, str]]
+LaunchSettings = dict[str, dict[str, str]]
 """By flag, all that says the same: its name and its value."""
 
 
-def settings_of(flags: Mapping[str, object], environ: Mapping[str, str], cluster: Settings | None = None) -> Settings:
+def settings_of(
+    flags: Mapping[str, object], environ: Mapping[str, str], cluster: LaunchSettings | None = None
+) -> LaunchSettings:
     """Return by flag all that says the same: the flag itself (None: not given), its variables, and a cluster's."""
-    settings: Settings = {}
+    settings: LaunchSettings = {}
     for name, variables in VARIABLES.items():
         flag = flags[name.removeprefix("--").replace("-", "_")]
         settings[name] = {} if flag in (None, "") else {name: str(flag)}
@@ -53,7 +55,7 @@ def settings_of(flags: Mapping[str, object], environ: Mapping[str, str], cluster
     return settings
 
 
-def text(settings: Settings, name: str) -> str | None:
+def text(settings: LaunchSettings, name: str) -> str | None:
     """Return the value of a flag.
 
     Raises:
@@ -65,7 +67,7 @@ def text(settings: Settings, name: str) -> str | None:
     return next(iter(settings[name].values()), None)
 
 
-def count(settings: Settings, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT) -> int | None:
+def count(settings: LaunchSettings, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT) -> int | None:
     """Return the value of a flag as a count.
 
     Raises:

@@ -165,15 +165,15 @@ def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, str]]:
             yield name.removesuffix(suffix), f"{place}/{name}"
 
 
-def _entries(place: str) -> list[str]:
+def _entries(folder: str) -> list[str]:
     """Return the names in a folder, or an empty list if there is no such folder."""
     try:
-        return os.listdir(place)  # noqa: PTH208 (every command asks for 600 names)
+        return os.listdir(folder)  # noqa: PTH208 (every command asks for 600 names)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         message = f"the folder cannot be read: {error.strerror}"
-        raise UsageError(message, where=place, fix="Correct its permissions, or use another catalog.") from error
+        raise UsageError(message, where=folder, fix="Correct its permissions, or use another catalog.") from error
 
 
 def misplaced() -> Iterator[RecipeError]:
@@ -195,8 +195,8 @@ def misplaced() -> Iterator[RecipeError]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[Folder, ...]:
-    places = ((origin, place) for _, origin, module in _announced(path) for place in _places(module))
-    return tuple(Folder(place, origin, Kind.FILE) for origin, place in places)
+    places = ((origin, folder) for _, origin, module in _announced(path) for folder in _places(module))
+    return tuple(Folder(folder, origin, Kind.FILE) for origin, folder in places)
 
 
 def _homeless(path: tuple[str, ...]) -> list[tuple[str, str, str]]:
@@ -218,14 +218,14 @@ def _announced(path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
     return tuple((entry.name, origin, entry.module) for origin, entry in ordered)
 
 
-def _announces(place: str) -> bool:
+def _announces(folder: str) -> bool:
     """Return whether a package that is installed in a folder of sys.path has an entry point of ours."""
     try:
-        names = os.listdir(place)  # noqa: PTH208
+        names = os.listdir(folder)  # noqa: PTH208
     except OSError:
         return False
     infos = (name for name in names if name.endswith((".dist-info", ".egg-info")))
-    return any(GROUP.encode() in _bytes(f"{place}/{name}/entry_points.txt") for name in infos)
+    return any(GROUP.encode() in _bytes(f"{folder}/{name}/entry_points.txt") for name in infos)
 
 
 def _bytes(file: str) -> bytes:
@@ -246,7 +246,7 @@ def _places(module: str) -> tuple[str, ...]:
             return ()
         origin = [str(Path(spec.origin).parent)] if spec.origin else []
         places = [*spec.submodule_search_locations] if spec.submodule_search_locations is not None else origin
-    return tuple(place for place in places or () if os.path.isdir(place))  # noqa: PTH112 (not in a zip archive)
+    return tuple(folder for folder in places or () if os.path.isdir(folder))  # noqa: PTH112 (not in a zip archive)
 
 
 BASE = CONFIGS / "base.py"

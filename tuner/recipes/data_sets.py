@@ -34,8 +34,8 @@ def data_sets_of(text: str) -> list[JsonObject]:
 
 
 def _exists(text: str) -> bool:
-    place = paths.local(text)
-    return place is not None and bool(paths.matching(place))
+    local_path = paths.local(text)
+    return local_path is not None and bool(paths.matching(local_path))
 
 
 def _share(text: str) -> JsonObject:

@@ -103,7 +103,7 @@ def is_path(text: str) -> bool:
 
 def holds_model(folder: Path) -> bool:
     """Return whether a folder, or its result as a run, holds a model or an adapter."""
-    return any(paths.is_file(place / file) for place in (folder, folder / RESULT) for file in (WHOLE, paths.ADAPTER))
+    return any(paths.is_file(path / file) for path in (folder, folder / RESULT) for file in (WHOLE, paths.ADAPTER))
 
 
 def _of_file(text: str, path: Path) -> Name:

@@ -81,15 +81,15 @@ def _refuse_data(path: str, data: str | None) -> None:
 def _check_vision(vision: Vision) -> None:
     for key, path in (("path", vision.path), ("projector", vision.projector)):
         place_of = paths.local if key == "path" else paths.expanded  # no projector is on the hub
-        place = place_of(path) if path else None
-        if place is None:
+        local_path = place_of(path) if path else None
+        if local_path is None:
             continue
         where = f"model.vision.{key}"
-        if paths.is_file(place) and key == "projector":
-            paths.refuse_forbidden(place, ModelError, where)
+        if paths.is_file(local_path) and key == "projector":
+            paths.refuse_forbidden(local_path, ModelError, where)
             continue
-        check_folder(str(path), place, where)
-        if key == "path" and not paths.exists(place / "config.json"):
+        check_folder(str(path), local_path, where)
+        if key == "path" and not paths.exists(local_path / "config.json"):
             fix = "Give a folder with a CLIP model, as save_pretrained writes it."
             raise ModelError(f"the tower {path!r} has no config.json", where=where, fix=fix)
 
@@ -184,26 +184,26 @@ def check_data(config: RecipeConfig) -> None:
 def _check_path(path: str | None, where: str) -> None:
     if not path:
         raise DataError("no data set is given", where=where, fix=f"Give one: {Option('data', 'FILE')}.")
-    place = paths.local(path)
-    if place is None:
+    local_path = paths.local(path)
+    if local_path is None:
         return
-    paths.refuse_forbidden(place, DataError, where)
-    files = paths.matching(place)
+    paths.refuse_forbidden(local_path, DataError, where)
+    files = paths.matching(local_path)
     if not files:
-        raise DataError(f"the data {path!r} {_missing(place)}", where=where, fix=_nearby(place))
+        raise DataError(f"the data {path!r} {_missing(local_path)}", where=where, fix=_nearby(local_path))
     for file in files[:_MAX_ENTRIES]:
         paths.refuse_forbidden(file, DataError, where)
-    if paths.exists(place) and not (place.is_file() or place.is_dir()):
+    if paths.exists(local_path) and not (local_path.is_file() or local_path.is_dir()):
         # Reading a pipe or a device would never end.
         raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Give a file or folder.")
-    if place.is_file() and place.stat().st_size == 0:
+    if local_path.is_file() and local_path.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Add at least one row.")
-    if place.is_dir() and names.holds_model(place):
+    if local_path.is_dir() and names.holds_model(local_path):
         fix = f"Give it with {Option('model')}, and a file or folder of rows with {Option('data')}."
         raise DataError(f"the data {path!r} is a model's folder", where=where, fix=fix)
-    if place.is_dir() and not any(place.iterdir()):
+    if local_path.is_dir() and not any(local_path.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
-    if place.is_dir() and _is_crowded(place):
+    if local_path.is_dir() and _is_crowded(local_path):
         message = f"the data folder {path!r} has more than {_MAX_ENTRIES:,} files and folders"
         fix = "Give a folder with only the data, or a pattern such as FOLDER/*.jsonl."
         raise DataError(message, where=where, fix=fix)

@@ -43,22 +43,22 @@ def expand(pattern: str, limit: int, learners: Learners) -> Expansion:
     after_model = [f"{training}_{dataset}" for _, training, dataset in _after_model(learners)]
 
     @cache
-    def after(places: frozenset[int], letter: str) -> frozenset[int]:
+    def after(positions: frozenset[int], letter: str) -> frozenset[int]:
         """Return the places in the glob at which it can go on behind a letter."""
-        fitting = (place for place in places if place < len(pieces) and fnmatchcase(letter, pieces[place]))
-        return _with_skipped(pieces, frozenset(place + (pieces[place] != "*") for place in fitting))
+        fitting = (at for at in positions if at < len(pieces) and fnmatchcase(letter, pieces[at]))
+        return _with_skipped(pieces, frozenset(at + (pieces[at] != "*") for at in fitting))
 
     @cache
-    def endings(places: frozenset[int]) -> Sequence[str]:
-        matches = re.compile("|".join(translate("".join(pieces[place:])) for place in places)).match
+    def endings(positions: frozenset[int]) -> Sequence[str]:
+        matches = re.compile("|".join(translate("".join(pieces[at:])) for at in positions)).match
         open_end = pattern.endswith("*")  # then a name without its epochs matches only if the whole name does
         named = ((rest, f"{rest}_e{epochs}") for rest in after_model)
         return [name for rest, name in named if matches(name) or (not open_end and matches(rest))]
 
     start = _with_skipped(pieces, frozenset({0}))
     for model in catalog.names("models"):
-        places = reduce(after, f"{model}_", start)
-        found = endings(places) if places else ()
+        positions = reduce(after, f"{model}_", start)
+        found = endings(positions) if positions else ()
         if any(name.startswith(f"{model}_") for name in recipes):
             found = [ending for ending in found if f"{model}_{ending}" not in known]
         names += [f"{model}_{ending}" for ending in found[: limit - len(names)]]
@@ -66,12 +66,12 @@ def expand(pattern: str, limit: int, learners: Learners) -> Expansion:
     return Expansion((*names,), total)
 
 
-def _with_skipped(pieces: Sequence[str], places: frozenset[int]) -> frozenset[int]:
+def _with_skipped(pieces: Sequence[str], positions: frozenset[int]) -> frozenset[int]:
     """Add the places behind a `*`, which may stand for nothing; leave out those before the last `*`, which add none."""
-    while behind := {place + 1 for place in places if pieces[place : place + 1] == ["*"]} - places:
-        places |= behind
-    last = max((place for place in places if pieces[place : place + 1] == ["*"]), default=0)
-    return frozenset(place for place in places if place >= last)
+    while behind := {at + 1 for at in positions if pieces[at : at + 1] == ["*"]} - positions:
+        positions |= behind
+    last = max((at for at in positions if pieces[at : at + 1] == ["*"]), default=0)
+    return frozenset(at for at in positions if at >= last)
 
 
 def complete(start: str, learners: Learners) -> list[str]:

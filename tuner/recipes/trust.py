@@ -176,10 +176,10 @@ def foreign_home(module: str) -> str | None:
         return ""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # effect: where the user keeps modules
     entries = [Path(text).resolve() for text in named if text]
-    for place in places:
-        above = [entry for entry in entries if entry in place.resolve().parents]
-        if not above or _is_distributed(place.resolve(), top, above):
-            return str(place)
+    for location in places:
+        above = [entry for entry in entries if entry in location.resolve().parents]
+        if not above or _is_distributed(location.resolve(), top, above):
+            return str(location)
     return None
 
 
@@ -187,10 +187,10 @@ def _places(spec: ModuleSpec | None) -> list[Path]:
     if spec is None:
         return []
     origin = [spec.origin] if spec.origin and spec.has_location else []
-    return [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
+    return [Path(location) for location in (*(spec.submodule_search_locations or ()), *origin)]
 
 
-def _is_distributed(place: Path, top: str, entries: list[Path]) -> bool:
+def _is_distributed(location: Path, top: str, entries: list[Path]) -> bool:
     """Return whether a module belongs to a distribution that is installed in one of the entries, or from its folder."""
     from importlib.metadata import distributions  # 30 ms, and few recipes name code
 
@@ -198,7 +198,7 @@ def _is_distributed(place: Path, top: str, entries: list[Path]) -> bool:
         names = {file.parts[0].removesuffix(".py") for file in found.files or () if file.parts}
         if top in names | set((found.read_text("top_level.txt") or "").split()):
             return True
-    return any(folder in place.parents for folder in _editable_folders())
+    return any(folder in location.parents for folder in _editable_folders())
 
 
 def _editable_folders() -> Iterator[Path]:

@@ -88,15 +88,15 @@ class Charts:
 
     def since(self, runs: Sequence[Gathered], version: int = _EVERYTHING) -> list[JsonObject]:
         """Return the charts with something new, each with the lines that have grown."""
-        charts = (self._chart(place, runs, version) for place, _ in enumerate(QUANTITIES))
+        charts = (self._chart(index, runs, version) for index, _ in enumerate(QUANTITIES))
         return [chart for chart in charts if chart["lines"]]
 
-    def _chart(self, place: int, runs: Sequence[Gathered], version: int) -> JsonObject:
-        quantity = QUANTITIES[place]
+    def _chart(self, index: int, runs: Sequence[Gathered], version: int) -> JsonObject:
+        quantity = QUANTITIES[index]
         is_validated = any((quantity.validation, index) in self._lines for index, _ in enumerate(runs))
         return {
             "id": f"chart-{quantity.key.replace('/', '-')}",
-            "place": place,
+            "place": index,
             "title": quantity.title,
             "note": "; ".join([*(["dotted: validation"] if is_validated else []), *filter(None, [quantity.note])]),
             "exponents": quantity.exponents,

@@ -126,21 +126,21 @@ def commit(
     return sum(file.bytes for file in written.values())
 
 
-def put_in_place(folder: Path, place: Path) -> None:
-    """Flush what was written under the same name in `unfinished(folder)`, and let it replace `place`."""
-    written = unfinished(folder) / place.name
+def put_in_place(folder: Path, target: Path) -> None:
+    """Flush what was written under the same name in `unfinished(folder)`, and let it replace `target`."""
+    written = unfinished(folder) / target.name
     with parts.in_threads(flush, written.rglob("*")) as done:
         deque(done, maxlen=0)
-    _put_in_place(folder, place)
+    _put_in_place(folder, target)
 
 
-def _put_in_place(folder: Path, place: Path) -> None:
-    written = unfinished(folder) / place.name
+def _put_in_place(folder: Path, target: Path) -> None:
+    written = unfinished(folder) / target.name
     flush(written)
-    if place.exists():
-        place.rename(unfinished(folder) / f"replaced {place.name}")
-    written.rename(place)
-    flush(place.parent)
+    if target.exists():
+        target.rename(unfinished(folder) / f"replaced {target.name}")
+    written.rename(target)
+    flush(target.parent)
     clear_unfinished(folder)
 
 
@@ -187,7 +187,7 @@ def inspect(folder: Path, *, hashes: bool = True) -> str | None:
 def _first_difference(folder: Path, expected: Mapping[str, _Expected], hashes: bool) -> str | None:
     root = folder.resolve()
     # Every place is resolved once: a listing looks at thousands of files, and a name at a time is a third of its time.
-    is_inside = cache(lambda place: place.resolve().is_relative_to(root))
+    is_inside = cache(lambda path: path.resolve().is_relative_to(root))
     if _leads_out(folder):
         return f"{LATEST} points outside of the checkpoint"
     for name, (size, *_) in expected.items():
@@ -285,15 +285,15 @@ def set_aside(folder: Path, attempt: int) -> None:
     clear_unfinished(folder)
     places = (folder.with_name(f"{folder.name} of attempt {number}") for number in count(attempt))
     with disk_errors(folder):
-        folder.rename(next(place for place in places if not place.exists()))
+        folder.rename(next(folder for folder in places if not folder.exists()))
 
 
-def set_later_aside(folder: Path, step: int, place: Path) -> None:
-    """Move the checkpoints after `step` to the folder `place`, where nothing resumes from them."""
+def set_later_aside(folder: Path, step: int, target: Path) -> None:
+    """Move the checkpoints after `step` to the folder `target`, where nothing resumes from them."""
     for at, path in newest_first(folder):
         if at > step:
-            place.mkdir(parents=True, exist_ok=True)
-            path.rename(place / path.name)
+            target.mkdir(parents=True, exist_ok=True)
+            path.rename(target / path.name)
 
 
 def newest_first(folder: Path) -> list[tuple[int, Path]]:

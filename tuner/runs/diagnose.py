@@ -180,10 +180,10 @@ def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
     every tenth of a second, and several ranks can end within that time.
     """
     reported = {int(report["rank"]) for report in evidence.reports}
-    for place, (rank, code) in enumerate(_exits(evidence)):
+    for number, (rank, code) in enumerate(_exits(evidence)):
         if rank in reported or code == Stopped.exit_code:
             continue
-        first = place == 0 or (others_lost_it and code == -signal.SIGKILL)
+        first = number == 0 or (others_lost_it and code == -signal.SIGKILL)
         cause, problem = _ended(evidence, rank, code, first)
         yield _Suspect(
             rank,

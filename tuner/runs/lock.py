@@ -222,10 +222,10 @@ def _refuse_ranks_left(run_path: Path) -> None:
     """Refuse a directory if ranks of a killed launcher are still ending in it: they may be in the middle of a save."""
     import psutil
 
-    place = os.path.realpath(run_path)
+    real_path = os.path.realpath(run_path)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if WORKER in words and place in map(os.path.realpath, words):
+        if WORKER in words and real_path in map(os.path.realpath, words):
             problem = f"{run_path} is in use by process {process.pid}, left over from a run whose launcher was killed"
             raise RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it has saved and exited.")
 

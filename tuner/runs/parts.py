@@ -95,21 +95,21 @@ def _moved(home: Path, target: Path, rank: int, gathered: dict[str, ManifestFile
         part = RankPart.of(load_json(read_text(report)), report)
     except (OSError, ValueError, RunDirectoryError):  # not there, or shown in part
         return f"what rank {rank} has written is not seen here"
-    place = home / target.name
+    source = home / target.name
     for path, file in part.files.items():
         try:
-            num_bytes = (place / path).stat().st_size
+            num_bytes = (source / path).stat().st_size
         except OSError:
             return f"{path} of rank {rank} on {part.host} is not seen here"
         if num_bytes != file.bytes:
             return f"{path} of rank {rank} on {part.host} has {num_bytes} bytes here, and {file.bytes} there"
-    with in_threads(lambda path: xxh3_128(place / path), part.files) as digests:
+    with in_threads(lambda path: xxh3_128(source / path), part.files) as digests:
         for (path, file), digest in zip(part.files.items(), digests, strict=True):
             if digest != file.xxh3_128:
                 return f"{path} of rank {rank} on {part.host} has another content here than there"
     for path in part.files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (place / path).rename(target / path)
+        (source / path).rename(target / path)
     gathered |= part.files
     return None
 

@@ -117,16 +117,16 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
     wanted: dict[int, float] = {}
     free: dict[int, tuple[Path, int]] = {}
     for swap in swaps(run.final.config):
-        place = existing(swap.path)
-        if _unwritable(place, direct=True):
+        folder = existing(swap.path)
+        if _unwritable(folder, direct=True):
             continue
-        disk = place.stat().st_dev
+        disk = folder.stat().st_dev
         wanted[disk] = wanted.get(disk, 0.0) + _swapped_bytes(run, swap.block)
-        free[disk] = (place, shutil.disk_usage(place).free)
-    for disk, (place, there) in free.items():
+        free[disk] = (folder, shutil.disk_usage(folder).free)
+    for disk, (folder, there) in free.items():
         if there < wanted[disk]:
             message = f"{gib(there)} are free, and this run swaps {gib(wanted[disk])} to the disk"
-            yield DiskError(message, where=place, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
+            yield DiskError(message, where=folder, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
 
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
@@ -134,14 +134,14 @@ def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
     if run.state.nvme_weights_alone:
         yield "this run cannot be resumed: its weights are on NVMe and its optimizer is in memory."
     for path in sorted({swap.path for swap in swaps(run.final.config)}):
-        place = existing(path)
-        if _unwritable(place, direct=True):
+        folder = existing(path)
+        if _unwritable(folder, direct=True):
             continue
-        speed = f"{path} takes {disks.write_bytes_per_s(place) / 1e9:.1f} GB/s of writes"
-        if disks.is_memory(place):
-            yield f"{path} is in memory ({disks.file_system(place)}), so swapping there frees none."
-        elif disks.is_network(place):
-            yield f"{speed}, and is on another machine ({disks.file_system(place)}): use a local disk."
+        speed = f"{path} takes {disks.write_bytes_per_s(folder) / 1e9:.1f} GB/s of writes"
+        if disks.is_memory(folder):
+            yield f"{path} is in memory ({disks.file_system(folder)}), so swapping there frees none."
+        elif disks.is_network(folder):
+            yield f"{speed}, and is on another machine ({disks.file_system(folder)}): use a local disk."
         else:
             yield f"{speed}, measured for half a second."
 
@@ -169,15 +169,15 @@ def _unwritable(path: Path, *, direct: bool) -> str | None:
     Args:
         direct: Whether the file is written around the cache (O_DIRECT), as DeepSpeed does when it swaps.
     """
-    place = existing(path)
+    folder = existing(path)
     try:
         import tempfile  # it takes 5 ms, and few runs swap to a disk
 
-        with tempfile.NamedTemporaryFile(dir=place) as file:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
             if direct:
                 os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
     except OSError as error:
-        return f"{place} cannot be written into{' with O_DIRECT' * direct}: {error.strerror}"
+        return f"{folder} cannot be written into{' with O_DIRECT' * direct}: {error.strerror}"
     return None
 
 
@@ -186,7 +186,7 @@ def _swapped_bytes(run: ResolvedRun, block: str) -> float:
     config, facts = run.recipe.config, run.recipe.config.architecture
     if facts is None or not has_formula(facts):
         return 0.0
-    share = run.topology.nproc_per_node / run.topology.world_size
+    of_a_node = run.topology.nproc_per_node / run.topology.world_size
     if block == "offload_param":
-        return share * run.precision.weight_bytes * num_parameters(facts)
-    return share * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, facts).trainable
+        return of_a_node * run.precision.weight_bytes * num_parameters(facts)
+    return of_a_node * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, facts).trainable

@@ -49,13 +49,13 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
         return
     one, final = sizes
     number = _num_checkpoints(run)
-    needed, free, place = one * number + final, _free(run), existing(run.run_path)
+    needed, free, existing_folder = one * number + final, _free(run), existing(run.run_path)
     if free < needed:
         message = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
         fix = f"{_MORE_ROOM}."
         if number > 2:  # one is kept, and another is being written
             fix = f"{_MORE_ROOM}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
-        yield DiskError(message, where=place, fix=fix)
+        yield DiskError(message, where=existing_folder, fix=fix)
 
 
 def conversion(run: ResolvedRun) -> Iterator[Finding]:
@@ -64,7 +64,7 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     if point is None or not run.topology.leads or point.folder(RunDirectory(run.run_path)).is_dir():
         return
     most, left = _conversion_bytes(run, point)
-    sizes, place = checkpoint_bytes(run), existing(run.run_path)
+    sizes, existing_folder = checkpoint_bytes(run), existing(run.run_path)
     # It stays until the next checkpoint is whole.
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
@@ -73,7 +73,7 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
         if saved:
             savers = f"{saved.world_size} ranks and {Option('deepspeed', saved.deepspeed)}"
             fix = f"{_MORE_ROOM}, or use the {savers} that saved it."
-        yield DiskError(f"{message}, until the next one is saved", where=place, fix=fix)
+        yield DiskError(f"{message}, until the next one is saved", where=existing_folder, fix=fix)
 
 
 def joined_model(run: ResolvedRun) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def shadows(run: ResolvedRun) -> Iterator[Finding]:
     """Find settings that bring other modules or variables into a run than the installed ones."""
     if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
         places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
-        hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
+        hidden = [name for name, module in places if module.with_suffix(".py").is_file() or module.is_dir()]
         message = f", and finds {', '.join(hidden)} there" if hidden else ""
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{message}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):

@@ -119,9 +119,9 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     rows = run.recipe.config.train_dataloader.dataset
     if not rows.streaming or not rows.path:
         return
-    place = paths.local(rows.path)
-    if place is None or _are_files(rows):
-        sources.check_stream(rows.path, paths.matching(place) if place else ())
+    local_path = paths.local(rows.path)
+    if local_path is None or _are_files(rows):
+        sources.check_stream(rows.path, paths.matching(local_path) if local_path else ())
     yield from ()
 
 
@@ -290,10 +290,10 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
     if theirs and known and theirs.model_type not in known:
         problem = f"transformers has no language model of the teacher's model_type {theirs.model_type!r}"
         yield ModelError(problem, where=TEACHER, fix="A newer transformers may support it.")
-    place = _model_folder(taught_by.path)
-    if place is not None:
-        yield from filter(None, [model_files.only_scores(place, TEACHER)])
-        yield from model_files.missing_weights(place, TEACHER)
+    teacher_folder = _model_folder(taught_by.path)
+    if teacher_folder is not None:
+        yield from filter(None, [model_files.only_scores(teacher_folder, TEACHER)])
+        yield from model_files.missing_weights(teacher_folder, TEACHER)
 
 
 def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
@@ -303,7 +303,7 @@ def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
     if taught_by is None or taught_by.path is None or student is None:
         return
     places = _model_folder(student), _model_folder(taught_by.path)
-    known = [vocabulary.read(place) if place else None for place in places]
+    known = [vocabulary.read(folder) if folder else None for folder in places]
     if known[0] and known[1]:
         vocabulary.check_same(known[0].ids, known[1].ids, taught_by.path)
     yield from ()
@@ -316,8 +316,8 @@ def _model_folder(path: str) -> Path | None:
 
 def _are_files(rows: Rows) -> bool:
     """Return whether the rows are in local files; only `datasets` knows which files of a folder belong to a split."""
-    place = paths.local(rows.path) if rows.path else None
-    files = paths.matching(place) if place else []
+    local_path = paths.local(rows.path) if rows.path else None
+    files = paths.matching(local_path) if local_path else []
     return bool(files) and all(file.is_file() for file in files)
 
 

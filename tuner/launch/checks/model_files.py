@@ -48,24 +48,23 @@ def folder(run: ResolvedRun) -> Path | None:
 
 def architecture(run: ResolvedRun) -> Iterator[Finding]:
     """Find a config.json that is not a JSON object, and a model_type without a class in the installed transformers."""
-    place = folder(run)
-    if place is None:
+    model_path = folder(run)
+    if model_path is None:
         return
-    if paths.is_folder(place) and (problem := model_folder.problem_of(place)):
+    if paths.is_folder(model_path) and (problem := model_folder.problem_of(model_path)):
         yield ModelError(problem, where=_WHERE, fix="Use a folder written by save_pretrained.")
         return
-    config = read_json_object(place / "config.json")
+    config = read_json_object(model_path / "config.json")
     if not config:
-        yield ModelError(
-            f"{str(place / 'config.json')!r} is not a JSON object, or is empty", where=_WHERE, fix="Download it again."
-        )
+        problem = f"{str(model_path / 'config.json')!r} is not a JSON object, or is empty"
+        yield ModelError(problem, where=_WHERE, fix="Download it again.")
         return
     recipe = run.recipe.config
-    if not recipe.objective.facts.scores and (error := only_scores(place, _WHERE)):
+    if not recipe.objective.facts.scores and (error := only_scores(model_path, _WHERE)):
         yield error
         return
     yield from _stored_in_fewer_bits(recipe, config)
-    kind = read_type(place) if recipe.model.vision else config.get("model_type")
+    kind = read_type(model_path) if recipe.model.vision else config.get("model_type")
     # A LLaVA made of two folders has the LLM's type here.
     known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images and not recipe.model.vision)
     if kind in known or not known:
@@ -112,26 +111,26 @@ def remote_code(run: ResolvedRun) -> Iterator[Finding]:
         yield f"This runs {code}."
 
 
-def only_scores(place: Path, where: str) -> ModelError | None:
+def only_scores(model_path: Path, where: str) -> ModelError | None:
     """Return an error if the model in a folder is a reward model, which has no head that writes tokens."""
-    classes = read_json_object(place / "config.json").get("architectures")
+    classes = read_json_object(model_path / "config.json").get("architectures")
     if not isinstance(classes, list) or not any(str(one).endswith("ForSequenceClassification") for one in classes):
         return None
-    problem = f"{str(place)!r} is a reward model: it scores answers and cannot write any"
+    problem = f"{str(model_path)!r} is a reward model: it scores answers and cannot write any"
     return ModelError(problem, where=where, fix="Give the model that it was trained from.")
 
 
 def weights(run: ResolvedRun) -> Iterator[Finding]:
     """Find weights that are missing or cut off: shards of an index, ends of files, pointers of Git LFS."""
-    place = folder(run)
-    if place is None:
+    model_path = folder(run)
+    if model_path is None:
         return
     config = run.recipe.config
     if config.model.vision:
-        yield from _pickles(_weight_files(place), config, _WHERE)
-    lacking = list(missing_weights(place, pickled=config.model.vision is not None))
+        yield from _pickles(_weight_files(model_path), config, _WHERE)
+    lacking = list(missing_weights(model_path, pickled=config.model.vision is not None))
     architecture = config.architecture
-    yield from lacking or (missing_layers(place, architecture.num_hidden_layers) if architecture else ())
+    yield from lacking or (missing_layers(model_path, architecture.num_hidden_layers) if architecture else ())
 
 
 def tower(run: ResolvedRun) -> Iterator[Finding]:
@@ -153,30 +152,31 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
         yield f"the projector is new, and the LLM learns with it from the first step. {first}; {then}."
     if vision and vision.projector:
         yield from _pickles(_files_of_projector(paths.expanded(vision.projector)), config, "model.vision.projector")
-    place = paths.local(vision.path) if vision else None
-    if place is None:
+    model_path = paths.local(vision.path) if vision else None
+    if model_path is None:
         return
-    where, kind = "model.vision.path", read_json_object(place / "config.json").get("model_type")
+    where, kind = "model.vision.path", read_json_object(model_path / "config.json").get("model_type")
     if kind not in _CLIPS:
-        message = f"{str(place)!r} is of model_type {kind!r}, and a LLaVA reads images with a CLIP"
+        message = f"{str(model_path)!r} is of model_type {kind!r}, and a LLaVA reads images with a CLIP"
         yield ModelError(message, where=where, fix="Use a CLIP model, such as openai/clip-vit-large-patch14-336.")
         return
-    files = _weight_files(place)
+    files = _weight_files(model_path)
     if not files:
-        yield ModelError(f"{str(place)!r} holds no weights", where=where, fix="Copy it again with all its files.")
+        yield ModelError(f"{str(model_path)!r} holds no weights", where=where, fix="Copy it again with all its files.")
     yield from _pickles(files, config, where)
     for file in files:
         if problem := _cut_off(file):
             yield ModelError(f"{file} {problem}", where=where, fix="Copy it again.")
-    if not any((place / name).is_file() for name in _PROCESSORS):
-        message = f"{str(place)!r} has no preprocessor_config.json, which says how images become pixels"
+    if not any((model_path / name).is_file() for name in _PROCESSORS):
+        message = f"{str(model_path)!r} has no preprocessor_config.json, which says how images become pixels"
         yield ModelError(message, where=where, fix="Copy it again with all its files.")
 
 
-def _files_of_projector(place: Path) -> list[Path]:
-    if not paths.is_folder(place):
-        return [place]
-    files = sorted(file for file in (*place.iterdir(), *place.glob("final/*")) if file.suffix in codes.WEIGHTS)
+def _files_of_projector(model_path: Path) -> list[Path]:
+    if not paths.is_folder(model_path):
+        return [model_path]
+    every = (*model_path.iterdir(), *model_path.glob("final/*"))
+    files = sorted(file for file in every if file.suffix in codes.WEIGHTS)
     return [file for file in files if file.suffix == ".safetensors"] or files
 
 
@@ -187,21 +187,19 @@ def _pickles(files: Sequence[Path], config: RecipeConfig, where: str) -> Iterato
         yield codes.untrusted_pickles(str(pickle), where)
 
 
-def missing_weights(place: Path, where: str = _WHERE, *, pickled: bool = False) -> Iterator[ModelError]:
+def missing_weights(model_path: Path, where: str = _WHERE, *, pickled: bool = False) -> Iterator[ModelError]:
     """Yield errors about missing or truncated weights in a model's folder, and unless they may be, pickled ones."""
-    files = _weight_files(place)
+    files = _weight_files(model_path)
     if not files:
-        adapter = (place / "adapter_config.json").exists()
-        message = (
-            f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
-        )
+        adapter = (model_path / "adapter_config.json").exists()
+        message = f"{str(model_path)!r} holds {'an adapter and no base model' if adapter else 'no weights'}"
         yield ModelError(
             message, where=where, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
     pickle = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickle and not pickled:
         message = (
-            f"{str(place)!r} holds its weights as pickles ({pickle.name}), which can run "
+            f"{str(model_path)!r} holds its weights as pickles ({pickle.name}), which can run "
             "code; tuner loads only safetensors"
         )
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
@@ -212,15 +210,15 @@ def missing_weights(place: Path, where: str = _WHERE, *, pickled: bool = False) 
             yield ModelError(f"{file} {problem}", where=where, fix="Download the model again.")
 
 
-def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
+def missing_layers(model_path: Path, num_layers: int) -> Iterator[ModelError]:
     """Yield an error for a tensor of the index, or a decoder layer, that no file holds.
 
     A rank checks every name when it loads the weights, also where names have no layer numbers.
     """
-    names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(place)}
-    for name, file in sorted(_index(place).items()):
-        if name not in names.get(place / file, ()):
-            message = f"{place / file} lacks {name}, which the index lists"
+    names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(model_path)}
+    for name, file in sorted(_index(model_path).items()):
+        if name not in names.get(model_path / file, ()):
+            message = f"{model_path / file} lacks {name}, which the index lists"
             yield ModelError(message, where=_WHERE, fix="Download the model again.")
             return
     numbers = {
@@ -228,7 +226,8 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
     }
     lacking = sorted(set(range(num_layers)) - numbers)
     if lacking and 0 in numbers:
-        message = f"{str(place)!r} has no weights for layer {lacking[0]}, and its config.json has {num_layers} layers"
+        layers = f"layer {lacking[0]}, and its config.json has {num_layers} layers"
+        message = f"{str(model_path)!r} has no weights for {layers}"
         yield ModelError(message, where=_WHERE, fix="Download the model again, with all its files.")
 
 
@@ -303,16 +302,16 @@ def _targets(names: str | Sequence[str], layer: str) -> bool:
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer with more tokens than the embedding has rows. It reads tokenizer.json; ranks check others."""
-    place, config = folder(run), run.recipe.config
-    if place is None or config.architecture is None:
+    model_path, config = folder(run), run.recipe.config
+    if model_path is None or config.architecture is None:
         return
     architecture, named = config.architecture, config.model.chat_template
-    tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
+    tokenizer = vocabulary.read(model_path, catalog.chat_template(named) if named else None)
     last = tokenizer.last if tokenizer else None
     if last is None or last[1] < architecture.vocab_size:
         return
     if not config.model.resize_embeddings:
-        yield vocabulary.too_few_rows(*last, architecture.vocab_size, str(place))
+        yield vocabulary.too_few_rows(*last, architecture.vocab_size, str(model_path))
     elif config.train_cfg.trainable_layers or config.adapter:
         trained = config.adapter.modules_to_save or () if config.adapter else ()
         lacking = tuple(name for name in _embeddings(architecture, config.objective.type) if name not in trained)
@@ -323,11 +322,11 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
 def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer without a chat template, which conversations need; plain text does not."""
     config = run.recipe.config
-    place = starting_weights.tokenizer_folder(config.model_dump()) if folder(run) else None
-    if place is None or config.model.chat_template or config.objective.facts.rows == "texts":
+    model_path = starting_weights.tokenizer_folder(config.model_dump()) if folder(run) else None
+    if model_path is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
-    if paths.is_file(place / "tokenizer_config.json") and starting_weights.chat_template_of(place) is None:
-        message = f"{str(place)!r} has no chat template, as is usual for base models"
+    if paths.is_file(model_path / "tokenizer_config.json") and starting_weights.chat_template_of(model_path) is None:
+        message = f"{str(model_path)!r} has no chat template, as is usual for base models"
         fix = f"Set one: {Key('model.chat_template', 'chatml')}, or a path to a .jinja file."
         yield ModelError(message, where="model.chat_template", fix=fix)
 
@@ -342,15 +341,14 @@ def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
 
 def context(run: ResolvedRun) -> Iterator[Finding]:
     """Find a max_length beyond the model's context; a warning, because no sample may be that long."""
-    architecture, place = run.recipe.config.architecture, folder(run)
+    architecture, model_path = run.recipe.config.architecture, folder(run)
     if architecture is None:
         return
     longest, where = max(
         (loader.dataset.max_length, f"{key}.dataset.max_length") for key, loader in run.recipe.config.loaders.items()
     )
-    limit = int(
-        architecture.max_position_embeddings * _rope_factor(read_json_object(place / "config.json") if place else {})
-    )
+    written = read_json_object(model_path / "config.json") if model_path else {}
+    limit = int(architecture.max_position_embeddings * _rope_factor(written))
     if longest <= limit:
         return
     family = FAMILIES.get(architecture.model_type)
@@ -375,13 +373,13 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
 
 def images(run: ResolvedRun) -> Iterator[Finding]:
     """Find a model that is to read images without a vision tower, or without the settings of its processor."""
-    place, config = folder(run), run.recipe.config
+    model_path, config = folder(run), run.recipe.config
     if not config.reads_images or config.model.vision:
         return
     tower = config.architecture.vision_config if config.architecture else None
     has_tower, kind = config.architecture is None or tower is not None, tower.model_type if tower else None
-    if place is not None:
-        written = read_json_object(place / "config.json")
+    if model_path is not None:
+        written = read_json_object(model_path / "config.json")
         has_tower, kind = isinstance(written.get("vision_config"), dict), written.get("model_type")
     if message := NOT_ON_IMAGES.get(str(kind)):
         yield ModelError(
@@ -392,15 +390,15 @@ def images(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(
             message, where="model.images", fix=f"Use a vision-language model, or {Key('model.images', False)}."
         )
-    elif place is not None and not any((place / name).is_file() for name in _PROCESSORS):
-        message = f"{str(place)!r} has none of {' and '.join(_PROCESSORS)}, which say how images become pixels"
+    elif model_path is not None and not any((model_path / name).is_file() for name in _PROCESSORS):
+        message = f"{str(model_path)!r} has none of {' and '.join(_PROCESSORS)}, which say how images become pixels"
         yield ModelError(message, where=_WHERE, fix="Copy the model again with all its files.")
 
 
 def kernels(run: ResolvedRun) -> Iterator[Finding]:
     """Find missing packages of CUDA kernels: without them the model trains the same, but slower."""
-    architecture, place = run.recipe.config.architecture, folder(run)
-    kind = architecture.model_type if architecture else read_type(place) if place else None
+    architecture, model_path = run.recipe.config.architecture, folder(run)
+    kind = architecture.model_type if architecture else read_type(model_path) if model_path else None
     lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
     if lacks:
         yield f"a {kind} model trains much faster with GPU kernels that are not installed: pip install {lacks}."
@@ -455,19 +453,19 @@ def _rope_factor(config: Mapping[str, object]) -> float:
     return float(factor) if isinstance(factor, int | float) and factor > 1 else 1.0
 
 
-def _weight_files(place: Path) -> list[Path]:
+def _weight_files(model_path: Path) -> list[Path]:
     """Return the files that should hold the weights, also missing ones; empty if the folder names no weights."""
     for name in _INDEXES:
-        if paths.exists(place / name):
-            files = set(_index(place).values())
-            return [place / file for file in sorted(files)] or [place / name]
-    return [place / name for name in _WHOLE if paths.exists(place / name)][:1]
+        if paths.exists(model_path / name):
+            files = set(_index(model_path).values())
+            return [model_path / file for file in sorted(files)] or [model_path / name]
+    return [model_path / name for name in _WHOLE if paths.exists(model_path / name)][:1]
 
 
-def _index(place: Path) -> dict[str, str]:
+def _index(model_path: Path) -> dict[str, str]:
     """Return the file of each tensor by the folder's index; empty without a valid index."""
-    name = next((name for name in _INDEXES if paths.exists(place / name)), None)
-    files = read_json_object(place / name).get("weight_map") if name else None
+    name = next((name for name in _INDEXES if paths.exists(model_path / name)), None)
+    files = read_json_object(model_path / name).get("weight_map") if name else None
     return {str(tensor): str(file) for tensor, file in files.items()} if isinstance(files, dict) else {}
 
 

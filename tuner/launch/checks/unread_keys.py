@@ -58,9 +58,9 @@ def _unread(config: RecipeConfig) -> Iterator[tuple[str, str]]:
         yield f"{_ROWS}.pack_length", "samples are not packed"
     if rows.val_split is None:
         yield f"{_ROWS}.val_seed", "no rows are held out (val_split)"
-    if not rows.mixture and rows.path and (place := paths.local(rows.path)):
+    if not rows.mixture and rows.path and (local_path := paths.local(rows.path)):
         yield f"{_ROWS}.name", "it chooses a configuration of a data set on the hub"
-        if not paths.is_folder(place) and "[" not in rows.split and rows.split != "train":
+        if not paths.is_folder(local_path) and "[" not in rows.split and rows.split != "train":
             yield f"{_ROWS}.split", "a file is one split, and all of its rows are read"
     if not config.log.generate:
         yield "log.max_new_tokens", "it belongs to log.generate, which is 0"
