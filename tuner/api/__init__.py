@@ -115,8 +115,8 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
     Raises:
         RecipeError: there is no such recipe, or a value does not fit it.
     """
-    source = _asked(recipe, overrides, allow_code)
-    loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
+    arguments = _load_arguments(recipe, overrides, allow_code)
+    loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
     return replace(loaded, warnings=_all_spoken(loaded.warnings), notes=_all_spoken(loaded.notes))
 
 
@@ -156,8 +156,8 @@ def plan(
         TunerError: the recipe or the machines are wrong.
     """
     _check_numbers(1, gpus=gpus, nodes=nodes)
-    source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
-    loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
+    arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
+    loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
     flags = MachineFlags(
         gpus=gpus,
@@ -203,8 +203,8 @@ def check(
         RecipeError: an override is not a plain value.
     """
     _check_numbers(1, gpus=gpus, nodes=nodes)
-    source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
-    request = Request(source.name, source.overrides, named, allow_code=source.allow_code)
+    arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
+    request = Request(arguments.name, arguments.overrides, named, allow_code=arguments.allow_code)
     report = checking.check(request, MachineFlags(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
         replace(finding, what=_spoken(finding.what), where=_spoken(finding.where), fix=_spoken(finding.fix))
@@ -270,16 +270,16 @@ def train(
     _check_choices(OnOom, on_oom=on_oom)
     _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s)
     _check_numbers(1, nproc_per_node=nproc_per_node)
-    source, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     request = Request(
-        recipe=source.name,
-        overrides=source.overrides,
+        recipe=arguments.name,
+        overrides=arguments.overrides,
         deepspeed=named,
         flags=LaunchFlags(nproc_per_node=nproc_per_node),
         work_dir=None if work_dir is None else Path(work_dir),
         resume=None if resume is None else os.fspath(resume),
         resume_weights=resume_weights,
-        allow_code=source.allow_code,
+        allow_code=arguments.allow_code,
         ignore_fit=ignore_fit,
         on_oom=on_oom,
         max_restarts=max_restarts,
@@ -575,11 +575,11 @@ def preview_data(
         TunerError: rows cannot be trained on (the error holds the first of them), or the recipe is wrong.
     """
     _check_numbers(0, num_rows=num_rows)
-    source = _asked(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
-    loaded = loading.load(source.name, source.overrides, allow_code=source.allow_code)
+    arguments = _load_arguments(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
+    loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
     environ = os.environ  # effect: packed rows are as long as in a run on the GPUs that the variables show
     return previewing.preview(
-        loaded, environ, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=source.allow_code
+        loaded, environ, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=arguments.allow_code
     )
 
 
@@ -603,14 +603,16 @@ def _rows(argument: str, rows: object) -> object:
     return sources.file_of_rows(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
 
 
-def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) -> LoadArguments:
+def _load_arguments(recipe: Source, overrides: Mapping[str, object], allow_code: bool) -> LoadArguments:
     """Return what to load a recipe by. Overrides for a `Recipe` are added to those that it was loaded with."""
     changes = python_calls.overrides_of(
         {key: _rows(key, value) if key in python_calls.ROWS else value for key, value in overrides.items()}
     )
     if isinstance(recipe, Recipe):
-        source = recipe.arguments or LoadArguments(names.identify(recipe.name), Overrides())
-        return LoadArguments(source.name, python_calls.both(source.overrides, changes), allow_code or source.allow_code)
+        arguments = recipe.arguments or LoadArguments(names.identify(recipe.name), Overrides())
+        return LoadArguments(
+            arguments.name, python_calls.both(arguments.overrides, changes), allow_code or arguments.allow_code
+        )
     if recipe is None:
         return LoadArguments(None, changes, allow_code)
     name = names.identify(os.fspath(recipe))
@@ -620,13 +622,13 @@ def _asked(recipe: Source, overrides: Mapping[str, object], allow_code: bool) ->
     return LoadArguments(name, changes, allow_code)
 
 
-def _asked_with(
+def _load_arguments_and_config(
     recipe: Source, deepspeed: PathLike | Mapping[str, object] | None, overrides: Mapping[str, object], allow_code: bool
 ) -> tuple[LoadArguments, str | None]:
     """Return what to load a recipe by, and the name of the DeepSpeed config; a config as a dict becomes an override."""
     if isinstance(deepspeed, Mapping):
-        return _asked(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None
-    return _asked(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
+        return _load_arguments(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None
+    return _load_arguments(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
 
 
 def _check_numbers(least: int, **arguments: float | None) -> None:
