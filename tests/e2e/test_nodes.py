@@ -48,7 +48,7 @@ def test_nodes_with_other_rows_at_the_same_path_are_refused_before_the_first_ste
     for name, number in (("rows", 30), ("others", 10)):
         messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
         (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * number)
-    mount = f"mount --bind {tmp_path}/others.jsonl {tmp_path}/rows.jsonl && exec \"$@\""
+    mount = f'mount --bind {tmp_path}/others.jsonl {tmp_path}/rows.jsonl && exec "$@"'
 
     nodes = two_nodes(
         quick(tmp_path, "full"),

@@ -22,7 +22,7 @@ from tuner.runs.records import RunStatus
 def run(tmp_path: Path) -> RunDirectory:
     begun = RunDirectory(tmp_path)
     begun.ranks.mkdir()
-    write_text(begun.run, run_json())
+    write_text(begun.run_json, run_json())
     return begun
 
 

@@ -88,6 +88,7 @@ def test_every_attempt_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "deepspeed": "deepspeed_zero2",
         "micro_batch": 2,
         "accumulation": 4,
+        "began": 0,
     }
     assert _json(run / "attempts" / "1" / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"
     flags = ["--set", "train_dataloader.batch_size=1", "--set", "optim_wrapper.accumulative_counts=8"]
@@ -264,28 +265,23 @@ def test_a_run_that_gets_further_each_time_is_started_again(
     assert "--max-restarts after cuda-error: attempt 2, from checkpoint-2.\n" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("saves", "most", "attempts", "told"),
-    [
-        ([2, 4, 6], 2, 2, "it was restarted 2 times, and the limit is 2"),
-        ([2, 2, 2], 9, 1, "its last attempt began at step 2 and saved no newer checkpoint"),
-    ],
-)
-def test_restarts_end_at_the_limit_or_without_progress(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    saves: list[int],
-    most: int,
-    attempts: int,
-    told: str,
+def test_restarts_end_without_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
 
-    assert _dies(monkeypatch, run, saves, max_restarts=most) == 1
+    assert _dies(monkeypatch, run, [2, 2, 2], max_restarts=9) == 1
 
-    assert len(_json(run / "run.json")["attempts"]) == attempts
-    assert capfd.readouterr().err.endswith(f"--max-restarts: not possible: {told}\n")
+    assert [attempt["began"] for attempt in _json(run / "run.json")["attempts"]] == [0]
+    assert "--max-restarts: not possible: it ended twice" in capfd.readouterr().err
+
+
+def test_a_newer_checkpoint_starts_the_count_of_restarts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+
+    assert _dies(monkeypatch, run, [2, 4, 6], max_restarts=1) == 0
+
+    assert [attempt["began"] for attempt in _json(run / "run.json")["attempts"]] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,92 @@
+"""A run starts again as long as it gets further; preemptions do not count, and there is a cap."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from tests.runs.made_records import run_json
-from tuner.files import write_text
-from tuner.runs import attempts, checkpoints
+from tuner.runs import attempts
+from tuner.runs.attempts import MAX_RESTARTS, PREEMPTED, TIME_LIMIT
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import ManifestFacts
+from tuner.runs.records import EndedAttempt
+
+JOB = "8"
 
 
-def _run(folder: Path, *, began: int | None, saved: int | None) -> RunDirectory:
-    run = RunDirectory(folder)
-    write_text(run.run_json, run_json(resume_step=began))
-    if saved is not None:
-        checkpoint = run.checkpoints / f"checkpoint-{saved}"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "weights").write_bytes(b"x")
-        checkpoints.seal(checkpoint, ManifestFacts(step=saved))
-    return run
+def killed(step: int | None, *, began: int = 5, saved: int = 5, cause: str = "killed") -> EndedAttempt:
+    return EndedAttempt(cause=cause, step=step, began=began, saved=saved)
 
 
-@pytest.mark.parametrize(("began", "saved"), [(None, None), (None, 5), (5, 5)])
-def test_the_first_restart_needs_no_progress(tmp_path: Path, began: int | None, saved: int | None) -> None:
-    assert attempts.refusal(_run(tmp_path, began=began, saved=saved), 0, 3) is None
+PREEMPTION = killed(None, cause=PREEMPTED)
 
 
-def test_a_run_that_saved_further_may_be_started_again_up_to_the_limit(tmp_path: Path) -> None:
-    run = _run(tmp_path, began=5, saved=10)
-
-    assert attempts.refusal(run, 2, 3) is None
-    assert attempts.refusal(run, 3, 3) == "it was restarted 3 times, and the limit is 3"
+@pytest.mark.parametrize("first", [killed(None, began=0, saved=0), killed(7), killed(12, saved=10), PREEMPTION])
+def test_the_first_restart_needs_no_progress(first: EndedAttempt) -> None:
+    assert attempts.refusal([first], 3) is None
 
 
-@pytest.mark.parametrize(("began", "saved"), [(5, 5), (5, None), (None, None)])
-def test_a_loop_without_a_newer_checkpoint_ends(tmp_path: Path, began: int | None, saved: int | None) -> None:
-    told = attempts.refusal(_run(tmp_path, began=began, saved=saved), 1, 100)
+def test_the_limit_counts_restarts_without_a_newer_checkpoint() -> None:
+    futile = [killed(6), killed(7), killed(8), killed(9)]
 
-    assert told == f"its last attempt began at step {began or 0} and saved no newer checkpoint"
-
-
-def test_a_checkpoint_that_is_not_valid_is_no_progress(tmp_path: Path) -> None:
-    run = _run(tmp_path, began=5, saved=10)
-    (run.checkpoints / "checkpoint-10" / "weights").write_bytes(b"y")
-
-    assert attempts.refusal(run, 1, 100)
+    assert attempts.refusal(futile[:3], 3) is None
+    assert "restarted 3 times" in str(attempts.refusal(futile, 3))
 
 
-def test_a_checkpoint_that_was_just_written_is_not_read_again(tmp_path: Path) -> None:
-    run = _run(tmp_path, began=5, saved=10)
-    (run.checkpoints / "checkpoint-10" / "weights").write_bytes(b"y")
+def test_a_newer_checkpoint_starts_the_count_anew() -> None:
+    futile = [killed(6), killed(7), killed(8)]
+    further = killed(12, saved=10)
 
-    assert attempts.refusal(run, 1, 100, saved=10) is None
-    assert attempts.refusal(run, 1, 100, saved=5)
+    assert attempts.refusal([*futile, further], 3) is None
+    assert attempts.refusal([*futile, further, killed(13), killed(14), killed(15)], 3) is None
+
+
+def test_the_same_step_and_cause_twice_end_a_run() -> None:
+    assert "twice in step 7" in str(attempts.refusal([killed(7), killed(7)], 100))
+    assert attempts.refusal([killed(7), killed(7, cause="hang")], 100) is None
+    assert attempts.refusal([killed(12, saved=10), killed(12, began=10, saved=10)], 100)
+    assert attempts.refusal([killed(12, saved=10), killed(12, began=10, saved=12)], 100) is None
+
+
+def test_preemptions_do_not_count() -> None:
+    assert attempts.refusal([PREEMPTION] * 20, 1) is None
+    assert attempts.refusal([PREEMPTION, killed(7), PREEMPTION, PREEMPTION], 1) is None
+    assert attempts.refusal([killed(7), PREEMPTION, killed(7)], 3)
+
+
+def test_a_run_ends_after_so_many_restarts_whatever_their_causes() -> None:
+    assert attempts.refusal([PREEMPTION] * MAX_RESTARTS, 3) is None
+    assert attempts.refusal([PREEMPTION] * (MAX_RESTARTS + 1), 3)
+    assert attempts.refusal([killed(7, saved=10)] * (MAX_RESTARTS + 1), 3)
+
+
+# Slurm
+
+
+def requeue(run: RunDirectory, ended: EndedAttempt, *, job: str = JOB, limit: int = 3, restarts: int = 0) -> str | None:
+    refusal = attempts.requeue_refusal(run, job, ended, limit, restarts)
+    if refusal is None:
+        attempts.note_requeue(run, job, ended)
+    return refusal
+
+
+def test_a_job_remembers_its_requeues_and_another_job_begins_anew(tmp_path: Path) -> None:
+    run, ended = RunDirectory(tmp_path), killed(None, began=0, saved=0, cause=TIME_LIMIT)
+
+    assert requeue(run, PREEMPTION) is None
+    assert requeue(run, ended) is None
+    assert "twice before its first step" in str(requeue(run, ended))
+    assert requeue(run, ended, job="9") is None
+
+
+def test_no_requeue_is_asked_for_and_the_cap_counts_what_slurm_restarted_itself(tmp_path: Path) -> None:
+    assert requeue(RunDirectory(tmp_path), PREEMPTION, limit=0)
+    assert requeue(RunDirectory(tmp_path), PREEMPTION, restarts=MAX_RESTARTS)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 99}', '{"job": 3}'])
+def test_a_damaged_list_of_requeues_is_taken_for_none(tmp_path: Path, text: str) -> None:
+    run = RunDirectory(tmp_path)
+    run.requeues.write_text(text)
+
+    assert requeue(run, killed(7)) is None

@@ -162,7 +162,7 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(
 
     wait_until(lambda: job.show("JobState") == "PENDING")
     assert job.show("Restarts") == "1"
-    assert f"Job {job.number} is requeued: restart 1 of at most 3.\n" in job.log
+    assert f"Job {job.number} is requeued after a time limit" in job.log
     newest, passed = checkpoints.newest_valid(job.run / "checkpoints")
     assert newest and not passed
     assert f"at step {newest.step} on request" in job.log

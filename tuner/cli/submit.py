@@ -74,7 +74,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="How often the job may be requeued after it was preempted or ran out of time.",
+    help="How often the job may be requeued without a newer checkpoint; preemptions do not count. 0: never.",
 )
 @click.option(
     "--stop-before",

@@ -98,7 +98,8 @@ if TYPE_CHECKING:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How often to continue from the last checkpoint after a process crashes, is killed or hangs.",
+    help="How often to continue from the last checkpoint after a process crashes, is killed or hangs; each newer "
+    "checkpoint starts the count anew.",
 )
 @click.option(
     "--grace",

@@ -27,7 +27,7 @@ from tuner.progress import POLL_S
 from tuner.runs import attempts, beats, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import Attempt, DiagnosisRecord
+from tuner.runs.records import Attempt, DiagnosisRecord, EndedAttempt
 from tuner.runs.resume_point import IncompatibleStates
 
 RESTARTS = "--max-restarts"
@@ -117,15 +117,17 @@ def _resolve_again(
     """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
 
     Raises:
-        _Refused: too many restarts, or the last one made no progress.
+        _Refused: too many restarts without progress.
     """
-    restarts = [attempt for attempt in resolved.request.attempts if attempt.cause not in _OUT_OF_MEMORY]
-    limit = resolved.request.max_restarts
-    if refusal := attempts.too_often(len(restarts), limit):
-        raise _Refused(refusal)
     again = _resolve(_same_request(resolved, failure), resolved, resolve)
-    saved_step = again.resume.checkpoint.step if again.resume else 0
-    if refusal := attempts.refusal(run_dir, len(restarts), limit, saved_step):
+    earlier = again.request.attempts
+    saved_steps = [*(attempt.began for attempt in earlier[1:]), _resume_step(again)]
+    ended = [
+        EndedAttempt(cause=attempt.cause, step=attempt.step, began=attempt.began, saved=saved)
+        for attempt, saved in zip(earlier, saved_steps, strict=True)
+        if attempt.cause not in _OUT_OF_MEMORY
+    ]
+    if refusal := attempts.refusal(ended, resolved.request.max_restarts):
         raise _Refused(refusal)
     return again
 
@@ -158,7 +160,12 @@ def _same_request(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Req
     request, batch = resolved.request, resolved.batch
     # With a smaller batch `auto` might take a lower level than the one that ran out of memory.
     kept = (Pins("the level of the first attempt", level=resolved.level),) if resolved.final.from_catalog else ()
-    attempt = Attempt(deepspeed=resolved.level, micro_batch=batch.micro_batch, accumulation=batch.accumulation)
+    attempt = Attempt(
+        deepspeed=resolved.level,
+        micro_batch=batch.micro_batch,
+        accumulation=batch.accumulation,
+        began=_resume_step(resolved),
+    )
     if failure:
         attempt = attempt.model_copy(update=failure.model_dump(include={"cause", "what", "rank", "step"}))
     return request._replace(
@@ -167,6 +174,10 @@ def _same_request(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Req
         resume="auto",
         attempts=(*request.attempts, attempt),
     )
+
+
+def _resume_step(resolved: ResolvedRun) -> int:
+    return resolved.resume.checkpoint.step if resolved.resume else 0
 
 
 def _resolve(request: Request, resolved: ResolvedRun, resolve: Resolve) -> ResolvedRun:

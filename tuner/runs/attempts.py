@@ -1,38 +1,77 @@
-"""Whether an ended run may restart automatically: only a limited number of times, and only if it made progress.
+"""Whether an ended run may restart automatically: as long as it gets further, and a limited number of times if not.
 
 Attempts are counted and not timed, because a clock may jump. `launch` or Slurm does the restart.
 """
 
 from __future__ import annotations
 
-from tuner.runs import checkpoints
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tuner.errors import DiskError, RunDirectoryError
+from tuner.files import write_json
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import EndedAttempt, Requeues
+
+PREEMPTED, TIME_LIMIT = "preempted", "time-limit"
+MAX_RESTARTS = 100
+"""The most restarts, whatever their causes: a run that is preempted every half an hour ends after two days."""
 
 
-def refusal(run_dir: RunDirectory, num_restarts: int, limit: int, saved: int | None = None) -> str | None:
+def refusal(ended: Sequence[EndedAttempt], limit: int) -> str | None:
     """Return why a run must not be restarted, or None if it may be.
 
+    A preemption is not the run's failure, and an attempt that saved a newer checkpoint is none: neither counts.
+
     Args:
-        run_dir: The run; its attempt has just ended.
-        saved: The step of the checkpoint that it has just written; None: find the newest valid checkpoint.
-
-    Raises:
-        RunDirectoryError: run.json cannot be read.
+        ended: Its attempts from the first one on; the last one has just ended.
+        limit: The most restarts without a newer checkpoint.
     """
-    if often := too_often(num_restarts, limit):
-        return often
-    if not num_restarts:
+    if len(ended) > MAX_RESTARTS:
+        return f"it was restarted {MAX_RESTARTS} times"
+    futile: list[EndedAttempt] = []
+    for attempt in ended:
+        if attempt.saved > attempt.began:
+            futile = []
+        elif attempt.cause != PREEMPTED:
+            futile.append(attempt)
+    if not futile or ended[-1] is not futile[-1]:
         return None
-    began = run_dir.read_run().resume_step or 0
-    if saved is None:
-        # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
-        newest, _ = checkpoints.newest_valid(run_dir.checkpoints)
-        saved = newest.step if newest else 0
-    return None if saved > began else f"its last attempt began at step {began} and saved no newer checkpoint"
+    last, saved = futile[-1], f"saved no checkpoint after step {futile[-1].saved}"
+    if any((last.cause, last.step) == (attempt.cause, attempt.step) for attempt in ended[:-1]):
+        where = "before its first step" if last.step is None else f"in step {last.step}"
+        return f"it ended twice {where} for the same cause ({last.cause}), and {saved}"
+    if len(futile) > limit:
+        return f"it was restarted {len(futile) - 1} times and {saved}, and the limit is {limit}"
+    return None
 
 
-def too_often(num_restarts: int, limit: int) -> str | None:
-    """Return why a run with this many restarts must not be restarted, or None."""
-    if num_restarts < limit:
-        return None
-    return f"it was restarted {num_restarts} times, and the limit is {limit}"
+# Slurm
+
+
+def requeue_refusal(run_dir: RunDirectory, job: str, ended: EndedAttempt, limit: int, num_restarts: int) -> str | None:
+    """Return why a job must not be put back into the queue, or None if it may be.
+
+    Args:
+        ended: The attempt that ends now.
+        limit: The most requeues without a newer checkpoint; 0: none at all.
+        num_restarts: How often Slurm has started the job again, also by itself.
+    """
+    if not limit or num_restarts >= MAX_RESTARTS:
+        return f"it was restarted {num_restarts} times, and the limit is {min(limit, MAX_RESTARTS)}"
+    return refusal([*_requeued(run_dir, job), ended], limit)
+
+
+def note_requeue(run_dir: RunDirectory, job: str, ended: EndedAttempt) -> None:
+    """Write down that a job goes back into the queue; on a full disk it is not known at the next end."""
+    with suppress(DiskError):
+        write_json(run_dir.requeues, Requeues(job=job, attempts=[*_requeued(run_dir, job), ended]).to_json())
+
+
+def _requeued(run_dir: RunDirectory, job: str) -> list[EndedAttempt]:
+    """Return the attempts of this job that were requeued. A file that cannot be read is that of no job."""
+    if run_dir.requeues.is_file():
+        with suppress(RunDirectoryError):
+            requeues = Requeues.of(run_dir.read_json(run_dir.requeues), run_dir.requeues)
+            return requeues.attempts if requeues.job == job else []
+    return []

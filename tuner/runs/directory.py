@@ -4,6 +4,7 @@ recipe.py       the whole recipe, for people; `tuner train RUN/recipe.py` runs i
 recipe.json     the same values, checked and resolved: what the ranks read
 deepspeed.json  the DeepSpeed config that training used, to the byte
 run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe: `RunRecord`
+requeues.json   under Slurm: the attempts after which the job put itself back into the queue: `Requeues`
 status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure: `RunStatus`
 metrics.jsonl   one line for each logged step
 answers.jsonl   with `log.generate`: the answers to validation prompts at each validation, by step
@@ -86,6 +87,7 @@ class RunDirectory:
     deepspeed = _Named("deepspeed.json")
     run_json = _Named("run.json")
     status = _Named("status.json")
+    requeues = _Named("requeues.json")
     metrics = _Named("metrics.jsonl")
     answers = _Named("answers.jsonl")
     completions = _Named("completions.jsonl")

@@ -122,7 +122,7 @@ class LoadAs(StrEnum):
 
 
 class Attempt(Keys):
-    """An earlier attempt of the same start: how it ended, and with which split it ran."""
+    """An earlier attempt of the same start: how it ended, with which split it ran, and the step that it began after."""
 
     cause: str | None = None
     what: str | None = None
@@ -131,6 +131,23 @@ class Attempt(Keys):
     deepspeed: str
     micro_batch: int
     accumulation: int
+    began: int = 0
+
+
+class EndedAttempt(Keys):
+    """What decides whether a run may start again after an attempt.
+
+    Args:
+        cause: Of its end.
+        step: The step in which it ended; None: before the first.
+        began: The step of the checkpoint that it resumed from; 0: it began anew.
+        saved: The step of the newest checkpoint at its end.
+    """
+
+    cause: str | None
+    step: int | None
+    began: int
+    saved: int
 
 
 class BatchCounts(Keys):
@@ -221,6 +238,16 @@ class RunRecord(Versioned):
     versions: dict[str, str | None] = {}
     platform: str = ""
     interpreter: str = ""
+
+
+# requeues.json
+
+
+class Requeues(Versioned):
+    """The attempts of a job of Slurm after which it put itself back into the queue."""
+
+    job: str
+    attempts: list[EndedAttempt]
 
 
 # status.json

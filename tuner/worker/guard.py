@@ -27,11 +27,13 @@ from tuner.runs import attempts, beats, ending, lock
 from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
+from tuner.runs.records import EndedAttempt
 from tuner.runs.swapped import Swapped
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.process import send_to
 
 _LET_RANK_0_REQUEUE_S = 3
+_SAYS = {attempts.PREEMPTED: "a preemption", attempts.TIME_LIMIT: "a time limit"}
 _STACKS_S = 2.0
 """Within this time all waiting ranks notice the hang and write their stacks."""
 
@@ -51,6 +53,7 @@ class Guard:
         """Called at the end of a run without a supervisor; it returns a function that waits for the user's command."""
         self._wait_at_the_end: Callable[[], None] = lambda: None
         self.stop_requested = False
+        self._stopped_by: int | None = None
         self._insisted = False
         self.can_stop_at_a_step = False
         """True during training. Before it there is no step to finish, and a signal ends the rank at once."""
@@ -132,7 +135,7 @@ class Guard:
             self.heart.fail()
             faulthandler.dump_traceback()  # into the log: the stacks of waiting ranks show which rank was behind
         if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
-            self._requeue(None)
+            self._requeue(None, number)
         # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
         insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
         again, self._insisted = insists and self._insisted, insists or self._insisted
@@ -142,10 +145,15 @@ class Guard:
         if again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest exit code: 128 + 15 would hide the code of the rank that failed.
             self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else exit_code_of(number))
-        self.stop_requested = True
+        self.stop_requested, self._stopped_by = True, number
 
-    def _requeue(self, saved: int | None) -> None:
-        """Put the job back into the queue if that is requested; rank 0 does it, and the other ranks wait for it."""
+    def _requeue(self, saved: int | None, number: int | None) -> None:
+        """Put the job back into the queue if that is requested; rank 0 does it, and the other ranks wait for it.
+
+        Args:
+            saved: The step of the checkpoint that this rank has just saved; None: it ends before training.
+            number: The signal that it ends at, if this rank got one.
+        """
         if self.job is None:
             return
         if self.rank.rank != 0:
@@ -153,18 +161,23 @@ class Guard:
             time.sleep(_LET_RANK_0_REQUEUE_S if saved is None else 0)
             return
         try:
-            self._requeue_job(self.job, saved)
+            self._requeue_job(self.job, saved, number)
         except TunerError as error:
             self._say(f"Job {self.job.id} is not requeued: {error.what}.")
 
-    def _requeue_job(self, job: Job, saved: int | None) -> None:
+    def _requeue_job(self, job: Job, saved: int | None, number: int | None) -> None:
+        began = self.run.read_run().resume_step or 0
+        # Slurm warns of a time limit by the signal of `--signal`, and of a preemption by SIGTERM, while the job runs.
+        cause = attempts.PREEMPTED if number == signal.SIGTERM else attempts.TIME_LIMIT
+        ended = EndedAttempt(cause=cause, step=self.step, began=began, saved=began if saved is None else saved)
         # Slurm requeues jobs that it kills, but not a job that ends in time after a signal.
-        refusal = attempts.refusal(self.run, job.num_restarts, job.max_requeues, saved) or slurm.not_running(job.id)
-        if refusal:
+        refusal = attempts.requeue_refusal(self.run, job.id, ended, job.max_requeues, job.num_restarts)
+        if refusal := refusal or slurm.not_running(job.id):
             self._say(f"Job {job.id} is not requeued: {refusal}.")
             return
-        # Printed first, because Slurm ends this process when it requeues the job.
-        self._say(f"Job {job.id} is requeued: restart {job.num_restarts + 1} of at most {job.max_requeues}.")
+        # Printed and written first, because Slurm ends this process when it requeues the job.
+        self._say(f"Job {job.id} is requeued after {_SAYS[cause]}: restart {job.num_restarts + 1}.")
+        attempts.note_requeue(self.run, job.id, ended)
         slurm.requeue(job.id)
 
     def _say(self, line: str) -> None:
@@ -194,7 +207,7 @@ class Guard:
         if not self.rank.supervised and is_first and report.get("origin", self.rank.rank) == self.rank.rank:
             exit_code = self._end_run(report)
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
-            self._requeue(self.step)
+            self._requeue(self.step, self._stopped_by)
             self._teardown()
         self._wait_at_the_end()
         self._leave(exit_code)
