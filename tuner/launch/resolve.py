@@ -189,14 +189,12 @@ def decide(
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)
     ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
     recipe = batch_size.choose_global_batch(recipe, ranks)
-    level_and_split = choose_level_and_split(
-        recipe, named, machines, precision, level_pin and level_pin.reason, compares=compares
-    )
+    why_named = level_pin and level_pin.reason
+    level_and_split = choose_level_and_split(recipe, named, machines, precision, why_named, compares=compares)
     recipe = batch_size.with_split(recipe, level_and_split.split, level_and_split.split_reason)
     if level_and_split.loss:
-        recipe = recipe.settled(
-            {"train_cfg.loss": level_and_split.loss}, Place(Kind.DERIVED, level_and_split.loss_reason)
-        )
+        why = Place(Kind.DERIVED, level_and_split.loss_reason)
+        recipe = recipe.settled({"train_cfg.loss": level_and_split.loss}, why)
     batch = Batch(*recipe.config.split[:2], ranks)
     recipe = batch_size.share_generation(recipe, batch)
     final = merge(recipe, level_and_split.document, batch, precision, hardware)
