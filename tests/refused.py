@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -14,12 +15,18 @@ Error = TypeVar("Error", bound=TunerError)
 
 
 @contextmanager
-def refused(kind: type[Error], where: str) -> Iterator[pytest.ExceptionInfo[Error]]:
-    """Expect one error at a key, an option, or a file and its line; of a path, the last part is enough.
+def refused(kind: type[Error], where: str | None, *values: object) -> Iterator[pytest.ExceptionInfo[Error]]:
+    """Expect one error, and values that it names, each as a whole word.
 
     The words of an error are compared in `tests/golden` alone.
+
+    Args:
+        where: Its key, its option, or its file and line, of whose path the last part is enough; None: it has no place.
+        values: Keys, flags, numbers and names.
     """
     with pytest.raises(kind) as caught:
         yield caught
     place = caught.value.where or ""
-    assert where in (place, place.rpartition("/")[2])
+    assert (where or "") in (place, place.rpartition("/")[2])
+    message = str(caught.value)
+    assert [value for value in values if not re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", message)] == []

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.launch.processes import wait_until
+from tests.refused import refused
 from tuner import __version__
 from tuner.errors import MachineError, UsageError
 from tuner.lab import hosts as over_ssh
@@ -182,16 +183,16 @@ def test_no_list_of_processes_shows_what_is_set_on_a_host(started: Any, tmp_path
 def test_hosts_with_different_numbers_of_slots_are_refused(tmp_path: Path) -> None:
     hosts = (Host("n1", (0, 1), is_whole=True), Host("n2", (0, 1, 2), is_whole=True))
 
-    with pytest.raises(UsageError, match=r"n1 2, n2 3.*--include NAME:0,1"):
+    with refused(UsageError, "--hostfile", "n1 2", "n2 3", "--include NAME:0,1"):
         over_ssh.plan(hosts, "ssh", (), tmp_path, {}, {})
 
 
 def test_more_processes_than_slots_are_refused_and_fewer_are_taken(tmp_path: Path) -> None:
     assert launch(tmp_path, nproc_per_node=1).nproc_per_node == 1
-    with pytest.raises(UsageError, match="3 processes on 2 slots"):
+    with refused(UsageError, "--nproc-per-node", 3, 2):
         launch(tmp_path, nproc_per_node=3)
 
 
 def test_a_line_break_cannot_become_a_second_command(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="line break"):
+    with refused(UsageError, "--hostfile"):
         launch(tmp_path, variables={"A": "x\nTERM"}).of(0, "h")

@@ -8,6 +8,7 @@ from hypothesis import strategies as some
 
 from tests.launch.plans import made
 from tests.machine.gpus import CPU
+from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.fit.shares import possible
 from tuner.launch.announcement import of_recipe
@@ -83,7 +84,7 @@ def test_an_epoch_has_all_steps_on_the_same_completions() -> None:
 def test_a_checkpoint_between_two_steps_on_completions_that_were_generated_at_once_is_refused(
     key: str, shared: str
 ) -> None:
-    with pytest.raises(RecipeError, match="5 is not a multiple of 2, the steps that train on the same") as caught:
+    with refused(RecipeError, f"{key} (--set {key}=5)", 5, 2) as caught:
         made("global_batch_size=16", shared, f"{key}=5", recipe=RECIPE, hardware=CPU)
 
     assert caught.value.fix == "Set it to 6."
@@ -114,21 +115,25 @@ def test_the_batch_that_is_chosen_is_not_larger_than_what_is_generated_at_once(a
 
 
 @pytest.mark.parametrize(
-    ("sets", "message", "fix"),
+    ("sets", "where", "fix"),
     [
-        (("global_batch_size=16", "generation_batch_size=24"), "24 completions are not a multiple of the batch", "32"),
-        (("global_batch_size=8", "generation_batch_size=16"), "splits the 8 completions of a prompt", "16"),
+        (
+            ("global_batch_size=16", "generation_batch_size=24"),
+            "objective.generation_batch_size (--set generation_batch_size=24)",
+            "32",
+        ),
+        (("global_batch_size=8", "generation_batch_size=16"), "train_cfg.global_batch_size", "16"),
     ],
 )
-def test_a_generation_that_steps_cannot_share_is_refused(sets: tuple[str, ...], message: str, fix: str) -> None:
-    with pytest.raises(RecipeError, match=message) as caught:
+def test_a_generation_that_steps_cannot_share_is_refused(sets: tuple[str, ...], where: str, fix: str) -> None:
+    with refused(RecipeError, where) as caught:
         made(*sets, recipe=RECIPE, hardware=CPU, flags={"nproc_per_node": 2})
 
     assert caught.value.fix and fix in caught.value.fix
 
 
 def test_a_batch_that_splits_a_group_is_refused_with_the_nearest_that_do_not() -> None:
-    with pytest.raises(RecipeError, match="a step of 12 completions cannot hold 8 of each prompt") as caught:
+    with refused(RecipeError, "train_cfg.global_batch_size", 12, 8) as caught:
         made("global_batch_size=12", recipe=RECIPE, hardware=CPU)
 
     assert caught.value.fix and "8, 16" in caught.value.fix

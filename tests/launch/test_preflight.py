@@ -10,6 +10,7 @@ import pytest
 from tests.launch.plans import PATH, made
 from tests.launch.test_preflight_model import folder
 from tests.machine.gpus import A100, machine
+from tests.refused import refused
 from tuner.errors import MachineError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import gpus, inputs, model_files
@@ -25,9 +26,9 @@ def test_cuda_and_bitsandbytes_are_asked_for_only_where_they_are_used(monkeypatc
     monkeypatch.setitem(libraries.QUANTIZED, "bitsandbytes", "999")
 
     preflight.check(made())
-    with pytest.raises(MachineError, match="CPU build"):
+    with refused(MachineError, None, "torch"):
         preflight.check(made(hardware=machine(A100)))
-    with pytest.raises(MachineError, match="bitsandbytes"):
+    with refused(MachineError, None, "bitsandbytes"):
         preflight.check(made(recipe="tiny_qlora_sample_e1"))
 
 
@@ -107,7 +108,7 @@ def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pyt
 def test_a_command_to_notify_by_that_is_not_there_is_found_by_a_start_a_dry_run_and_a_check(look: Any) -> None:
     plan = made("log.notify=no-such-command --done")
 
-    with pytest.raises(MachineError, match=r"log.notify: .*no command 'no-such-command'."):
+    with refused(MachineError, "log.notify", "no-such-command"):
         raise next(one for one in look(plan) if isinstance(one, MachineError))
 
 

@@ -41,7 +41,7 @@ def test_rows_of_a_known_format_pass(tmp_path: Path) -> None:
 def test_columns_that_fit_no_format_are_refused_with_the_nearest(tmp_path: Path) -> None:
     path = written(tmp_path / "bad.jsonl", {"mesages": GOOD["messages"]})
 
-    with pytest.raises(DataError, match=r"the columns mesages|the columns 'mesages'"):
+    with refused(DataError, "bad.jsonl", "mesages"):
         check(path, "train_dataloader.dataset.format=None")
     with pytest.raises(DataError) as caught:
         preflight.check(made(f"train_dataloader.dataset.path={path}", recipe="tiny_full_custom_sft_e1"))
@@ -49,7 +49,7 @@ def test_columns_that_fit_no_format_are_refused_with_the_nearest(tmp_path: Path)
 
 
 def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"bad\.jsonl:2"):
+    with refused(DataError, "bad.jsonl:2"):
         check(written(tmp_path / "bad.jsonl", GOOD, {"messages": "none"}), "train_dataloader.dataset.format=messages")
 
 
@@ -89,14 +89,14 @@ def test_a_file_of_another_kind_and_a_row_function_are_left_to_the_ranks(tmp_pat
 def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
     good, bad = written(tmp_path / "good.jsonl", GOOD), written(tmp_path / "bad.jsonl", {"x": 1})
 
-    with pytest.raises(DataError, match=r"bad\.jsonl"):
+    with refused(DataError, "bad.jsonl"):
         raise_first(made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]"))
 
 
 def test_the_first_rows_of_a_folder_are_read(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     written(tmp_path / "rows" / "bad.jsonl", {"x": 1})
-    with pytest.raises(DataError, match=r"rows/bad\.jsonl: cannot detect the row format"):
+    with refused(DataError, "bad.jsonl"):
         check(tmp_path / "rows", "train_dataloader.dataset.format=None")
 
     written(tmp_path / "rows" / "train.jsonl", GOOD)
@@ -106,14 +106,14 @@ def test_the_first_rows_of_a_folder_are_read(tmp_path: Path) -> None:
 def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> None:
     plan = made("train_dataloader.dataset.format=alpca", recipe="tiny_full_alpaca_e1")
 
-    with pytest.raises(DataError, match="Did you mean 'alpaca'"):
+    with refused(DataError, "dataset.format", "alpaca"):
         raise_first(plan)
 
 
 def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", GOOD, {"instruction": "a", "output": "b"}, GOOD)
 
-    with pytest.raises(DataError, match=r"2 of format 'messages' .*, 1 of format 'alpaca'"):
+    with refused(DataError, "rows.jsonl", 2, "messages", 1, "alpaca"):
         check(path, "train_dataloader.dataset.format=None")
 
 

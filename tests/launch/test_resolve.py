@@ -110,7 +110,7 @@ def test_the_ranks_read_the_values_of_the_written_recipe_resolved(
 def test_a_recipe_that_another_version_of_tuner_resolved_is_refused(tmp_path: Path) -> None:
     document = json.loads(render.files(made())["recipe.json"]) | {"schema": 0}
 
-    with pytest.raises(RunDirectoryError, match="schema version 0, and this version of tuner reads"):
+    with refused(RunDirectoryError, "recipe.json", 0, 1):
         resolved_recipe(document, tmp_path / "recipe.json")
 
 
@@ -302,7 +302,7 @@ def test_all_tasks_of_a_slurm_job_take_the_same_directory_and_launch(tmp_path: P
 def test_a_taken_directory_is_refused(tmp_path: Path) -> None:
     written_run(tmp_path / "run")
 
-    with pytest.raises(RunDirectoryError, match="not empty"):
+    with refused(RunDirectoryError, "--work-dir"):
         made(work_dir=tmp_path / "run")
 
 

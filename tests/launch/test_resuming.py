@@ -121,7 +121,7 @@ def test_resuming_into_a_directory_of_something_else_is_refused(tmp_path: Path) 
     saved = checkpoint(written_run(tmp_path / "run").path, 2)
     written_run(tmp_path / "other")
 
-    with pytest.raises(RunDirectoryError, match="not empty"):
+    with refused(RunDirectoryError, "--work-dir"):
         made(resume=str(saved), work_dir=tmp_path / "other")
 
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path
         _resumed(found, run, good)
         assert any("checkpoint-9 is skipped: it was saved at step 4" in note for note in found.notes)
     else:
-        with pytest.raises(RunDirectoryError, match="it was saved at step 4"):
+        with refused(RunDirectoryError, "--resume", 4):
             made(resume=str(renamed))
 
 
@@ -373,7 +373,7 @@ def test_the_recipe_of_a_run_with_a_global_batch_goes_on_on_other_ranks(tmp_path
     found = made(recipe=str(run / "recipe.py"), resume=str(run), flags={"nproc_per_node": 4})
 
     assert (found.batch.ranks, found.batch.global_batch) == (4, 16)
-    with pytest.raises(RecipeError, match="global_batch_size = 16 is not 4 x 4 x 4 ranks"):
+    with pytest.raises(RecipeError, match="16 is not 4 x 4 x 4"):
         sets = ("train_dataloader.batch_size=4", "accumulative_counts=4")
         made(*sets, recipe=str(run / "recipe.py"), resume=str(run), flags={"nproc_per_node": 4})
 
@@ -457,7 +457,7 @@ def test_auto_is_the_level_of_the_checkpoint(tmp_path: Path, old: str) -> None:
 def test_another_compute_type_moves_weights_alone(tmp_path: Path) -> None:
     run = _run(tmp_path / "run")
 
-    with pytest.raises(RunDirectoryError, match="was trained in fp32, this run has bf16"):
+    with refused(RunDirectoryError, "--resume", "fp32", "bf16"):
         _resume(run, hardware=machine(H200, H200))
     assert _way(_resume(run, hardware=machine(H200, H200), resume_weights=True)) == "weights"
 
@@ -514,17 +514,22 @@ def test_everything_refused_is_told_at_once_and_where_it_stands(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("sets", "refused"),
-    [("adapter.r=8", True), ("adapter.use_dora=True", True), ("adapter=None", True), ("lora_dropout=0.2", False)],
+    ("sets", "where"),
+    [
+        ("adapter.r=8", "adapter.r (--set adapter.r=8)"),
+        ("adapter.use_dora=True", "adapter.use_dora (--set adapter.use_dora=True)"),
+        ("adapter=None", "adapter.path"),
+        ("lora_dropout=0.2", None),
+    ],
 )
-def test_of_an_adapter_only_the_dropout_may_change(tmp_path: Path, sets: str, refused: bool) -> None:
+def test_of_an_adapter_only_the_dropout_may_change(tmp_path: Path, sets: str, where: str | None) -> None:
     lora = {"recipe": "tiny_lora_sample_e1"}
     run = tmp_path / "run"
     written_run(run, **lora)
     checkpoint(run, 2)
 
-    if refused:
-        with pytest.raises(RecipeError, match="the adapter differs"):
+    if where:
+        with refused(RecipeError, where):
             made(sets, work_dir=run, resume="auto", **lora)
     else:
         assert made(sets, work_dir=run, resume="auto", **lora).resume is not None

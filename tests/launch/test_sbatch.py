@@ -143,7 +143,7 @@ def test_an_option_holds_nothing_that_sbatch_splits_or_expands(value: str) -> No
 
 
 def test_a_backslash_in_the_run_directory_would_switch_off_the_logs_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="backslash"):
+    with refused(UsageError, "--work-dir"):
         sbatch.options(_job(), tmp_path / "a\\b")
 
 
@@ -188,13 +188,13 @@ def test_ranks_on_cpus_ask_for_no_gpu() -> None:
 )
 def test_a_time_limit_is_read_as_slurm_reads_it(text: str, seconds: int) -> None:
     sbatch.check(_job(time=text, stop_before_s=seconds - 61))
-    with pytest.raises(UsageError, match=f"a time limit of {seconds} s leaves no time"):
+    with refused(UsageError, "--time", seconds):
         sbatch.check(_job(time=text, stop_before_s=seconds - 60))
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1h", "1:2:3:4", "1 -0", "1;2"])
 def test_a_time_that_slurm_does_not_know_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a Slurm time"):
+    with refused(UsageError, "--time"):
         sbatch.check(_job(time=text))
 
 
@@ -235,7 +235,7 @@ def test_any_other_option_of_sbatch_is_passed_on(text: str, option: tuple[str, s
 
 @pytest.mark.parametrize("text", ["", "=5", "Nice=5", "a b=5", "-p=x", "a b"])
 def test_what_is_no_long_option_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="neither KEY=VALUE nor KEY"):
+    with refused(UsageError, "--sbatch"):
         sbatch.parse_option(text)
 
 

@@ -16,6 +16,7 @@ import pynvml
 import pytest
 
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
+from tests.refused import refused
 from tuner.errors import MachineError
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, detect, has_compiler, tool_path
@@ -96,7 +97,7 @@ def test_hidden_gpus_do_not_count_and_the_order_is_the_users(wanted: str, monkey
 def test_a_variable_that_names_no_gpu_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml_has(monkeypatch, FOUR)
 
-    with pytest.raises(MachineError, match=rf"CUDA_VISIBLE_DEVICES: .*'{wanted}' names no GPU of this machine. Name"):
+    with refused(MachineError, "CUDA_VISIBLE_DEVICES", wanted):
         detect({"CUDA_VISIBLE_DEVICES": wanted})
 
 
@@ -121,10 +122,10 @@ def test_a_driver_that_fails_is_no_reason_to_train_on_the_cpu(
     nvml_has(monkeypatch, FOUR)
     monkeypatch.setattr(pynvml, call, failing(code))
 
-    with pytest.raises(MachineError, match=re.escape(message)) as refused:
+    with pytest.raises(MachineError, match=re.escape(message)) as caught:
         detect({})
 
-    assert refused.value.exit_code == 3
+    assert caught.value.exit_code == 3
     assert detect({"CUDA_VISIBLE_DEVICES": ""}).gpus == () == detect({"DS_ACCELERATOR": "cpu"}).gpus
 
 
@@ -134,7 +135,7 @@ def test_one_gpu_of_four_that_is_lost_is_named_and_the_others_can_be_chosen(monk
     lost = lambda gpu: failing(pynvml.NVML_ERROR_GPU_IS_LOST)() if gpu == FOUR[1] else name(gpu)  # noqa: E731
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lost)
 
-    with pytest.raises(MachineError, match=r"GPU 1 cannot be read: .* Train without it: CUDA_VISIBLE_DEVICES=0,2,3;"):
+    with refused(MachineError, "NVIDIA's driver", 1, "CUDA_VISIBLE_DEVICES=0,2,3"):
         detect({})
     assert detect({"CUDA_VISIBLE_DEVICES": "0,2,3"}).gpus == (FOUR[0], *FOUR[2:])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.machine.fake_slurm import FakeSlurm
+from tests.refused import refused
 from tuner.errors import MachineError
 from tuner.machine import slurm
 from tuner.machine.slurm import Job
@@ -64,7 +65,7 @@ def test_a_refusal_of_slurm_is_told_in_its_words(fake: FakeSlurm) -> None:
 def test_without_slurm_there_is_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(MachineError, match="scontrol is not installed"):
+    with refused(MachineError, "Slurm", "scontrol"):
         slurm.requeue("8")
 
 
@@ -78,7 +79,7 @@ def test_the_id_of_a_job_is_what_sbatch_prints_without_the_cluster(fake: FakeSlu
 def test_an_sbatch_that_submits_nothing_is_no_job(fake: FakeSlurm) -> None:
     fake.says("Usage: sbatch [OPTIONS] script")
 
-    with pytest.raises(MachineError, match=" instead of a job id"):
+    with refused(MachineError, "Slurm", "sbatch"):
         slurm.submit(["--help", "script"], {"PATH": fake.path})
 
 

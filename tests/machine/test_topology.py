@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refused import refused
 from tuner.errors import MachineError, TunerError, UsageError
 from tuner.machine import slurm
 from tuner.machine.launchers import contradiction, filled, resolve, without_variables
@@ -324,7 +325,7 @@ def test_more_tasks_than_gpus_on_a_node_are_refused() -> None:
 
 
 def test_tasks_that_share_the_one_gpu_of_a_node_are_refused() -> None:
-    with pytest.raises(MachineError, match=r"3 processes on a node with 1 visible GPU\..*--ntasks-per-node=1"):
+    with refused(MachineError, "srun", 3, 1, "--ntasks-per-node=1"):
         _slurm(_task(0, SLURM_GPUS_ON_NODE="1"), 1)
     assert _slurm(_task(0, SLURM_GPUS_ON_NODE="3"), 1).nproc_per_node == 3, "each sees its own"
 
@@ -405,7 +406,7 @@ def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
 
 @pytest.mark.parametrize("nodelist", ["", ",n1"])
 def test_a_list_without_a_host_is_refused(nodelist: str) -> None:
-    with pytest.raises(UsageError, match="no host"):
+    with refused(UsageError, "SLURM_STEP_NODELIST"):
         slurm.first_host(nodelist)
 
 

@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from tests.fit.small import SMALL, name_of
+from tests.refused import refused
 from tuner import assets
 from tuner.errors import ModelError
 from tuner.fit.parameters import Built, built
@@ -239,7 +240,7 @@ def test_what_is_no_folder_gives_no_facts(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("heads", [0, "4", True])
 def test_a_strange_number_of_heads_is_refused_with_its_file(heads: object, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="num_attention_heads") as caught:
+    with refused(ModelError, "config.json", "num_attention_heads") as caught:
         facts_of({**without("head_dim"), "num_attention_heads": heads}, tmp_path)
 
     assert str(caught.value.where).endswith("config.json")

@@ -50,12 +50,11 @@ def test_an_ambiguous_tail_is_refused_with_every_key_it_could_be(tail: str) -> N
     if tuple(tail.split(".")) in schema_keys():
         return  # a whole path, which always wins
 
-    with pytest.raises(RecipeError, match="could be") as caught:
+    with refused(RecipeError, f"--set {tail}=1") as caught:
         parsed(f"{tail}=1")
 
     could = caught.value.what.split("could be ")[1].split(" or ")
     assert could == [".".join(keys) for keys in schema_keys() if tail in tails(keys)]
-    assert caught.value.where == f"--set {tail}=1"
 
 
 def test_a_tail_is_unique_when_this_recipe_has_one_such_key() -> None:
@@ -266,7 +265,7 @@ def test_overrides_apply_in_their_order() -> None:
 
 @pytest.mark.parametrize("text", ["model.path=\udcff", "model.path=a\0b", "trackers=[\ud800]", "\udcff=1"])
 def test_bytes_that_are_no_text_are_refused(text: str) -> None:
-    with pytest.raises(RecipeError, match="is not UTF-8"):
+    with refused(RecipeError, "--set"):
         loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
 
 

@@ -151,7 +151,7 @@ def test_delete_reaches_the_blocks_inside() -> None:
     part = write("part.py", "_base_ = 'tiny_full_sample'\noptim_wrapper = dict(_delete_=True, optimizer=dict(lr=1.0))")
 
     assert loading.load(path).config.optim_wrapper.optimizer.type == "SGD"
-    with pytest.raises(RecipeError, match=r"optim_wrapper\.optimizer\.type is missing"):
+    with refused(RecipeError, "part.py:2", "optim_wrapper.optimizer.type"):
         loading.load(part)
 
 
@@ -189,7 +189,7 @@ def test_files_in_a_circle_are_refused(name: str) -> None:
     write("my.py", "_base_ = './other.py'\n")
     write("other.py", "_base_ = './my.py'\n")
 
-    with pytest.raises(RecipeError, match=r"more than 8 nested bases.*cycle"):
+    with refused(RecipeError, "other.py", 8):
         loading.load(name)
 
 
@@ -202,9 +202,9 @@ def test_a_base_that_is_no_name_is_refused_with_its_line(base: str) -> None:
 
 
 def test_a_base_that_is_not_there_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"there is no file 'no\.py'"):
+    with refused(RecipeError, None, "no.py"):
         loading.load(write("my.py", "_base_ = './no.py'"))
-    with pytest.raises(RecipeError, match="Did you mean 'tiny_full_sample_e3'"):
+    with refused(RecipeError, None, "tiny_full_sample_e3"):
         loading.load(write("my.py", "_base_ = 'tiny_ful_sample_e3'"))
 
 
@@ -309,7 +309,7 @@ def test_facts_that_do_not_fit_name_the_config_they_come_from() -> None:
     Path("model").mkdir()
     write("model/config.json", json.dumps({**FACTS, "vocab_size": "many"}))
 
-    with pytest.raises(ModelError, match=r"model/config\.json: vocab_size = 'many'"):
+    with refused(ModelError, "config.json", "vocab_size"):
         loading.load("tiny_full_custom_e1", Overrides(model="./model"))
 
 
@@ -343,7 +343,7 @@ def test_set_wins_over_the_flags() -> None:
 @pytest.mark.parametrize("flag", ["model", "data"])
 @pytest.mark.parametrize("path", ["\udcff", "a\0b"])
 def test_a_path_that_is_no_text_is_refused(flag: str, path: str) -> None:
-    with pytest.raises(RecipeError, match=f"--{flag}: .*is not UTF-8."):
+    with refused(RecipeError, f"--{flag}"):
         Overrides(**{flag: path})  # type: ignore[arg-type]
 
 
@@ -406,7 +406,7 @@ def test_code_is_refused_with_its_line_and_run_only_when_it_is_allowed() -> None
         "my.py", "import os\n\nPath = os.path\nrandomness = dict(seed=len(os.sep))\ntrain_cfg = dict(max_steps=7)"
     )
 
-    with pytest.raises(RecipeError, match=r"\./my\.py:1: .*'import'\..*--allow-code"):
+    with refused(RecipeError, "my.py:1", "import", "--allow-code"):
         loading.load(path)
     found = loading.load(path, allow_code=True)
 
@@ -449,12 +449,12 @@ def test_allow_code_reads_data_as_data() -> None:
     path = write("my.py", "_base_ = 'tiny_lora_sample_e1'\nlog = dict(interval=3)\n")
 
     assert loading.load(path, allow_code=True).config == loading.load(path).config
-    with pytest.raises(RecipeError, match="no key 'leg'"):
+    with refused(RecipeError, "my.py:1", "leg"):
         loading.load(write("my.py", "leg = 1"), allow_code=True)
 
 
 def test_code_with_a_name_that_is_nearly_a_key_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"no key 'optim_wraper'.*Did you mean 'optim_wrapper'"):
+    with refused(RecipeError, "my.py", "optim_wraper", "optim_wrapper"):
         loading.load(write("my.py", "import os\noptim_wraper = dict(a=os.sep)\n"), allow_code=True)
 
 
@@ -478,7 +478,7 @@ def test_the_code_of_a_model_on_the_hub_runs_at_one_commit_alone() -> None:
 
     check(COMMIT)
     for revision in ("main", "none", COMMIT[:-1], COMMIT[:-1] + "g", COMMIT.upper()):
-        with pytest.raises(ModelError, match="only at a full 40-digit commit"):
+        with refused(ModelError, "model.revision", 40):
             check(revision)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refused import refused
 from tests.report import made
 from tuner.errors import RecipeError
 from tuner.recipes import loading
@@ -128,5 +129,5 @@ def test_a_command_is_a_line_or_a_list_of_words(typed: str, words: tuple[str, ..
 
 @pytest.mark.parametrize("typed", ["echo 'open", "", "[]"])
 def test_what_is_no_command_is_refused(typed: str) -> None:
-    with pytest.raises(RecipeError, match=r"notify.*command"):
+    with refused(RecipeError, f"--set log.notify={typed}"):
         loading.load("tiny_full_sample_e1", Overrides(pairs=(("--set", f"log.notify={typed}"),)))

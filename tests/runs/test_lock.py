@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs import environment, wait_until
+from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import RunDirectoryError
 from tuner.runs import lock
@@ -51,13 +52,13 @@ def write(run: Path, **changes: object) -> None:
 
 def test_a_second_run_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
     with another(tmp_path) as first:
-        for refused in (lambda: take(tmp_path, {}), lambda: create(tmp_path, FILES, resume=True)):
+        for start in (lambda: take(tmp_path, {}), lambda: create(tmp_path, FILES, resume=True)):
             with pytest.raises(RunDirectoryError) as caught:
-                refused()
+                start()
 
             assert f"is in use by process {first.pid} on {os.uname().nodename}" in str(caught.value)
             assert caught.value.exit_code == 2
-        with pytest.raises(RunDirectoryError, match="is in use by process"):  # and not only: it is not empty
+        with refused(RunDirectoryError, "--work-dir", first.pid):  # and not only: it is not empty
             create(tmp_path, FILES, resume=False)
         assert held(tmp_path)["pid"] == first.pid
 
@@ -77,7 +78,7 @@ def test_a_rank_that_outlives_its_launcher_keeps_the_directory_until_it_ends(tmp
     write(tmp_path, pid=2**22)
     rank = [sys.executable, "-c", "input()", "tuner.worker", str(tmp_path)]
     with subprocess.Popen(rank, stdin=subprocess.PIPE) as process:
-        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, left over"):
+        with refused(RunDirectoryError, "--work-dir", process.pid):
             take(tmp_path, {})
         process.communicate(b"\n")
 
@@ -130,7 +131,7 @@ def test_a_job_takes_over_what_an_ended_job_of_its_cluster_had_on_another_host(
         take(tmp_path, environ, ended.__contains__)
         assert held(tmp_path)["job"] == "8"
     else:
-        with pytest.raises(RunDirectoryError, match="process 7 on elsewhere"):
+        with refused(RunDirectoryError, "--work-dir", 7, "elsewhere"):
             take(tmp_path, environ, ended.__contains__)
 
 
@@ -175,7 +176,7 @@ def test_a_job_that_slurm_starts_again_elsewhere_has_its_directory(
         take(tmp_path, environ)
         assert (held(tmp_path)["job"], held(tmp_path)["restarts"]) == ("12", 1)
     else:
-        with pytest.raises(RunDirectoryError, match="in Slurm job 12"):
+        with refused(RunDirectoryError, "--work-dir", 12):
             take(tmp_path, environ)
 
 
@@ -230,7 +231,7 @@ def test_a_holder_in_another_container_of_this_host_is_told_by_the_kernels_lock(
             take(tmp_path, {})
             assert held(tmp_path)["pid"] == os.getpid()
         else:
-            with pytest.raises(RunDirectoryError, match=f"in use by process {held(tmp_path)['pid']} on"):
+            with refused(RunDirectoryError, "--work-dir", held(tmp_path)["pid"]):
                 take(tmp_path, {})
         container.kill()
 
@@ -238,7 +239,7 @@ def test_a_holder_in_another_container_of_this_host_is_told_by_the_kernels_lock(
 def test_a_holder_in_another_container_that_has_no_kernels_lock_cannot_be_judged(tmp_path: Path) -> None:
     write(tmp_path, pids=1, pid=7, locked=False)
 
-    with pytest.raises(RunDirectoryError, match=f"remove {tmp_path / NAME}"):
+    with refused(RunDirectoryError, "--work-dir", tmp_path / NAME):
         take(tmp_path, {})
 
 
@@ -258,6 +259,6 @@ def test_a_left_rank_is_found_however_its_run_is_spelled(tmp_path: Path) -> None
     write(run, pid=2**22)
     rank = [sys.executable, "-c", "input()", "tuner.worker", str(tmp_path / "run" / ".." / "run")]
     with subprocess.Popen(rank, stdin=subprocess.PIPE) as process:
-        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, left over"):
+        with refused(RunDirectoryError, "--work-dir", process.pid):
             take(run, {})
         process.communicate(b"\n")
