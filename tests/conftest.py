@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.real import model
 from tests.real.__main__ import MISSING
 
+gc.disable()  # while the libraries are imported and tests collected: next to nothing of that is garbage
 # How fast inputs are made says how busy the machine is. Each run of the suite tries other examples.
 settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
 settings.load_profile("any-machine")
@@ -65,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish() -> None:
     """What the libraries made when they were imported stays: no collection of garbage looks at it again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

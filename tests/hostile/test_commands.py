@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.cli.command import LOOK_ALONE, Tuner, of_recipes
 from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
+from tests.e2e.warm import Ended, warm
 from tests.launch.plans import written_run
 from tuner import assets
 from tuner.models.load import CACHE, make_tiny
@@ -267,9 +269,21 @@ def test_modules_in_the_working_directory_are_not_imported(start: list[str], tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.py" for name in PLANTED)
 
 
-@pytest.mark.parametrize("entries", ["{checkout}:", ":{checkout}", "{checkout}::/nonexistent"])
+_IN_PYTHON = [sys.executable, "-c", "from tuner.cli import main; main()"]
+_AS_MODULE = [sys.executable, "-m", "tuner"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "start"),
+    [
+        ("{checkout}:", _IN_PYTHON),
+        ("{checkout}:", _AS_MODULE),
+        (":{checkout}", _AS_MODULE),
+        ("{checkout}::/nonexistent", _IN_PYTHON),
+    ],
+)
 def test_an_empty_entry_of_pythonpath_brings_in_no_library_of_the_working_directory(
-    entries: str, tmp_path: Path
+    entries: str, start: list[str], tmp_path: Path
 ) -> None:
     """`export PYTHONPATH=$PYTHONPATH:/my/modules` makes one, and Python takes it for the working directory."""
     for name in ("click", "torch", "pydantic", "yaml", "datasets"):
@@ -277,12 +291,11 @@ def test_an_empty_entry_of_pythonpath_brings_in_no_library_of_the_working_direct
         (tmp_path / name / "__init__.py").write_text("open('canary', 'w')\nraise SystemExit('planted')\n")
     environment = clean(PYTHONPATH=entries.format(checkout=assets.PACKAGE.parent))
 
-    for start in ([sys.executable, "-c", "from tuner.cli import main; main()"], [sys.executable, "-m", "tuner"]):
-        done = subprocess.run(
-            [*start, "train", TINY, "--dry-run"], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+    done = subprocess.run(
+        [*start, "train", TINY, "--dry-run"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
 
-        assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     assert not (tmp_path / "canary").exists()
 
 
@@ -304,15 +317,25 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str | None], int]] = {
 }
 
 
+READ_AT_A_START = ("HOME", "HF_HOME", "LC_ALL", "PYTHONIOENCODING")
+"""What Python or a library reads before a command begins: such an environment starts a process of its own."""
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_no_environment_ends_in_a_traceback(name: str, tmp_path: Path) -> None:
     changes, code = ENVIRONMENTS[name]
     env = {key: value for key, value in (clean() | changes).items() if value is not None}
     (tmp_path / "größe_雪.py").write_text(f'_base_ = "{TINY}"\n', encoding="utf-8")
-    argv = [sys.executable, "-m", "tuner", "train", "./größe_雪.py", "--dry-run"]
+    words = ["train", "./größe_雪.py", "--dry-run"]
 
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, timeout=60)
+    done: Ended | subprocess.CompletedProcess[str]
+    if changes.keys() & READ_AT_A_START:
+        argv = [sys.executable, "-m", "tuner", *words]
+        options: Any = {"encoding": "utf-8", "errors": "replace", "timeout": 60}
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, **options)
+    else:
+        done = warm().run(words, cwd=tmp_path, env=env)
 
-    assert done.returncode == code, done.stderr.decode()
-    assert b"Traceback" not in done.stderr
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["größe_雪.py"]

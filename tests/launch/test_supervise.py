@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.runs import Started
+from tests.e2e.warm import warm
 from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
 from tests.runs.made_records import run_json
@@ -26,7 +28,7 @@ from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 _watched = partial(supervise.run, grace_s=300)
 
 OOM = "OOM = 'torch.OutOfMemoryError: CUDA out of memory.'\n"
@@ -81,19 +83,25 @@ def _driver(run: RunDirectory, code: str, **options: Any) -> list[str]:
 
 
 class _Driven:
-    """A supervisor in a process of its own, to send signals to."""
+    """A supervisor in a process of its own, to send signals to: forked, unless it has an odd stream or is started so.
+
+    Args:
+        before: The words before the command, such as nohup.
+    """
 
     def __init__(
-        self,
-        run: RunDirectory,
-        code: str,
-        stderr: Any = subprocess.PIPE,
-        before: Sequence[str] = (),
-        **options: Any,
+        self, run: RunDirectory, code: str, stderr: Any = None, before: Sequence[str] = (), **options: Any
     ) -> None:
         self.run = run
-        command = [*before, *_driver(run, code, **options)]
-        self.process = subprocess.Popen(command, stderr=stderr, text=True, start_new_session=True)
+        python, flag, driver, *words = _driver(run, code, **options)
+        self.process: Started
+        if before or stderr:
+            command = [*before, python, flag, driver, *words]
+            self.process = subprocess.Popen(
+                command, stderr=stderr or subprocess.PIPE, text=True, start_new_session=True
+            )
+        else:
+            self.process = warm().start(words, code=driver, env=os.environ, has_two_outputs=True)
         wait_until((run.path / "ready").exists)
 
     def send(self, number: int) -> None:
@@ -464,8 +472,15 @@ def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, fi
     assert _status(run)["state"] == "failed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
-@pytest.mark.parametrize("doing", ["loading the model", "preparing the data", "validating", "saving step 3"])
+@pytest.mark.parametrize(
+    ("number", "doing"),
+    [
+        (signal.SIGTERM, "loading the model"),
+        (signal.SIGINT, "preparing the data"),
+        (signal.SIGHUP, "validating"),
+        (signal.SIGUSR2, "saving step 3"),
+    ],
+)
 def test_a_stop_says_at_once_and_again_what_each_rank_does(run: RunDirectory, number: int, doing: str) -> None:
     driven = _Driven(run, f"{SAVES_LATER}beat(0, doing={doing!r})\n{STAYS}", ranks=[{"RANK": "0"}], told_every_s=0.3)
 

@@ -10,10 +10,10 @@ import pytest
 from tests.refused import refused
 from tuner.errors import RecipeError, UsageError
 from tuner.importers import tools
-from tuner.recipes import loading, names
+from tuner.recipes import loading, names, yaml_text
 from tuner.recipes.names import NameKind
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.yaml_text import MAX_DEPTH, MAX_VALUES
+from tuner.recipes.yaml_text import MAX_DEPTH
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -119,12 +119,14 @@ def test_aliases_that_grow_without_end_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "last_line", "last_column"),
-    [("a: " + "[" * 20_000, 1, 2 * MAX_DEPTH), ("a:\n" + "- x\n" * 200_000, 2 * MAX_VALUES, 8)],
+    [("a: " + "[" * 20_000, 1, 2 * MAX_DEPTH), ("a:\n" + "- x\n" * 20_000, 2 * 2_000, 8)],
     ids=["nested", "long"],
 )
 def test_more_than_a_config_holds_is_refused_before_all_of_it_is_read(
-    text: str, last_line: int, last_column: int
+    text: str, last_line: int, last_column: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(yaml_text, "MAX_VALUES", 2_000)
+
     stopped_at = re.search(r"my\.yaml:(\d+):(\d+): not valid YAML", _refused(text))
 
     assert stopped_at

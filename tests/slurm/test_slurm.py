@@ -97,11 +97,15 @@ def test_a_mistake_of_a_later_task_alone_is_told_with_its_node(slurm: dict[str, 
     assert done.stderr.count("On n2:") == done.stderr.count("NNODES") == 1, done.stderr
 
 
-def test_srun_without_the_slurm_launcher_is_refused(slurm: dict[str, str], tmp_path: Path) -> None:
-    command = ["srun", "-n2", sys.executable, "-m", "tuner", "train", "tiny_lora_sample_e1"]
+@pytest.mark.parametrize(
+    "options",
+    [["--kill-on-bad-exit=1"], pytest.param([], marks=pytest.mark.long)],  # the second task lets the first speak: 20 s
+)
+def test_srun_without_the_slurm_launcher_is_refused(options: list[str], slurm: dict[str, str], tmp_path: Path) -> None:
+    command = ["srun", "-n2", *options, sys.executable, "-m", "tuner", "train", "tiny_lora_sample_e1"]
     done = subprocess.run(command, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
-    assert done.returncode == 2
+    assert_code_2(done)
     assert "--launcher slurm" in done.stderr
     assert not (tmp_path / "work_dirs").exists()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.warm import warm
+from tests.e2e.warm import Forked, warm
 from tests.launch.processes import wait_until
 from tests.machine.fake_slurm import FakeSlurm
 from tests.runs.made_records import run_json
@@ -52,13 +52,20 @@ def run(tmp_path: Path) -> RunDirectory:
     return create(tmp_path / "run", {"recipe.py": "", "run.json": record}, resume=False)
 
 
-def _start(
-    run: RunDirectory, work: str, rank: int = 0, start_new_session: bool = False, **env: str
-) -> subprocess.Popen[str]:
-    code = RANK.replace("{work}", work.replace("\n", "\n    "))
+def _start(run: RunDirectory, work: str, rank: int = 0, **env: str) -> Forked:
+    """Start a rank in a session of its own, with the libraries imported."""
     variables = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", **env}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": start_new_session}
-    return subprocess.Popen([sys.executable, "-c", code, run.path], cwd=ROOT, env=variables, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+    return warm().start([run.path], code=_code(work), cwd=ROOT, env=variables, has_two_outputs=True)
+
+
+def _piped(run: RunDirectory, work: str) -> subprocess.Popen[str]:
+    """Start a rank whose output goes through pipes, not into files."""
+    argv, env = [sys.executable, "-c", _code(work), run.path], {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    return subprocess.Popen(argv, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _code(work: str) -> str:
+    return RANK.replace("{work}", work.replace("\n", "\n    "))
 
 
 def _ended(run: RunDirectory, work: str, rank: int = 0, **env: str) -> tuple[int, str, str]:
@@ -106,7 +113,7 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
 
 
 def test_without_a_supervisor_a_terminal_that_is_gone_does_not_lose_how_the_run_ended(run: RunDirectory) -> None:
-    process = _start(run, "time.sleep(0.5)\nraise DataError('torn')")
+    process = _piped(run, "time.sleep(0.5)\nraise DataError('torn')")
     assert process.stdout and process.stderr
     process.stderr.close()
 
@@ -179,9 +186,11 @@ def test_a_stop_is_told_in_one_line(run: RunDirectory) -> None:
 
 
 def test_a_full_disk_does_not_hide_what_went_wrong_before(run: RunDirectory) -> None:
-    code, _, err = _ended(run, "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n{}['labels']")
+    process = _piped(run, "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n{}['labels']")
 
-    assert code == 1
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 1
     assert "KeyError: 'labels'" in err
 
 
@@ -239,13 +248,16 @@ WAITS = "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_r
 def test_what_slurm_sends_in_turn_interrupts_no_save_but_asking_twice_does(
     run: RunDirectory, signals: tuple[int, ...], task: dict[str, str], code: int
 ) -> None:
-    process = _start(run, f"{WAITS}print('saving')\ntime.sleep(1.5)\nos._exit(7)", 0, **task)
+    saves = "print('saving')\nwhile not (run.path / 'go on').exists(): time.sleep(0.01)\nos._exit(7)"
+    process = _start(run, f"{WAITS}{saves}", 0, **task)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     for number in signals:
         process.send_signal(number)
         wait_until(lambda: "saving" in _log(run, 0))
         time.sleep(0.05)
+    if code == 7:
+        (run.path / "go on").touch()
     process.communicate(timeout=60)
 
     assert process.returncode == code
@@ -268,7 +280,7 @@ batches = iter(DataLoader(range(10**6), num_workers=2, prefetch_factor=1))
 next(batches)
 """
     after = "time.sleep(0.5)\nfor _ in range(50): next(batches)\nos._exit(7)"
-    process = _start(run, WAITS.replace("print", f"{batches.strip()}\nprint") + after, start_new_session=True)
+    process = _start(run, WAITS.replace("print", f"{batches.strip()}\nprint") + after)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     for number in (signal.SIGUSR2, signal.SIGTERM):
@@ -421,7 +433,7 @@ def test_a_rank_without_progress_ends_with_code_124_and_its_stack(run: RunDirect
     ids=["its own", "another rank's", "bytes that it reads"],
 )
 def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
-    work = f"guard.watch(1)\nfor number in range(20):\n    time.sleep(0.1)\n    {progress}\n{GOES_ON}"
+    work = f"guard.watch(1)\nfor number in range(13):\n    time.sleep(0.1)\n    {progress}\n{GOES_ON}"
 
     assert _ended(run, work, **SUPERVISED)[0] == 7
 
@@ -429,13 +441,13 @@ def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
 @pytest.mark.parametrize("world_size", ["1", "2"])
 def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, world_size: str) -> None:
     # A rank that is busy when it goes on: whatever reads its stacks from outside then crashes it.
-    busy = "end_s = time.monotonic() + 5\nwhile time.monotonic() < end_s: str(run)"
-    work = f"guard.watch(2)\nprint('ready')\n{busy}\n{GOES_ON}"
+    busy = "end_s = time.monotonic() + 2.5\nwhile time.monotonic() < end_s: str(run)"
+    work = f"guard.watch(1)\nprint('ready')\n{busy}\n{GOES_ON}"
     process = _start(run, work, WORLD_SIZE=world_size)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     process.send_signal(signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(2)
     process.send_signal(signal.SIGCONT)
     process.communicate(timeout=60)
 
