@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 import json
 import os
@@ -16,6 +17,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import tuner
 from tests.e2e.warm import warm
@@ -144,6 +147,16 @@ EFFECTS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Read each module once for all tests here; none looks among a million nodes for garbage."""
+    gc.disable()
+    yield
+    for cached in (is_one_of, dotted_name, tree_of, nodes_of):
+        cached.cache_clear()
+    gc.enable()
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -177,7 +190,7 @@ def imports(path: Path) -> Iterator[str]:
 
     Of `hooks`, those alone that it does not load for a side room when it is called.
     """
-    yield from imported(tree_of(path).body if name_of(path) == HOOKS else ast.walk(tree_of(path)), path)
+    yield from imported(tree_of(path).body if name_of(path) == HOOKS else nodes_of(path), path)
 
 
 def imported(nodes: Iterable[ast.AST], path: Path) -> Iterator[str]:
@@ -432,7 +445,7 @@ def test_an_objective_is_named_in_its_own_files_alone() -> None:
         f"{name_of(path)}: {node.value}"
         for path in MODULES
         if not name_of(path).startswith(own)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and node.value in OBJECTIVES
     }
 
@@ -524,7 +537,7 @@ def test_a_stage_of_the_plan_is_called_by_its_driver_alone(path: Path) -> None:
         return
     called = {
         node.func.attr
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)
@@ -541,7 +554,7 @@ READERS = {"runs/directory.py", "runs/checkpoints.py"}
 
 @each(MODULES)
 def test_the_typed_files_of_a_run_are_read_as_types_alone(path: Path) -> None:
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
     readers = {"read_json", "read_json_object", "load_json"}
     by_string = [
         ast.unparse(call)

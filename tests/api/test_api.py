@@ -63,17 +63,15 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 # import
 
 
-def test_importing_it_loads_nothing_and_takes_no_time() -> None:
-    looks = (
-        "import sys, time; t = time.process_time(); import tuner; s = time.process_time() - t; print(s, *sys.modules)"
-    )
+def test_importing_it_loads_nothing() -> None:
+    looks = "import sys; before = {*sys.modules}; import tuner; print(*{*sys.modules} - before)"
     root = str(Path(tuner.__file__).parents[1])
 
     done = subprocess.run([sys.executable, "-c", looks], env={"PYTHONPATH": root}, capture_output=True, text=True)
 
-    seconds, *modules = done.stdout.split()
-    assert float(seconds) < 0.05
-    assert {name for name in modules if name.startswith("tuner")} == {"tuner"}
+    loaded = done.stdout.split()
+    assert {name for name in loaded if name.split(".")[0] not in sys.stdlib_module_names} == {"tuner"}
+    assert len(loaded) < 30
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

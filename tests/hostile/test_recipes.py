@@ -61,7 +61,7 @@ print(json.dumps([found, int(peak.split()[1]) * 1024]))
 """
 
 
-def test_a_file_that_unfolds_is_read_or_refused_in_a_second_and_in_little_memory(tmp_path: Path) -> None:
+def test_a_file_that_unfolds_is_read_or_refused_in_seconds_and_in_little_memory(tmp_path: Path) -> None:
     for name, text in {**FILES, **READ}.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     (tmp_path / "link.py").symlink_to(tmp_path / "chain 0.py")
@@ -69,19 +69,16 @@ def test_a_file_that_unfolds_is_read_or_refused_in_a_second_and_in_little_memory
     before = sorted(tmp_path.iterdir())
 
     argv, env = [sys.executable, "-c", CHILD, tmp_path], {**os.environ, "PYTHONPATH": str(assets.PACKAGE.parent)}
-    for _ in range(3):  # beside busy processes the same work takes several times the CPU time
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        found, rss_bytes = json.loads(done.stdout)
-        slow = {name: seconds for name, (_, seconds) in found.items() if seconds > 1}
-        if not slow:
-            break
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found, rss_bytes = json.loads(done.stdout)
 
     told = {name: result for name, (result, _) in found.items()}
     good = {*READ, "leaf", "link", "chain 0", *(f"chain {number}" for number in range(1, 9))}
     assert {name for name, result in told.items() if result == "read"} == good
     assert all(result.startswith("bad-recipe: ") for name, result in told.items() if name not in good)
     assert max(map(len, told.values())) < 13_000
-    assert slow == {}
+    # 0.3 s at most on an idle machine; what unfolds takes minutes.
+    assert {name: seconds for name, (_, seconds) in found.items() if seconds > 10} == {}
     assert rss_bytes < 100_000_000
     assert sorted(tmp_path.iterdir()) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import time
@@ -297,9 +298,8 @@ def test_a_template_that_loops_is_ended_while_others_are_answered(server: tuple[
     body = json.dumps(hostile).encode()
     with socket.create_connection(("127.0.0.1", server[1]), 60) as connection:
         connection.sendall(request("POST", "/v1/chat/completions", body))
-        start = time.monotonic()
         assert status_of(raw(server[1], request("GET", "/v1/models"))) == 200
-        assert time.monotonic() - start < 3
+        assert not select.select([connection], [], [], 0)[0], "it is answered while the template runs"
         reply = connection.recv(65_536)
         while b"}" not in reply:  # the body may come after the headers
             reply += connection.recv(65_536)
@@ -372,9 +372,8 @@ def test_a_pattern_of_the_model_that_never_ends_holds_up_nobody_else(server: tup
     with socket.create_connection(("127.0.0.1", server[1]), 60) as connection:
         connection.sendall(request("POST", "/v1/chat/completions", body))
         time.sleep(1)
-        start = time.monotonic()
         assert status_of(raw(server[1], request("GET", "/health"))) == 200
-        assert time.monotonic() - start < 3
+        assert not select.select([connection], [], [], 0)[0], "it is answered while the pattern runs"
         reply = b""
         while part := connection.recv(65_536):
             reply += part

@@ -81,7 +81,7 @@ def test_a_lock_whose_process_is_gone_is_taken_over_at_once(
 
     build(run)
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # not the minutes after which an old lock is none
     assert f"removed {lock_of(run)}, left over from an interrupted build." in capfd.readouterr().err
 
 

@@ -353,7 +353,7 @@ def test_a_bomb_is_refused_at_once_and_in_little_memory(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(text)
 
     argv, env = [sys.executable, "-c", CHILD, tmp_path], {**os.environ, "PYTHONPATH": str(assets.PACKAGE.parent)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -361,7 +361,7 @@ def test_a_bomb_is_refused_at_once_and_in_little_memory(tmp_path: Path) -> None:
     for name, (result, seconds) in found.items():
         assert result.startswith("bad-recipe: "), name
         assert len(result) < 500, name
-        assert seconds < 5, name
+        assert seconds < 20, name  # 0.5 s at most on an idle machine
 
 
 def test_what_is_just_below_the_limits_is_read() -> None:
