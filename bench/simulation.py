@@ -61,7 +61,7 @@ from tuner.models.load import limit_input_gradients
 from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.worker.loss import use_whole_logits
+from tuner.worker.loss import compute_once, use_whole_logits
 
 META = "meta"
 IMAGE_TOKENS_OF_A_SIDE = 24
@@ -176,6 +176,7 @@ def build(job: Job) -> Any:
     if hasattr(text, "output_router_logits"):
         text.output_router_logits = bool(getattr(text, "router_aux_loss_coef", 0))
     add_fused_lm_head(model, outputs=("log_probs", *_METRICS))
+    compute_once(model, _METRICS)
     if job.loss == "whole":
         use_whole_logits(model, _METRICS)
     model.train()
@@ -246,8 +247,8 @@ def _loss(engine: Any, job: Job, device: str) -> Tensor:
         }
     if job.num_images:
         batch |= _images(job, device)
-    outputs = engine(**batch, use_cache=False, fused_lm_head=True)
-    loss: Tensor = -outputs.log_probs.sum() / math.prod(shape)
+    outputs = engine(**batch, use_cache=False, fused_lm_head=True, num_trained=job.rows * (job.row_tokens - 1))
+    loss: Tensor = outputs.loss / math.prod(shape)
     return loss if outputs.aux_loss is None else loss + text.router_aux_loss_coef * outputs.aux_loss
 
 

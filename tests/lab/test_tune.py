@@ -44,7 +44,7 @@ def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_ot
     splits = [one.candidate.split for one in tuned.measured]
     assert {one.samples for one in splits} == {2}
     assert set(splits) == {Split(size, 2 // size, again) for size in (1, 2) for again in (True, False)}
-    assert [one.candidate.loss for one in tuned.measured].count("chunked") == 1
+    assert [one.candidate.loss for one in tuned.measured].count("whole") == 1
     assert {one.candidate.level for one in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
     assert splits[0] == base.recipe.config.split, "what a run would take comes first"
 

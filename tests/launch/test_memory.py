@@ -46,7 +46,9 @@ GPU_8B = "llama3_1_8b_lora_alpaca_e3"
 @pytest.mark.parametrize(
     ("sets", "recipe", "hardware", "loss"),
     [
-        ((), TINY, CPU, "whole"),
+        ((), TINY, CPU, "chunked"),
+        (("torch_compile=True",), TINY, CPU, "whole"),
+        (("train_dataloader.batch_size=8",), "tiny_dpo_full_sample_preferences_e1", CPU, "whole"),
         (("train_dataloader.batch_size=2",), GPU_8B, machine(A100), "chunked"),
         (("train_dataloader.batch_size=2", "torch_compile=True"), GPU_8B, machine(A100), "whole"),
         (
@@ -58,7 +60,7 @@ GPU_8B = "llama3_1_8b_lora_alpaca_e3"
         ((), "tiny_orpo_full_sample_preferences_e1", CPU, "auto"),
     ],
 )
-def test_logits_are_whole_on_a_cpu_or_compiled_where_there_is_room_and_the_fit_counts_what_is_taken(
+def test_logits_are_whole_on_a_cpu_or_compiled_where_chunks_compute_them_twice_and_the_fit_counts_what_is_taken(
     sets: tuple[str, ...], recipe: str, hardware: Hardware, loss: str
 ) -> None:
     found = made(*sets, recipe=recipe, hardware=hardware, ignore_fit=True)
@@ -111,6 +113,6 @@ def test_batches_of_a_validation_that_are_larger_than_twice_those_of_training_ar
     batch_size: int, loss: str
 ) -> None:
     sizes = ("train_dataloader.batch_size=1", f"val_dataloader.batch_size={batch_size}")
-    found = made(*sizes, recipe="tiny_full_sample_e1")
+    found = made(*sizes, recipe="tiny_dpo_full_sample_preferences_e1")
 
     assert found.recipe.config.train_cfg.loss == loss

@@ -1,13 +1,16 @@
-"""Losses from whole logits against TRL's, a tile at a time: the same losses, gradients and metrics."""
+"""Losses from whole logits, and from tiles of them once, against TRL's: the same losses, gradients and metrics."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -15,8 +18,9 @@ from tests.data.conftest import make_tokenizer
 from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
+from tuner.worker import loss as losses
 from tuner.worker import trainer_setup
-from tuner.worker.loss import METRICS, tiles_give_its_logits, use_whole_logits
+from tuner.worker.loss import METRICS, compute_once, tiles_give_its_logits, use_whole_logits
 
 IDS = torch.tensor([[3, 5, 6, 7, 8, 9], [10, 11, 12, 13, 0, 0]])
 LABELS = torch.tensor([[-100, -100, 6, 7, 8, 9], [-100, 11, 12, 13, -100, -100]])
@@ -167,3 +171,188 @@ def test_an_objective_has_the_same_loss_and_gradient_either_way(
 
     assert whole == pytest.approx(chunked, rel=1e-5)
     torch.testing.assert_close(gradient, its_gradient, rtol=1e-4, atol=1e-7)
+
+
+# Tiles of logits that are computed once
+
+
+HEADS = [
+    ("llama", {}),
+    ("llama", {"tie_word_embeddings": True}),
+    ("gemma2", {"final_logit_softcapping": 5.0}),
+    ("cohere", {"logit_scale": 0.25}),
+    ("granite", {"logits_scaling": 4.0}),
+    ("phi", {}),  # whose head has a bias
+]
+
+
+def of_family(model_type: str, more: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SMALL | more)).to(dtype)
+    with torch.no_grad():
+        made.get_output_embeddings().weight.normal_(std=0.5)
+    add_fused_lm_head(made, outputs=("log_probs", "entropy", "is_top1"))
+    return made
+
+
+def gradients(made: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    loss.backward()
+    return {name: weight.grad for name, weight in made.named_parameters() if weight.grad is not None}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], apart: float = 1e-5) -> None:
+    assert {*found} == {*expected}
+    for name, gradient in found.items():
+        assert float((gradient - expected[name]).norm()) <= apart * float(expected[name].norm()), name
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tile hold three tokens; the gradient of a weight does not make it larger."""
+    monkeypatch.setattr(losses, "tile_tokens", lambda device, vocab_size, trained_width: 3)
+
+
+@pytest.mark.parametrize(("model_type", "more"), HEADS)
+def test_logits_that_are_computed_once_give_what_trls_head_gives(
+    model_type: str, more: dict[str, Any], small_tiles: None
+) -> None:
+    twice, once = of_family(model_type, more), of_family(model_type, more)
+    compute_once(once, ["entropy", "is_top1"])
+
+    expected = twice(input_ids=IDS, labels=LABELS, fused_lm_head=True)
+    found = once(input_ids=IDS, labels=LABELS, fused_lm_head=True, num_trained=7)
+
+    assert torch.equal(found.label_mask, expected.label_mask) and torch.equal(found.is_top1, expected.is_top1)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+    torch.testing.assert_close(found.entropy, expected.entropy)
+    of_twice = gradients(twice, -expected.log_probs.sum() / 7)
+    assert_same(gradients(once, found.loss / 7), of_twice)
+
+
+def test_in_16_bits_a_sum_has_the_gradients_of_trls_head_up_to_their_last_bits() -> None:
+    found = {}
+    for is_once in (False, True):
+        made = model(torch.bfloat16)
+        add_fused_lm_head(made)
+        if is_once:
+            compute_once(made, ())
+        outputs = made(input_ids=IDS, labels=LABELS, fused_lm_head=True)
+        total = outputs.loss if is_once else -outputs.log_probs.sum()
+        found[is_once] = total.item(), gradients(made, total / 7)
+
+    assert found[True][0] == pytest.approx(found[False][0], rel=1e-6)
+    assert_same(found[True][1], found[False][1], apart=2**-6)
+
+
+class Recorded(TorchDispatchMode):
+    """Counts the operations inside by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[function.__name__.partition(".")[0]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("is_frozen", "of_gradients"), [(False, 2), (True, 1)], ids=["trained", "frozen"])
+def test_each_logit_is_computed_once_and_a_frozen_head_gets_no_gradient(
+    is_frozen: bool, of_gradients: int, small_tiles: None
+) -> None:
+    hidden, weight = torch.randn(9, 8, requires_grad=True), torch.randn(50, 8, requires_grad=not is_frozen)
+
+    with Recorded() as operations:
+        total_of(SimpleNamespace(weight=weight, bias=None), hidden, torch.arange(9)).backward()
+
+    assert (operations.counts["mm"], operations.counts["addmm_"]) == (3, 3 * of_gradients)
+    assert (weight.grad is None) == is_frozen
+
+
+def total_of(head: Any, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> Any:
+    """Return the sum of the losses of tokens that all have a target."""
+    weights = torch.ones(len(hidden)) if weights is None else weights
+    places = torch.arange(len(hidden))
+    return losses._SumOfTokens.apply(
+        hidden, head.weight, head.bias, places, targets, weights, losses.Scales(), (), torch.is_grad_enabled()
+    )[0]
+
+
+def test_weights_of_tokens_count_in_the_sum_and_in_its_gradients() -> None:
+    once, whole = of_family("llama", {}), of_family("llama", {})
+    compute_once(once, ())
+    weights = torch.rand(LABELS.shape)
+
+    found = once(input_ids=IDS, labels=LABELS, fused_lm_head=True, token_weights=weights).loss
+    log_probs = whole(input_ids=IDS).logits[:, :-1].log_softmax(-1)
+    of_labels = log_probs.gather(-1, LABELS[:, 1:, None].clamp(min=0))[..., 0]
+    expected = -(of_labels * weights[:, 1:] * (LABELS[:, 1:] != -100)).sum()
+
+    torch.testing.assert_close(found, expected)
+    assert_same(gradients(once, found), gradients(whole, expected))
+
+
+def test_a_batch_without_a_label_has_gradients_of_zero() -> None:
+    made = of_family("llama", {})
+    compute_once(made, ["entropy"])
+
+    outputs = made(input_ids=IDS, labels=torch.full_like(LABELS, -100), fused_lm_head=True, num_trained=0)
+
+    assert outputs.loss.item() == 0 and outputs.entropy.shape == (2, 5)
+    found = gradients(made, outputs.loss)
+    assert {*found} == {name for name, _ in made.named_parameters()}
+    assert all(not gradient.any() for gradient in found.values())
+
+
+def test_labels_that_are_shifted_already_are_those_of_the_next_tokens() -> None:
+    made = of_family("llama", {})
+    compute_once(made, ())
+    shifted = torch.nn.functional.pad(LABELS[:, 1:], (0, 1), value=-100)
+
+    plain = made(input_ids=IDS, labels=LABELS, fused_lm_head=True)
+    found = made(input_ids=IDS, shift_labels=shifted, fused_lm_head=True)
+
+    assert torch.equal(found.loss, plain.loss) and torch.equal(found.log_probs[:, :-1], plain.log_probs)
+    assert found.log_probs.shape == IDS.shape
+
+
+def test_a_validation_computes_no_gradient_and_generation_stays_as_it_is() -> None:
+    made = of_family("llama", {})
+    plain = made(input_ids=IDS).logits
+    compute_once(made, ())
+
+    with torch.no_grad(), Recorded() as operations:
+        found = made(input_ids=IDS, labels=LABELS, fused_lm_head=True, num_trained=7)
+
+    assert operations.counts["addmm_"] == 0 and not found.loss.requires_grad
+    assert torch.equal(made(input_ids=IDS).logits, plain)
+
+
+def test_the_host_waits_for_nothing_where_it_knows_the_number_of_labels() -> None:
+    made = of_family("llama", {})
+    compute_once(made, ["entropy", "is_top1"])
+    waits = ("nonzero", "masked_select", "_local_scalar_dense", "is_nonzero", "equal")
+
+    with Recorded() as of_model:
+        made.model(input_ids=IDS, use_cache=False).last_hidden_state.sum().backward()
+    with Recorded() as operations:
+        made(input_ids=IDS, labels=LABELS, fused_lm_head=True, num_trained=7).loss.backward()
+
+    assert operations.counts["mm"] > of_model.counts["mm"]
+    assert [operations.counts[name] for name in waits] == [of_model.counts[name] for name in waits]
+
+
+def test_a_second_backward_pass_is_an_error_and_no_wrong_gradient() -> None:
+    hidden = torch.randn(4, 8, requires_grad=True)
+    total = total_of(SimpleNamespace(weight=torch.randn(9, 8), bias=None), hidden, torch.arange(4))
+    total.backward(retain_graph=True)
+
+    with pytest.raises(RuntimeError, match="first backward"):
+        total.backward()
+
+
+def test_a_tile_of_a_trained_head_has_as_many_tokens_as_its_width() -> None:
+    gpu = torch.device("meta")
+
+    assert losses.tile_tokens(gpu, 131072, 0) == 1024, "TRL's 4,096 x 32,768 logits"
+    assert losses.tile_tokens(gpu, 131072, 4096) == 4096

@@ -178,8 +178,8 @@ train_cfg = dict(
     # Recompute activations in the backward pass: less memory, about a third more time. 'auto': only where needed.
     gradient_checkpointing="auto",
     # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens; 'chunked' computes
-    # them tile by tile, twice. 'auto': chunked on a GPU; whole on a CPU, where that is faster, if the plan says that
-    # they fit. Other objectives: 'auto'.
+    # them tile by tile (sft and pretrain once, dpo and kto twice). 'auto': chunked on a GPU, and for sft and pretrain
+    # on a CPU; for dpo and kto whole on a CPU, if the plan says that they fit. Other objectives: 'auto'.
     loss="auto",
     # Compile the model with torch.compile: minutes at the start, faster steps later. 'deepcompile': also DeepSpeed's
     # passes, which gather weights and reduce gradients inside the compiled graph; for ZeRO 1 to 3 on NVIDIA GPUs.

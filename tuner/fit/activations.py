@@ -114,7 +114,9 @@ def of_recipe(
     saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
     trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
-    at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
+    at_head = norm + hidden
+    at_loss = norm + _kept_by_loss(recipe, architecture, tokens, weight_bytes)
+    logits = _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         of_layers = [float(hidden)] * len(layers)
@@ -125,7 +127,7 @@ def of_recipe(
         # Of the head, the norm is what is left when the loss is gone.
         of_layers = saved[::-1]
         kept = sum(saved)
-        at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
+        at_layer = max(at_head + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
     kept += of_tower(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
@@ -327,11 +329,20 @@ def _inner(architecture: Architecture, layer: Layer) -> int:
     return sum(one.inputs for one in layer.linears if one.name in downs) + experts
 
 
+def _kept_by_loss(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
+    """Return the bytes that the loss keeps for its backward: its input, or its gradients in fp32."""
+    if not recipe.computes_logits_once:
+        return float(weight_bytes * tokens * architecture.hidden_size)
+    head = built(architecture).head
+    return float(4 * head.inputs * (tokens + (head.outputs if _trains_head(recipe, head.name) else 0)))
+
+
 def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
     """Return the bytes at the peak of the loss's backward, beside what it reads.
 
     The fused head makes one tile of logits and turns it into their gradient in place. The gradients of the hidden
-    states and of a trained head are summed up in fp32, and stand there once more in the compute type at the end.
+    states and of a trained head are summed up in fp32, and stand there once more in the compute type at the end. If
+    they are computed with the logits, the peak is in the forward pass, beside the hidden states.
     """
     if recipe.objective.facts.scores:
         return 0.0
@@ -342,6 +353,10 @@ def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weigh
     if recipe.train_cfg.loss == "whole":
         of_logits = _WHOLE_LOGIT_BYTES * architecture.vocab_size * tokens
         return float(max(of_logits, weight_bytes * (architecture.vocab_size * tokens + rows * head.inputs)))
+    if recipe.computes_logits_once:
+        width = head.inputs if _trains_head(recipe, head.name) else 0
+        tile_tokens = min(tokens, max(_TILE_TOKENS * _TILE_LOGITS // head.outputs, width))
+        return float(weight_bytes * (tile_tokens * head.outputs + tokens * head.inputs))
     tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     return float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
 

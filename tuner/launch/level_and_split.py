@@ -253,7 +253,8 @@ def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
 def _as_gpus(
     config: RecipeConfig, architecture: Architecture | None, machines: Machines, least: Split
 ) -> tuple[RecipeConfig, Machines]:
-    """Return recipe and machines for planning on CPUs: whole logits, and each rank's part of the host's memory.
+    """Return recipe and machines for planning on CPUs: whole logits unless chunks compute each once, and each rank's
+    part of the host's memory.
 
     Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
     Elsewhere samples that are not packed cost the least one by one, without padding.
@@ -264,7 +265,7 @@ def _as_gpus(
     elif not config.train_dataloader.dataset.packing:
         values["train_dataloader.batch_size"] = least.micro_batch
     if config.train_cfg.loss == "auto":
-        values["train_cfg.loss"] = "whole"
+        values["train_cfg.loss"] = "chunked" if config.computes_logits_once else "whole"
     per_rank = int(OF_HOST * machines.host_bytes / machines.gpus_per_node)
     return config.with_values(values), machines._replace(gpu_bytes=per_rank)
 
@@ -276,6 +277,8 @@ def _simple_loss(config: RecipeConfig) -> tuple[str | None, str] | None:
     """Return the loss where no memory decides it, and why: None if the recipe names one. None: the memory decides."""
     if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
         return None, ""
+    if config.computes_logits_once:
+        return "chunked", "derived: chunks compute each logit once, and keep none"
     if _validates_larger_batches(config):
         return "chunked", "derived: the batches of the validation are larger than twice those of training"
     return None

@@ -36,7 +36,7 @@ from tuner.models import attention
 from tuner.models import compat as models
 from tuner.models.integrity import HEAD
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.worker import compat_checkpoints, compat_update
+from tuner.worker import compat_checkpoints, compat_loss, compat_update
 from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def check_names() -> None:
     models.check_names()
     compat_checkpoints.check_names()
     compat_update.check_names()
+    compat_loss.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     # DeepSpeed 0.19 makes this table when it is first read, with a C compiler: look for its maker, in every rank.
     maker = "_probe_compatible_ops"

@@ -1,6 +1,8 @@
-"""The training loss from whole logits, and the check that TRL's head, which computes logits in tiles, agrees.
+"""The loss of tokens without TRL's second pass over the logits: in tiles of them, or from all of them at once.
 
-TRL's fused head saves memory and computes every logit twice; if the logits fit into memory, keeping them is faster.
+TRL's fused head saves memory and computes every logit twice, because each token of it may have a gradient of its own.
+A sum over tokens has one for all: its gradients are computed with the logits. If the logits fit into memory, keeping
+them also works for other losses. A check compares tiles with the model's own logits.
 """
 
 from __future__ import annotations
@@ -13,21 +15,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import FusedCausalLMOutput
 
 from tuner.data.sample import IGNORED
+from tuner.worker import compat_loss
+from tuner.worker.compat_loss import Scales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
 _PROBED_TOKENS = 16
+_LOGITS_ON_CPU = 2**23
+"""In a tile on a CPU: of 2**20 to 2**25 the fastest for 49,152 words, with 1,024 tokens of width 576."""
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 """The metrics that TRL's trainers compute for each token beside its log-probability."""
 
 
 def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     """Let `model(..., labels=..., fused_lm_head=True)` return the same values, computed from whole logits.
+
+    Its `loss` is the sum of the tokens' losses.
 
     Training and validation both use it: at ZeRO-3 hooks of the module gather the weight of the head here, while TRL's
     head gathers it itself, and DeepSpeed 0.19 fails if both alternate ("Cannot partition a param in flight").
@@ -46,6 +56,7 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         fused_lm_head: bool = False,
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
+        num_trained: int | None = None,
         **kwargs: object,
     ) -> ModelOutput:
         nonlocal lacks_aux_loss
@@ -56,19 +67,228 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         if aux_loss is None and kwargs.get("output_router_logits"):
             lacks_aux_loss = True
             return chunked(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **kwargs)
-        # The labels are shifted, not the logits: a shifted view of the logits would be copied whole.
-        targets_BT = shift_labels
-        if targets_BT is None:
-            assert labels is not None, "TRL passes one of the two"
-            targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        targets_BT = next_labels(labels, shift_labels)
         is_measured = torch.is_grad_enabled() or not self.training  # else the adapter's reference is computed
         values = of_logits(outputs.logits, targets_BT, metrics if is_measured else ())
         last = None if shift_labels is not None else -1
         is_trained_BT = targets_BT[:, :last] != IGNORED
         trained = {name: value[:, :last].masked_fill(~is_trained_BT, 0) for name, value in values.items()}
-        return FusedCausalLMOutput(**trained, label_mask=is_trained_BT, aux_loss=aux_loss)
+        total = -trained["log_probs"].sum()
+        return FusedCausalLMOutput(loss=total, **trained, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
+
+
+def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
+    """Let `model(..., labels=..., fused_lm_head=True)` return the sum of its tokens' losses, from logits in tiles.
+
+    It has the values of TRL's head, which the model has already, but only `loss` has a gradient: that of
+    -(token_weights * log_probs).sum(). `num_trained` is the number of labels that carry loss, if the host knows it;
+    `token_weights` are those of `labels` or `shift_labels`, in fp32, or None for 1. A compiled graph keeps TRL's own
+    function.
+
+    Args:
+        metrics: 'entropy', 'is_top1', or both: what the trainer reads; each costs a pass over the logits.
+    """
+    twice, scales, text = model.forward, compat_loss.scales_of(model), model.config.get_text_config()
+
+    # generate() checks its arguments against the signature of the model's own forward.
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: PreTrainedModel,
+        *args: object,
+        fused_lm_head: bool = False,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_trained: int | None = None,
+        token_weights: Tensor | None = None,
+        **kwargs: Any,
+    ) -> ModelOutput:
+        if not fused_lm_head or torch.compiler.is_compiling():
+            assert token_weights is None, "TRL's head has none"
+            outputs = twice(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
+            if fused_lm_head:
+                outputs.loss = -outputs.log_probs.sum()
+            return outputs
+        if getattr(text, "output_router_logits", False):
+            kwargs.setdefault("output_router_logits", True)
+        states = self.base_model(*args, **{**kwargs, "use_cache": False})
+        targets_BT = next_labels(labels, shift_labels)
+        places_N = _places(targets_BT, num_trained)
+        weights_N = torch.ones(len(places_N), device=places_N.device)
+        if token_weights is not None:
+            weights_N = (token_weights if labels is None else F.pad(token_weights[:, 1:], (0, 1))).flatten()[places_N]
+        head = self.get_output_embeddings()
+        with compat_loss.gathered(head.weight, head.bias):
+            total, *of_tokens = _SumOfTokens.apply(
+                states.last_hidden_state.flatten(0, 1),
+                head.weight,
+                head.bias,
+                places_N,
+                targets_BT.flatten()[places_N],
+                weights_N,
+                scales,
+                tuple(metrics),
+                torch.is_grad_enabled(),
+            )
+        last = None if shift_labels is not None else -1
+        values = {
+            name: value_N.new_zeros(targets_BT.numel())
+            .index_copy_(0, places_N, value_N)
+            .view(targets_BT.shape)[:, :last]
+            for name, value_N in zip(("log_probs", *metrics), of_tokens, strict=True)
+        }
+        aux_loss = None
+        if kwargs.get("output_router_logits"):
+            counts = text.num_experts, text.num_experts_per_tok
+            aux_loss = load_balancing_loss_func(states.router_logits, *counts, kwargs.get("attention_mask"))
+        is_trained_BT = (targets_BT != IGNORED)[:, :last]
+        return FusedCausalLMOutput(loss=total, **values, label_mask=is_trained_BT, aux_loss=aux_loss)
+
+    model.forward = MethodType(forward, model)
+
+
+def next_labels(labels_BT: Tensor | None, shift_labels_BT: Tensor | None) -> Tensor:
+    """Return the label of each token's next one; the labels are shifted, since shifted states would be a copy."""
+    if shift_labels_BT is not None:
+        return shift_labels_BT
+    assert labels_BT is not None, "TRL passes one of the two"
+    return F.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+
+
+def _places(targets_BT: Tensor, num_trained: int | None) -> Tensor:
+    """Return the places of the tokens that have a target, in their order.
+
+    Args:
+        num_trained: Their number, where the host knows it: then it does not wait for the device.
+    """
+    is_ignored = (targets_BT == IGNORED).flatten()
+    if num_trained is None:
+        return (~is_ignored).nonzero()[:, 0]
+    return is_ignored.to(torch.uint8).argsort(stable=True)[:num_trained]
+
+
+# In tiles
+
+
+class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
+    """-(weights * log-probabilities).sum() of tokens, whose gradients are computed together with their logits.
+
+    M tokens, of which N have a target; H their width, V words. All logits of some tokens are in memory at a time, and
+    become their own gradients in place. Gradients are summed up in fp32, as in TRL's head, and the gradient of the sum
+    multiplies them in the backward pass. Source of this order: Hsu et al., Liger Kernel, 2024 (arXiv:2410.10989).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        places_N: Tensor,
+        targets_N: Tensor,
+        weights_N: Tensor,
+        scales: Scales,
+        metrics: Sequence[str],
+        needs_gradients: bool,
+    ) -> tuple[Tensor, ...]:
+        device, num_tokens, (vocab_size, width) = hidden_MH.device, len(places_N), weight_VH.shape
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else hidden_MH.dtype
+
+        def sums(shape: Sequence[int], at: int) -> Tensor | None:
+            needed = needs_gradients and ctx.needs_input_grad[at]
+            return torch.zeros(shape, dtype=torch.float32, device=device) if needed else None
+
+        of_hidden_NH, of_weight_VH, of_bias_V = (
+            sums((num_tokens, width), 0),
+            sums((vocab_size, width), 1),
+            sums((vocab_size,), 2),
+        )
+        size = max(1, min(num_tokens, tile_tokens(device, vocab_size, 0 if of_weight_VH is None else width)))
+        tiles_NV = torch.empty(size, vocab_size, dtype=dtype, device=device)
+        of_tokens = {
+            name: torch.zeros(num_tokens, dtype=torch.bool if name == "is_top1" else torch.float32, device=device)
+            for name in ("log_probs", *metrics)
+        }
+        head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
+        for start in range(0, num_tokens, size):
+            some = slice(start, start + size)
+            inputs_NH = hidden_MH.index_select(0, places_N[some]).to(dtype)
+            tile_NV = tiles_NV[: len(inputs_NH)]
+            torch.mm(inputs_NH, head_VH.t(), out=tile_NV)
+            if bias_V is not None:
+                tile_NV += bias_V.to(dtype)
+            values = fold(tile_NV, targets_N[some], weights_N[some] if needs_gradients else None, scales, metrics)
+            for name, value_N in values.items():
+                of_tokens[name][some] = value_N
+            if of_hidden_NH is not None:
+                compat_loss.add_product(of_hidden_NH[some], tile_NV, head_VH)
+            if of_weight_VH is not None:
+                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH)
+            if of_bias_V is not None:
+                of_bias_V += tile_NV.sum(0, dtype=torch.float32)
+        ctx.gradients = [of_hidden_NH, of_weight_VH, of_bias_V]
+        ctx.dtypes = [hidden_MH.dtype, weight_VH.dtype, None if bias_V is None else bias_V.dtype]
+        ctx.save_for_backward(places_N)
+        ctx.num_tokens = len(hidden_MH)
+        ctx.mark_non_differentiable(*of_tokens.values())
+        return (-(weights_N * of_tokens["log_probs"]).sum(), *of_tokens.values())
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, of_sum: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of this loss are gone after its first backward pass")
+        (places_N,), sums, ctx.gradients = ctx.saved_tensors, ctx.gradients[::-1], None
+        scaled = []
+        for dtype in ctx.dtypes:
+            gradient = sums.pop()
+            if gradient is not None:
+                gradient = gradient.mul_(of_sum).to(dtype)  # the sum in fp32 goes before the next one is copied
+            scaled.append(gradient)
+        if scaled[0] is not None:
+            of_hidden_MH = scaled[0].new_zeros(ctx.num_tokens, scaled[0].shape[1])
+            scaled[0] = of_hidden_MH.index_copy_(0, places_N, scaled[0])
+        return *scaled, None, None, None, None, None, None
+
+
+def tile_tokens(device: torch.device, vocab_size: int, trained_width: int) -> int:
+    """Return how many tokens have their logits in memory at a time.
+
+    Args:
+        trained_width: Of the head's inputs if its weight is trained, else 0. Each tile adds to the gradient of the
+            whole weight: with as many tokens as this the additions take little time beside the products, and the tile
+            takes no more memory than the 16-bit copy of that gradient in the backward pass.
+    """
+    is_cpu = device.type == "cpu" and not compat_loss.has_kernels(device)
+    most = _LOGITS_ON_CPU if is_cpu else compat_loss.most_logits()
+    return max(most // vocab_size, trained_width)
+
+
+def _fold(
+    tile_NV: Tensor, targets_N: Tensor, weights_N: Tensor | None, scales: Scales, metrics: Sequence[str]
+) -> dict[str, Tensor]:
+    """Compute what `compat_loss.fold` does on devices without its kernels."""
+    logits_NV = tile_NV.float()
+    if scales.scale != 1:
+        logits_NV = logits_NV * scales.scale
+    capped_NV = logits_NV if scales.cap is None else (logits_NV / scales.cap).tanh_().mul_(scales.cap)
+    log_probs_NV = capped_NV.log_softmax(-1)
+    values = {"log_probs": log_probs_NV.gather(-1, targets_N[:, None])[:, 0]}
+    if "is_top1" in metrics:
+        values["is_top1"] = log_probs_NV.argmax(-1) == targets_N
+    probs_NV = None
+    if "entropy" in metrics:
+        values["entropy"] = _metric("entropy", capped_NV, log_probs_NV, targets_N)
+    if weights_N is not None:
+        probs_NV = log_probs_NV.exp_()
+        probs_NV.scatter_add_(-1, targets_N[:, None], probs_NV.new_full((len(targets_N), 1), -1.0))
+        factors_N = weights_N * scales.scale
+        if scales.cap is not None:
+            probs_NV.mul_(1 - (capped_NV / scales.cap).square_())
+        torch.mul(probs_NV, factors_N[:, None], out=probs_NV)
+        tile_NV.copy_(probs_NV)
+    return values
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -92,6 +92,8 @@ class BuiltTrainer:
     """Whether `compute_loss` returns a mean over rows."""
     rows_of_batch: int | None = None
     """The rows of the micro-batch in training, 0 for a stand-in."""
+    trained_of_batch: int | None = None
+    """The tokens of the micro-batch that carry loss, as its collator counted them; None if it did not."""
     rows_of_ranks: Tensor | None = None
     """The same of all ranks, while they compute on a micro-batch of a step that is not full."""
     rows_of_step: int | Tensor

@@ -254,7 +254,7 @@ class TunerTrainer(CheckpointHooks):
         counts = inputs.pop(_COUNTS, None)
         if self.images:
             inputs = self.images.add_pixels(inputs)
-        self.rows_of_batch = None if counts is None else counts.rows
+        self.rows_of_batch, self.trained_of_batch = (counts.rows, counts.trained) if counts else (None, None)
         if counts is None or not self.weighs_rows:
             return self.loss_of_objective(model, inputs, *args, **options)
         num_batches, num_rows = self.current_gradient_accumulation_steps * self.args.world_size, self.rows_of_step

@@ -525,6 +525,12 @@ class RecipeConfig(Block):
         return self.quantization is not None or has_4_bit_teacher or by_type or self.model.remote_code
 
     @property
+    def computes_logits_once(self) -> bool:
+        """Whether the gradients of the loss are computed with its logits, some tokens at a time."""
+        cfg = self.train_cfg
+        return self.objective.facts.computes_logits_once and cfg.loss != "whole" and not cfg.torch_compile
+
+    @property
     def split(self) -> Split:
         """The split of a step; `launch.batch_size` must have set it."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing

@@ -58,6 +58,11 @@ class ObjectiveFacts:
         return self.logit_copies > 0
 
     @property
+    def computes_logits_once(self) -> bool:
+        """Whether its loss in chunks computes each logit once: a mean over tokens has one gradient for all of them."""
+        return self.packs and self.chooses_loss
+
+    @property
     def reads_head(self) -> bool:
         """Whether TRL computes its loss with the weight of the output embeddings, past an adapter on them."""
         return not (self.scores or self.keeps_logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
@@ -14,7 +15,7 @@ from tuner.data.layouts import IMAGES
 from tuner.data.sample import IGNORED
 from tuner.errors import Key, ModelError
 from tuner.recipes.schema import LOADERS, RecipeConfig
-from tuner.worker import compat
+from tuner.worker import compat, loss
 from tuner.worker.objectives import Training
 from tuner.worker.step_log import logs_step
 from tuner.worker.trainers import TunerTrainer
@@ -34,7 +35,10 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.metrics: list[str] = []
-        """What `loss.use_whole_logits` measures, where it is in use."""
+        """What the head measures beside the loss."""
+        loss.compute_once(
+            self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model, self.metrics
+        )
         self._sums: list[Tensor] = []
 
     @staticmethod
@@ -53,13 +57,13 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
         self.metrics[:] = self.logged_metrics if is_logged else ()
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True)
-        loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
+        outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True, num_trained=self.trained_of_batch)
+        mean = outputs.loss / num_items_in_batch.clamp(min=1) * self.args.world_size
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
+            mean = mean + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
         if is_logged:
             self._measure(outputs)
-        return loss
+        return mean
 
     def _share_of_rows(self) -> Tensor | float:
         """Return this micro-batch's part of the step's rows, of which ranks take the mean; a stand-in has none."""
