@@ -109,12 +109,9 @@ def speed(size: str, method: str, tool: str, folder: Path) -> dict[str, Any]:
 
 
 def flops_per_token(config: Any) -> float:
-    from tuner.fit.parameters import active_parameters, backward_share, trained_share
-    from tuner.fit.step_time import flops_of_step
+    from tuner.fit.operations import model_flops
 
-    facts = config.architecture
-    trained, passed = trained_share(config, facts), backward_share(config, facts)
-    return flops_of_step(active_parameters(facts), trained, 1, recompute=False, backward_share=passed)
+    return model_flops(config, config.architecture)
 
 
 def planned_bytes(made: Any) -> float:

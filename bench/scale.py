@@ -23,8 +23,7 @@ from pathlib import Path
 from bench.jobs import ACCUMULATION, SMALL, TINY, Setting, llama, make_job, make_model, preset, resolved
 from bench.steps import measured
 from bench.table import Table, Unmeasured, arguments, in_turns, median
-from tuner.fit import step_time
-from tuner.fit.advice import step_flops
+from tuner.fit import operations, step_time
 from tuner.fit.levels import Level
 from tuner.fit.parameters import num_parameters
 
@@ -100,7 +99,8 @@ class Work:
         weights, ranks = num_parameters(config.architecture), case.setting.ranks
         level = Level.of_preset(preset(case.setting), config.architecture.hidden_size)
         volume = step_time.zero_traffic(level, 2 * weights, 0, ranks, ACCUMULATION)
-        return cls(step_flops(config, config.architecture), weights / ranks, volume.total_bytes)
+        counted = operations.of_step(config, config.architecture, level, ranks)
+        return cls(counted.matmul_flops + counted.attention_flops, weights / ranks, volume.total_bytes)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from tests.fit.recipes import lightest
 from tuner.errors import DsKey
 from tuner.fit.advice import changes, levels
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, choose
+from tuner.fit.gpu_catalog import GPUS
 from tuner.fit.levels import Fit, Level, Machines, Peak
-from tuner.fit.step_time import GPUS
+from tuner.fit.step_time import Operations
 from tuner.recipes.schema import RecipeConfig
 
 GIB = 2**30
@@ -30,7 +31,7 @@ def recommended(recipe: RecipeConfig, machines: Machines) -> Fit | None:
     assert recipe.architecture is not None
     fits = levels(recipe, recipe.architecture, machines)
     choice = choose(
-        [Candidate(recipe, fit, 0.0, None) for fit in fits if fit.level != "none" or machines.world_size == 1]
+        [Candidate(recipe, fit, Operations(), None) for fit in fits if fit.level != "none" or machines.world_size == 1]
     )
     return choice.taken.fit if choice else None
 
@@ -164,7 +165,7 @@ def made_up(level: str, part: float) -> Candidate:
     return Candidate(
         config,
         Fit(level, Level.of_preset(level, 1), Peak({"weights": 100 * part}, {}, 0.0), Machines(2, 100)),
-        0.0,
+        Operations(),
         None,
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tuner.fit.gpu_catalog import GPUS
 from tuner.fit.levels import Level
-from tuner.fit.step_time import Cluster, Traffic, flops_of_step, seconds, step_time, zero_traffic
+from tuner.fit.step_time import Cluster, Operations, Traffic, seconds, step_time, zero_traffic
 
 PARAMETERS = 1_000_000_000
 BYTES = 2.0 * PARAMETERS
@@ -80,45 +81,58 @@ def test_one_rank_sends_nothing() -> None:
     assert all(zero_traffic(level, BYTES, 0.0, 1, 4).total_bytes == 0 for level in (NONE, ZERO1, ZERO3))
 
 
-def test_flops_are_six_a_parameter_and_token_eight_with_recomputing_and_four_when_frozen() -> None:
-    assert flops_of_step(7e9, 1.0, 1e6, recompute=False) == pytest.approx(6 * 7e9 * 1e6)
-    assert flops_of_step(7e9, 1.0, 1e6, recompute=True) == pytest.approx(8 * 7e9 * 1e6)
-    assert flops_of_step(7e9, 0.0, 1e6, recompute=False) == pytest.approx(4 * 7e9 * 1e6)
+GPU = GPUS["h100-80g"]
 
 
-def test_layers_that_no_gradient_reaches_take_a_forward_pass_alone() -> None:
-    kept = flops_of_step(8.0, 0.25, 1.0, recompute=False, attention=4.0, backward_share=0.25)
-    recomputed = flops_of_step(8.0, 0.25, 1.0, recompute=True, attention=4.0, backward_share=0.25)
+def nodes(num: int, network_bytes_s: float = 50e9) -> Cluster:
+    """Return nodes of eight GPUs."""
+    return Cluster(num, GPU, 8, network_bytes_s)
 
-    of_forward, of_two_parameters = 2 * 8 + 4, 2 * 2 + 2 * 2 + 2 * 1
-    assert kept == of_forward + of_two_parameters
-    assert recomputed == kept + 2 * 2 + 1
+
+def computing(compute_s: float, forward_share: float = 1 / 3, micro_batches: int = 1) -> Operations:
+    """Return operations that take so many seconds of matrix products, and nothing else."""
+    flops = compute_s * GPU.matmul_flops
+    return Operations(flops, forward_share * flops, micro_batches=micro_batches)
 
 
 def test_a_collective_is_as_slow_as_its_slowest_link() -> None:
     volume = Traffic(gather_bytes=40e9, reduce_bytes=5e9)
 
-    assert seconds(volume, Cluster(1, 1e14, 450e9, 1.0)) == pytest.approx(0.1)
-    assert seconds(volume, Cluster(2, 1e14, 450e9, 50e9)) == pytest.approx(0.9)
-    assert seconds(volume, Cluster(2, 1e14, 450e9, 900e9)) == pytest.approx(0.1)
+    assert seconds(volume, nodes(1, 1.0)) == pytest.approx(0.1)
+    assert seconds(volume, nodes(2)) == pytest.approx(0.9)
+    assert seconds(volume, nodes(2, 900e9)) == pytest.approx(0.1)
 
 
-def test_zero3_hides_its_traffic_behind_arithmetic_and_zero1_does_not() -> None:
-    cluster, volume = Cluster(2, 1e14, 450e9, 50e9), Traffic(gather_bytes=100e9)
-    hidden = step_time(ZERO3, volume, 3e14, cluster)
-    shown = step_time(ZERO1, volume, 3e14, cluster)
-    bound = step_time(ZERO3, volume, 1e14, cluster)
+def test_zero3_hides_its_traffic_behind_what_is_computed_and_no_more_than_that() -> None:
+    volume = Traffic(gather_bytes=100e9)
+    hidden, shown = (step_time(level, volume, computing(3.0), nodes(2)) for level in (ZERO3, ZERO1))
+    bound = step_time(ZERO3, volume, computing(0.5), nodes(2))
 
-    assert (hidden.compute_s, hidden.communication_s, hidden.total_s) == (3.0, 2.0, 3.0)
-    assert shown.total_s == 5.0
-    assert bound.total_s == 2.0
+    assert (hidden.compute_s, hidden.communication_s, hidden.total_s) == pytest.approx((3.0, 2.0, 3.0))
+    assert shown.total_s == pytest.approx(5.0)
+    assert bound.total_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("level", "hidden_s"), [(ZERO1, 0.5), (ZERO2, 1.0)])
+def test_overlap_at_zero_1_and_2_hides_gradients_behind_the_backward_passes_that_they_come_from(
+    level: Level, hidden_s: float
+) -> None:
+    """By hand: 3 s of products, 2 of them backward, in 4 micro-batches; ZeRO-1 sends with the last one alone."""
+    volume = Traffic(gather_bytes=50e9, reduce_bytes=50e9)
+    alone, overlapped = (
+        step_time(one, volume, computing(3.0, micro_batches=4), nodes(2))
+        for one in (level, level._replace(overlap=True))
+    )
+
+    assert alone.total_s == pytest.approx(5.0)
+    assert alone.total_s - overlapped.total_s == pytest.approx(hidden_s)
 
 
 def test_across_slow_nodes_zero3_stops_paying_and_hierarchical_partitioning_starts() -> None:
     """By hand: 7B in 16 bits on 8 nodes of 8 GPUs, 50 GB/s a node, 2,048 tokens a micro-batch at 400 TFLOPs."""
-    cluster, flops = Cluster(8, 400e12, 450e9, 50e9), 8 * 7e9 * 2048
+    computed = computing(8 * 7e9 * 2048 / 400e12)
     flat, inner = (
-        step_time(level, zero_traffic(level, 14e9, 0.0, 64, 1), flops, cluster) for level in (ZERO3, HIERARCHICAL)
+        step_time(level, zero_traffic(level, 14e9, 0.0, 64, 1), computed, nodes(8)) for level in (ZERO3, HIERARCHICAL)
     )
 
     assert flat.communication_s == pytest.approx(3 * 14e9 * 63 / 64 / 50e9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import UsageError
-from tuner.fit.step_time import GPUS, find, like
+from tuner.fit.gpu_catalog import GPUS, find, like
 
 
 @pytest.mark.parametrize("name", GPUS)

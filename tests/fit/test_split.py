@@ -6,9 +6,10 @@ import pytest
 
 from tuner.errors import RecipeError
 from tuner.fit.candidates import MARGIN, candidates, choose
+from tuner.fit.gpu_catalog import GPUS
 from tuner.fit.levels import Level, Machines
 from tuner.fit.shares import possible
-from tuner.fit.step_time import GPUS, Cluster
+from tuner.fit.step_time import Cluster
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Split
@@ -75,7 +76,7 @@ def taken(name: str, level: str, gpu: str, gpus: int, nodes: int = 1, *sets: str
     assert config.architecture is not None
     preset = Level.of_preset(level, config.architecture.hidden_size)
     splits = possible(config, machines.world_size)
-    cluster = Cluster.of(GPUS[gpu], nodes)
+    cluster = Cluster(nodes, GPUS[gpu], gpus)
     choice = choose(candidates(config, config.architecture, machines, {level: preset}, splits, cluster))
     if choice is None:
         return None, 0.0

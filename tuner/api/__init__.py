@@ -132,7 +132,7 @@ def plan(
     host_memory: str | None = None,
     nvme: PathLike | None = None,
     interconnect: str | None = None,
-    utilisation: float = 0.4,
+    utilisation: float | None = None,
     allow_code: bool = False,
     **overrides: object,
 ) -> Plan:
@@ -148,7 +148,7 @@ def plan(
         host_memory: Memory of each node, such as "512GB".
         nvme: A folder on each node's local disk: fills a missing nvme_path, and for offloading if nothing else fits.
         interconnect: Network of each node, such as "8x400Gb/s": adds the seconds per step.
-        utilisation: Assumed MFU (fraction of the GPU's peak FLOPs).
+        utilisation: Fraction of the GPU's peak FLOPs that training reaches; computed without it.
         allow_code: As for `load_recipe`.
         overrides: As for `load_recipe`.
 

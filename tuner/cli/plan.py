@@ -71,7 +71,7 @@ _LONGEST = (
     "--interconnect", metavar="RATE", help="Network per node, such as 8x400Gb/s: also estimate the seconds per step."
 )
 @click.option(
-    "--utilisation", type=float, default=0.4, show_default=True, help="Assumed MFU (fraction of the GPU's peak FLOPs)."
+    "--utilisation", type=float, help="Fraction of the GPU's peak FLOPs that training reaches; computed without it."
 )
 @click.option(
     "--max-context", is_flag=True, help="Show the longest sequence length that fits, for each sequence-parallel size."
@@ -228,11 +228,11 @@ def _time_of_one_gpu(report: Report, step: Step) -> str:
 
 
 def _traffic_rows(report: Report) -> Iterator[list[str]]:
-    timed = ("compute s", "communication s", "not hidden s", "step s", "tokens/s")
+    timed = ("compute s", "update s", "communication s", "not hidden s", "step s", "tokens/s")
     yield ["level", "GB", *(timed if any(step.time for step in report.steps) else ())]
     for step in report.steps:
         cells = [catalog.short_name(step.level), f"{step.traffic.total_bytes / 1e9:.1f}"]
         if time := step.time:
-            cells += [f"{value:.2f}" for value in (time.compute_s, time.communication_s, time.visible_communication_s)]
-            cells += [f"{time.total_s:.2f}", f"{report.tokens_per_step / time.total_s:,.0f}"]
+            parts = time.compute_s, time.update_s, time.communication_s, time.visible_communication_s, time.total_s
+            cells += [*(f"{value:.2f}" for value in parts), f"{report.tokens_per_step / time.total_s:,.0f}"]
         yield cells

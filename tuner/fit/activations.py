@@ -96,7 +96,7 @@ def of_recipe(
     mask = _mask(recipe, architecture, recipe.train_dataloader, tokens, weight_bytes)
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
     family = FAMILIES[architecture.model_type]
-    liger = _has_liger(recipe, architecture)
+    liger = has_liger(recipe, architecture)
     # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
     scores = scale * _scores(recipe, architecture, work_bytes(architecture))
     saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
@@ -244,7 +244,7 @@ def _forward(
     """Return the numbers that the widest layer holds in a forward pass that keeps nothing."""
     hidden = architecture.hidden_size
     in_mlp = -(-tokens // num_tiles(recipe, hidden)) if recipe.train_cfg.tiled_mlp else tokens
-    inner = max((_inner(architecture, layer) for layer in built(architecture).layers), default=0)
+    inner = max((inner_width(architecture, layer) for layer in built(architecture).layers), default=0)
     at_layer: float = max(
         4 * tokens * hidden + _halves(architecture) * in_mlp * inner, _FORWARD_STEPS * tokens * hidden
     )
@@ -317,11 +317,11 @@ def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_ml
         in_mlp: Those of them that are in the MLP at a time.
     """
     least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
-    inner = _inner(architecture, layer)
+    inner = inner_width(architecture, layer)
     return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * least * architecture.hidden_size)
 
 
-def _inner(architecture: Architecture, layer: Layer) -> int:
+def inner_width(architecture: Architecture, layer: Layer) -> int:
     """Return the width of a layer's MLP, and of the experts that a token passes through."""
     family = FAMILIES[architecture.model_type]
     downs = (family.mlp[-1], family.shared[-1])
@@ -371,16 +371,20 @@ def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, 
     """Return the bytes that one layer saves for one token, a mask left out."""
     family, trained = FAMILIES[architecture.model_type], recipe.adapter is None
     name = attention_of(recipe, architecture)
-    has_mask = bool(_mask(recipe, architecture, recipe.train_dataloader, tokens_of_rank(recipe), 2).shared)
-    all_heads = repeats_heads(name, architecture, has_mask=has_mask, old_gpus=old_gpus)
-    liger = _has_liger(recipe, architecture)
+    all_heads = repeats_heads(name, architecture, has_mask=has_mask(recipe, architecture), old_gpus=old_gpus)
+    liger = has_liger(recipe, architecture)
     total = _norms(family, architecture, trained=trained, liger=liger) + _mlp(family, architecture, layer, liger=liger)
     total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
     total += _scores(recipe, architecture, score_bytes(architecture))
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 
-def _has_liger(recipe: RecipeConfig, architecture: Architecture) -> bool:
+def has_mask(recipe: RecipeConfig, architecture: Architecture) -> bool:
+    """Return whether attention gets a mask that tells pairs of tokens apart."""
+    return bool(_mask(recipe, architecture, recipe.train_dataloader, tokens_of_rank(recipe), 2).shared)
+
+
+def has_liger(recipe: RecipeConfig, architecture: Architecture) -> bool:
     """Return whether Liger's kernels compute a layer; they save the inputs of norms and gates in 16 bits, and no more.
 
     Source: liger-kernel 0.8.5, `ops/rms_norm.py` and `ops/swiglu.py`; its rotary embeddings and queries' norms count as

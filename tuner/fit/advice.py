@@ -12,6 +12,7 @@ from tuner.errors import DsKey, Key, Option, Text, options
 from tuner.fit.candidates import Candidate, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.step_time import Operations
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.zero import presets
@@ -120,7 +121,9 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
 def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool = True) -> Fit | None:
     """Return the level to take with the recipe's own split; None if none fits."""
     fits = levels(recipe, architecture, machines)
-    choice = choose([Candidate(recipe, fit, 0.0, None) for fit in fits if fit.zero.stage or machines.world_size == 1])
+    choice = choose(
+        [Candidate(recipe, fit, Operations(), None) for fit in fits if fit.zero.stage or machines.world_size == 1]
+    )
     if choice is None or (choice.taken.fit.offloads and not offload):
         return None
     return choice.taken.fit

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from tuner.fit.estimate import fit_on, frozen_bytes
 from tuner.fit.levels import Fit, Level, Machines
-from tuner.fit.parameters import active_parameters, backward_share, count, trained_share
-from tuner.fit.step_time import Cluster, StepTime, Traffic, flops_of_step, step_time, zero_traffic
+from tuner.fit.operations import of_step
+from tuner.fit.parameters import count
+from tuner.fit.step_time import Cluster, Operations, StepTime, Traffic, step_time, zero_traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import tokens_per_sample
 
 MARGIN = 0.1
 """The part of each GPU and host that stays free: fragmentation and contexts are known to a few per cent, and a step
@@ -32,13 +32,13 @@ class Candidate(NamedTuple):
     """A level with a split: the recipe with that split, the memory that it needs, and how long a step takes.
 
     Args:
-        flops: Of one rank's share of a step.
-        time: None where the speed of the GPUs is not known, or where the level offloads: what that costs is not known.
+        operations: What one rank computes and moves for a step.
+        time: None where the speed of the GPUs is not known.
     """
 
     config: RecipeConfig
     fit: Fit
-    flops: float
+    operations: Operations
     time: StepTime | None
 
     @property
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     @property
     def cost(self) -> tuple[float, int]:
         """What is least for the best split of a level; of equals the largest micro-batch: kernels start less often."""
-        return self.time.total_s if self.time else self.flops, -self.split.micro_batch
+        return self.time.total_s if self.time else self.operations.matmul_flops, -self.split.micro_batch
 
     def describe(self) -> str:
         """Return level, split and seconds, such as "deepspeed_zero3, 2 x 8 without recomputation, 1.06 s"."""
@@ -119,10 +119,11 @@ def candidates(
             of_split = config.with_split(split)
             settled = settle(of_split, level) if settle else of_split
             fit = fit_on(settled, architecture, name, level, machines)
-            flops, time = step_flops(settled, architecture), None
-            if cluster is not None and not fit.offloads:
-                time = step_time(level, traffic(settled, architecture, machines, level), flops, cluster)
-            found.append(Candidate(settled, fit, flops, time))
+            operations = of_step(settled, architecture, level, machines.world_size, machines.weight_bytes)
+            time = None
+            if cluster is not None:
+                time = step_time(level, traffic(settled, architecture, machines, level), operations, cluster)
+            found.append(Candidate(settled, fit, operations, time))
     return found
 
 
@@ -189,22 +190,6 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
 def _is_worth_it(higher: Candidate, lower: Candidate) -> bool:
     assert higher.time and lower.time
     return higher.time.total_s < (1 - WORTH) * lower.time.total_s
-
-
-def step_flops(config: RecipeConfig, architecture: Architecture) -> float:
-    """Return the FLOPs of one rank's share of an optimizer step, if every row is one sample of the full length.
-
-    A token attends to half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values.
-    """
-    width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
-    return flops_of_step(
-        active_parameters(architecture),
-        trained_share(config, architecture),
-        config.split.samples * tokens_per_sample(config) / config.train_cfg.sequence_parallel_size,
-        recompute=config.split.recompute,
-        attention=2.0 * width * config.train_dataloader.dataset.max_length,
-        backward_share=backward_share(config, architecture),
-    )
 
 
 def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level) -> Traffic:

@@ -1,124 +1,101 @@
-"""How long a step takes on paper: a catalog of GPUs, bytes that ranks send at every ZeRO level, seconds.
+"""How long a step takes on paper: a roofline of what a rank computes and moves, and of the bytes that ranks send.
 
-It looks at no machine; `machine.hardware` does. GPUs are described as in the makers' data sheets.
+It looks at no machine and no recipe; `operations` counts, `gpu_catalog` knows the GPUs. docs/plan.md holds it to
+published speeds.
 
 Sources: Rajbhandari et al., ZeRO, 2020 (arXiv:1910.02054), section 7 (volumes); Patarasuk and Yuan, Bandwidth optimal
 all-reduce, 2009 (a ring moves (N-1)/N of the tensor for a gather or a scatter, twice that for an all-reduce);
-Wang et al., ZeRO++, 2023 (arXiv:2306.10209), section 3 (hierarchical partitioning); Kaplan et al., 2020
-(arXiv:2001.08361), section 2.1 (2 FLOPs a parameter and token forward, 4 backward).
+Wang et al., ZeRO++, 2023 (arXiv:2306.10209), section 3 (hierarchical partitioning).
 """
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
-from tuner.errors import Option, UsageError, did_you_mean
+from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Level
 
-MIB = 1024**2
+Attention = Literal["flash", "flash_attention_3", "masked", "eager"]
+"""How attention is computed: flash attention 2 (also in SDPA without a mask, and 'varlen') or 3, SDPA with a mask of
+all pairs, plain products."""
 
-
-class KnownGpu(NamedTuple):
-    """One product.
-
-    `memory_mib` is what its driver reports; `peak_tflops` are dense 16-bit matrix operations with 32-bit sums, without
-    sparsity; `link_gb_s` are 10^9 bytes a second in one direction (NVLink, or PCIe).
-    """
-
-    memory_mib: int
-    peak_tflops: float
-    link_gb_s: float
-    compute_capability: tuple[int, int]
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.memory_mib * MIB
-
-    @property
-    def peak_flops(self) -> float:
-        return self.peak_tflops * 1e12
-
-    @property
-    def link_bytes_s(self) -> float:
-        return self.link_gb_s * 1e9
-
-
-GPUS = {
-    "t4": KnownGpu(15360, 65, 16, (7, 5)),
-    "v100-16g": KnownGpu(16384, 125, 150, (7, 0)),
-    "v100-32g": KnownGpu(32768, 125, 150, (7, 0)),
-    "rtx3090": KnownGpu(24576, 71, 32, (8, 6)),
-    "rtx4090": KnownGpu(24564, 165, 32, (8, 9)),
-    "rtx5090": KnownGpu(32607, 210, 64, (12, 0)),
-    "a10": KnownGpu(23028, 125, 32, (8, 6)),
-    "a10g": KnownGpu(23028, 70, 32, (8, 6)),
-    "a30": KnownGpu(24576, 165, 32, (8, 0)),
-    "a40": KnownGpu(46068, 150, 32, (8, 6)),
-    "a6000": KnownGpu(49140, 155, 32, (8, 6)),
-    "rtx6000-ada": KnownGpu(49140, 182, 32, (8, 9)),
-    "l4": KnownGpu(23034, 121, 32, (8, 9)),
-    "l40": KnownGpu(46068, 181, 32, (8, 9)),
-    "l40s": KnownGpu(46068, 362, 32, (8, 9)),
-    "a100-40g": KnownGpu(40960, 312, 300, (8, 0)),
-    "a100-80g": KnownGpu(81920, 312, 300, (8, 0)),
-    "a800-80g": KnownGpu(81920, 312, 200, (8, 0)),
-    "h100-80g": KnownGpu(81559, 989, 450, (9, 0)),
-    "h100-pcie": KnownGpu(81559, 756, 64, (9, 0)),
-    "h100-nvl": KnownGpu(95830, 835, 300, (9, 0)),
-    "h800-80g": KnownGpu(81559, 989, 200, (9, 0)),
-    "h20": KnownGpu(97871, 148, 450, (9, 0)),
-    "h200": KnownGpu(143771, 989, 450, (9, 0)),
-    "b200": KnownGpu(183359, 2250, 900, (10, 0)),
-    "mi300x": KnownGpu(196592, 1307, 448, (9, 4)),
-}
-
-_ALIASES = {"v100": "v100-16g", "a100": "a100-40g", "a800": "a800-80g", "h100": "h100-80g", "h800": "h800-80g"}
-"""A short name means the product's smallest memory: a plan must not count on more than is there."""
-
-
-def find(name: str, where: str = Option("gpu")) -> KnownGpu:
-    """Return the GPU that `name` means, in any spelling of case, dashes and 'GB'.
-
-    Raises:
-        UsageError: no such GPU is known; the message holds the nearest name.
-    """
-    key = spelled(name)
-    without_dashes = {product.replace("-", ""): product for product in GPUS}
-    product = _ALIASES.get(key) or without_dashes.get(key.replace("-", ""))
-    if product is None:
-        hint = did_you_mean(key, [*GPUS, *_ALIASES]) or f"Known: {', '.join(GPUS)}."
-        raise UsageError(
-            f"unknown GPU {name!r}", where=where, fix=f"{hint} Or give its size: {Option('gpu_memory', '80GB')}."
-        )
-    return GPUS[product]
-
-
-def spelled(name: str) -> str:
-    """Return a name as the table spells it: 'NVIDIA A100-SXM4-80GB' -> 'a100-80g'."""
-    text = re.sub(r"nvidia|geforce|amd|instinct|tesla|sxm\d*|hbm\d*e?|\(.*\)", " ", name.lower())
-    text = re.sub(r"(\d+)\s*gi?b\b", r"\1g", text)
-    return re.sub(r"[\s_-]+", "-", text).strip("-").replace("rtx-", "rtx").replace("rtxa", "a")
-
-
-def like(name: str, memory_bytes: int) -> KnownGpu | None:
-    """Return the product that a driver's name and memory mean (peak and links for an estimate), or None."""
-    key = spelled(name)
-    for stem in (key, re.sub(r"-\d+g$", "", key), re.sub(r"(-pcie)?-\d+g$", "", key)):
-        family = [gpu for known, gpu in GPUS.items() if known == stem or re.sub(r"-\d+g$", "", known) == stem]
-        if family:
-            return min(family, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
-    return None
-
-
-# --- What ranks send, and the seconds of a step ---
-
-UTILISATION = 0.4
-"""The part of a GPU's peak that training reaches."""
-USUAL_UTILISATION = (0.2, 0.6)
-"""The least and the most that is usual (docs/plan.md names the published figures)."""
+OF_MEMORY = 0.85
+"""The part of the memory's bandwidth that element-wise kernels reach. A 4090 reads 0.91 of it at most
+(krrishnarraj/clpeak, issue 106); the rest is the start and the end of each kernel."""
+OF_ATTENTION = {"flash": 0.6, "flash_attention_3": 0.5, "masked": 0.2, "eager": 0.77}
+"""The part of the peak that attention reaches. Flash attention 2 reaches 0.5 to 0.73 on an A100 (Dao, 2023,
+arXiv:2307.08691, abstract), 3 up to 0.75 forward on an H100 (Shah et al., 2024, arXiv:2407.08608, abstract), less
+backward; 'masked' is an estimate that nobody has measured; 'eager' are plain products."""
+OF_ATTENTION_ON_HOPPER = {"flash": 0.35, "masked": 0.1}
+"""The same from compute capability 9.0 on: flash attention 2 is not written for it (Shah et al., abstract)."""
+KERNEL_S = 3e-6
+"""Seconds of a kernel beside its work, until the next one runs at full speed: fitted to the steps of 1B on an H200."""
+DISPATCH_S = 8e-6
+"""Seconds of the processor to start a kernel from Python, for which small micro-batches wait. A layer of Llama took
+1.4 ms (109 kernels), with PEFT's adapters 2.75 ms (168), on two busy cores with tensors of a few numbers: 13 to 16 us
+each; the cores of a server are faster."""
+HOST_UPDATE_S = 0.25e-9
+"""Seconds of a host for Adam's update of one parameter: 0.22 to 0.26 s for 10^9 of them (Ren et al., ZeRO-Offload,
+2021, arXiv:2101.06840, table 4)."""
+OFF_BY = 0.2
+"""The published speeds are within this part of the estimate (docs/plan.md)."""
 NETWORK_BYTES_S = 50e9
 """The network of a node if none is named: one adapter of 400 Gb/s, the least that nodes of eight GPUs are sold with."""
+
+
+class Operations(NamedTuple):
+    """Counts of one rank and step.
+
+    Args:
+        matmul_flops: Of all matrix products but those of attention.
+        forward_flops: Those of them in forward passes that are no recomputation.
+        attention_flops: Of attention's scores, and of its sums of values.
+        matmul_bytes: What matrix products read and write: weights, inputs, outputs, gradients.
+        elementwise_bytes: What norms, rotary embeddings, activation functions and residual sums move; with eager
+            attention the scores too.
+        lora_bytes: What adapters move beside their base.
+        loss_bytes: What the loss moves: logits, and what becomes of them.
+        dequantized_bytes: Weights of 4 or 8 bits that are unpacked.
+        update_bytes: What the optimizer's update moves on the GPU, and sums of gradients.
+        host_updates: Parameters that this rank updates on the host.
+        host_bytes: What passes between GPU and host.
+        kernels: That are started.
+    """
+
+    matmul_flops: float = 0.0
+    forward_flops: float = 0.0
+    attention_flops: float = 0.0
+    matmul_bytes: float = 0.0
+    elementwise_bytes: float = 0.0
+    lora_bytes: float = 0.0
+    loss_bytes: float = 0.0
+    dequantized_bytes: float = 0.0
+    update_bytes: float = 0.0
+    host_updates: float = 0.0
+    host_bytes: float = 0.0
+    kernels: float = 0.0
+    micro_batches: int = 1
+    attention: Attention = "flash"
+
+    def times(self, number: float) -> Operations:
+        """Return the counts of so many alike."""
+        return self._with([number * value for value in self._sums])
+
+    def plus(self, other: Operations) -> Operations:
+        """Return the sums of both, and micro-batches and attention of this one."""
+        return self._with([mine + theirs for mine, theirs in zip(self._sums, other._sums, strict=True)])
+
+    @property
+    def _sums(self) -> tuple[float, ...]:
+        values: tuple[Any, ...] = self
+        return values[:_NUM_SUMS]
+
+    def _with(self, sums: Iterable[Any]) -> Operations:
+        return self._replace(**dict(zip(self._fields, sums, strict=False)))
+
+
+_NUM_SUMS = Operations._fields.index("micro_batches")
 
 
 class Traffic(NamedTuple):
@@ -138,39 +115,46 @@ class Traffic(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Nodes alike; what a GPU computes in a second, and bytes a second of its link and of a node's network.
+    """Nodes of one GPU alike; bytes a second of a node's network.
 
-    `utilisation` is the part of the GPU's peak that `flops_s` is.
+    `utilisation` is the part of the GPU's peak that the user says is reached; None: it is computed.
     """
 
     num_nodes: int
-    flops_s: float
-    link_bytes_s: float
-    network_bytes_s: float
-    utilisation: float = UTILISATION
-
-    @classmethod
-    def of(
-        cls,
-        product: KnownGpu,
-        num_nodes: int,
-        network_bytes_s: float = NETWORK_BYTES_S,
-        utilisation: float = UTILISATION,
-    ) -> Cluster:
-        """Return nodes of one product of GPU."""
-        return cls(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, network_bytes_s, utilisation)
+    gpu: KnownGpu
+    gpus_per_node: int = 8
+    network_bytes_s: float = NETWORK_BYTES_S
+    utilisation: float | None = None
 
 
 class StepTime(NamedTuple):
-    """Seconds of one optimizer step."""
+    """Seconds of one optimizer step, by what takes them."""
 
-    compute_s: float
-    communication_s: float
-    visible_communication_s: float
+    matmul_s: float
+    attention_s: float = 0.0
+    elementwise_s: float = 0.0
+    lora_s: float = 0.0
+    loss_s: float = 0.0
+    dequantize_s: float = 0.0
+    kernels_s: float = 0.0
+    update_s: float = 0.0
+    communication_s: float = 0.0
+    visible_communication_s: float = 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of the forward and backward passes."""
+        passes = (self.matmul_s, self.attention_s, self.elementwise_s, self.lora_s, self.loss_s, self.dequantize_s)
+        return sum(passes) + self.kernels_s
 
     @property
     def total_s(self) -> float:
-        return self.compute_s + self.visible_communication_s
+        return self.compute_s + self.update_s + self.visible_communication_s
+
+    @property
+    def beside_s(self) -> float:
+        """Seconds of a step in which no token is computed: the update, and what ranks send and nothing hides."""
+        return self.update_s + self.visible_communication_s
 
 
 def zero_traffic(
@@ -200,48 +184,57 @@ def zero_traffic(
     return Traffic(ring * trainable_bytes, ring * trainable_bytes * reduces)
 
 
-def flops_of_step(
-    active_parameters: float,
-    trained_share: float,
-    tokens: float,
-    *,
-    recompute: bool,
-    attention: float = 0.0,
-    backward_share: float = 1.0,
-) -> float:
-    """Return the FLOPs of one step on `tokens` tokens.
-
-    Args:
-        active_parameters: Parameters a token passes through.
-        trained_share: The part of them that is trained: frozen weights need no gradients of their own (2 FLOPs less).
-        tokens: Of one step.
-        recompute: Gradient checkpointing runs the forward twice.
-        attention: FLOPs of a token's attention scores and their sum of values in the forward pass; the backward pass
-            takes twice as many, trained or not.
-        backward_share: The part of the parameters that gradients pass through; the rest has a forward pass alone.
-    """
-    of_weights = active_parameters * (2 + 2 * trained_share + backward_share * (2 + 2 * recompute))
-    return tokens * (of_weights + attention * (1 + backward_share * (2 + recompute)))
-
-
 def seconds(volume: Traffic, cluster: Cluster) -> float:
     """Return the seconds of the volume: a ring is as slow as its slowest link, a node's network is shared by its GPUs.
 
     All rings of a node's GPUs run over the node's network together, so the network carries the volume of one rank.
     """
-    between = volume.between_bytes
-    slowest = between / cluster.link_bytes_s
-    if cluster.num_nodes > 1:
-        slowest = max(slowest, between / cluster.network_bytes_s)
-    return slowest + volume.inside_bytes / cluster.link_bytes_s
+    return _between(volume.between_bytes, cluster) + volume.inside_bytes / cluster.gpu.link_bytes_s
 
 
-def step_time(level: Level, volume: Traffic, flops: float, cluster: Cluster) -> StepTime:
-    """Return one step's time; ZeRO-3 that overlaps hides its communication behind arithmetic, others show all of it.
+def _between(sent_bytes: float, cluster: Cluster) -> float:
+    slowest = sent_bytes / cluster.gpu.link_bytes_s
+    return max(slowest, sent_bytes / cluster.network_bytes_s) if cluster.num_nodes > 1 else slowest
 
-    Args:
-        flops: Of one rank's share of the step.
+
+def step_time(level: Level, volume: Traffic, operations: Operations, cluster: Cluster) -> StepTime:
+    """Return one step's time.
+
+    Matrix products and attention take their FLOPs, everything else its bytes, one after the other. What ranks send is
+    hidden behind what is computed at the same time, if the level overlaps: at ZeRO-3 all of it, at ZeRO-1 and 2 the
+    gradients alone, behind the backward pass that they come from.
     """
-    compute_s, communication_s = flops / cluster.flops_s, seconds(volume, cluster)
-    hidden_s = compute_s if level.stage == 3 and level.overlap else 0.0
-    return StepTime(compute_s, communication_s, max(0.0, communication_s - hidden_s))
+    gpu = cluster.gpu
+    time = _compute(operations, cluster)
+    memory_s = 1 / (OF_MEMORY * gpu.memory_bytes_s)
+    on_host = operations.host_updates * cluster.gpus_per_node * HOST_UPDATE_S
+    update_s = operations.update_bytes * memory_s + on_host + operations.host_bytes / gpu.host_bytes_s
+    hidden_s = 0.0
+    if level.overlap and level.stage == 3:
+        hidden_s = time.compute_s
+    elif level.overlap and level.stage:
+        backward_s = time.compute_s * (1 - operations.forward_flops / operations.matmul_flops)
+        backwards = 1 if level.stage == 2 else operations.micro_batches
+        hidden_s = min(backward_s / backwards, _between(volume.reduce_bytes, cluster))
+    communication_s = seconds(volume, cluster)
+    visible_s = max(0.0, communication_s - hidden_s)
+    return time._replace(update_s=update_s, communication_s=communication_s, visible_communication_s=visible_s)
+
+
+def _compute(operations: Operations, cluster: Cluster) -> StepTime:
+    gpu, memory_s = cluster.gpu, 1 / (OF_MEMORY * cluster.gpu.memory_bytes_s)
+    flops, of_attention = operations.matmul_flops, operations.attention_flops
+    if cluster.utilisation:
+        return StepTime((flops + of_attention) / (gpu.peak_flops * cluster.utilisation))
+    shares = OF_ATTENTION | (OF_ATTENTION_ON_HOPPER if gpu.compute_capability >= (9, 0) else {})
+    time = StepTime(
+        matmul_s=flops / gpu.matmul_flops + operations.matmul_bytes * memory_s,
+        attention_s=of_attention / (shares[operations.attention] * gpu.peak_flops),
+        elementwise_s=operations.elementwise_bytes * memory_s,
+        lora_s=operations.lora_bytes * memory_s,
+        loss_s=operations.loss_bytes * memory_s,
+        dequantize_s=operations.dequantized_bytes * memory_s,
+        kernels_s=operations.kernels * KERNEL_S,
+    )
+    waits_s = max(0.0, operations.kernels * DISPATCH_S - time.compute_s)
+    return time._replace(kernels_s=time.kernels_s + waits_s)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from tuner import paths
 from tuner.errors import ModelError, Option
-from tuner.fit import advice, step_time
+from tuner.fit import advice, operations, step_time
 from tuner.fit.advice import Change, changes
-from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, step_flops, traffic
+from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
 from tuner.fit.shares import data_parallel_ranks, sizes
@@ -30,7 +30,7 @@ from tuner.zero.config import NONE
 class Step(NamedTuple):
     """One level's traffic a rank and step, and its seconds where a network is given.
 
-    `range_s` are the least and the most seconds that are usual, where the GPU alone decides them.
+    `range_s` are the least and the most seconds that published speeds allow, where the GPU alone decides them.
     """
 
     level: str
@@ -148,17 +148,17 @@ def _steps(
 ) -> list[Step]:
     """Return what is sent at the levels, and how long it takes; one GPU sends nothing and needs no network."""
     if machines.world_size == 1:
-        alone, flops = cluster or assumed, step_flops(config, architecture)
+        alone = cluster or assumed
         if alone is None:
             return []
-        peak_s = flops * alone.utilisation / alone.flops_s
-        least, most = (peak_s / part for part in reversed(step_time.USUAL_UTILISATION))
-        time = step_time.step_time(Level(0), Traffic(), flops, alone)
-        return [Step(NONE, Traffic(), time, (least, most))]
+        counted = operations.of_step(config, architecture, Level(0), 1, machines.weight_bytes)
+        time = step_time.step_time(Level(0), Traffic(), counted, alone)
+        usual = ((1 - step_time.OFF_BY) * time.total_s, (1 + step_time.OFF_BY) * time.total_s)
+        return [Step(NONE, Traffic(), time, usual)]
     steps = []
     for name, level, candidate in _sharding(levels, machines):
         volume = traffic(candidate.config, architecture, machines, level)
-        timed = step_time.step_time(level, volume, candidate.flops, cluster) if cluster else None
+        timed = step_time.step_time(level, volume, candidate.operations, cluster) if cluster else None
         steps.append(Step(name, volume, timed))
     return steps
 
@@ -215,12 +215,7 @@ def _step_json(step: Step) -> dict[str, Any]:
         "bytes_per_step_and_rank": int(volume.total_bytes),
     }
     if time:
-        value |= {
-            "compute_s": time.compute_s,
-            "communication_s": time.communication_s,
-            "visible_communication_s": time.visible_communication_s,
-            "step_s": time.total_s,
-        }
+        value |= {**time._asdict(), "compute_s": time.compute_s, "step_s": time.total_s}
     if step.range_s:
         value["usual_step_s"] = list(step.range_s)
     return value

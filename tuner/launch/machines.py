@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuner.errors import Option, Text, UsageError
-from tuner.fit import sizes, step_time
+from tuner.fit import gpu_catalog, sizes
+from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Machines
-from tuner.fit.step_time import NETWORK_BYTES_S, UTILISATION, Cluster, KnownGpu
+from tuner.fit.step_time import NETWORK_BYTES_S, Cluster
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware, Precision
 from tuner.machine.launchers import filled, resolve
@@ -26,7 +27,7 @@ class MachineFlags(NamedTuple):
         host_memory: Memory of each node.
         nvme: A folder on each node's own disk, for swapping if nothing else fits.
         interconnect: Network of each node: adds the seconds of a step on several GPUs.
-        utilisation: Part of the GPU's peak that is reached.
+        utilisation: Part of the GPU's peak that is reached. None: it is computed.
     """
 
     gpus: int | None = None
@@ -36,7 +37,7 @@ class MachineFlags(NamedTuple):
     host_memory: str | None = None
     nvme: str | None = None
     interconnect: str | None = None
-    utilisation: float = UTILISATION
+    utilisation: float | None = None
 
 
 HERE = MachineFlags()
@@ -129,15 +130,17 @@ def planned_machines(flags: MachineFlags, environ: Mapping[str, str]) -> RunMach
         raise UsageError(problem, where=Option("gpu_memory"), fix=f"Set it: {Option('gpu_memory', '64GB')}.")
     one_node = one_node._replace(host_memory_bytes=host_bytes or one_node.host_memory_bytes)
     count, first = len(one_node.gpus), one_node.gpus[0]
-    product = step_time.find(gpu) if gpu else step_time.like(first.name, first.memory_bytes)
+    product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     nodes = f"{flags.nodes} node{'s' * (flags.nodes > 1)}"
     name = Text(f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}")
-    return RunMachines(one_node, planned(flags.nodes, count), _planned_cluster(flags, product), flags.nvme or "", name)
+    return RunMachines(
+        one_node, planned(flags.nodes, count), _planned_cluster(flags, product, count), flags.nvme or "", name
+    )
 
 
-def _planned_cluster(flags: MachineFlags, product: KnownGpu | None) -> Cluster | None:
+def _planned_cluster(flags: MachineFlags, product: KnownGpu | None, count: int) -> Cluster | None:
     """Return what the seconds of a step are computed with, or None if the GPU's speed is not known."""
-    if not 0 < flags.utilisation <= 1:
+    if flags.utilisation is not None and not 0 < flags.utilisation <= 1:
         message = f"{flags.utilisation} is no part of a peak"
         raise UsageError(message, where=Option("utilisation"), fix="Use 0.3 to 0.6.")
     rate = NETWORK_BYTES_S
@@ -146,7 +149,7 @@ def _planned_cluster(flags: MachineFlags, product: KnownGpu | None) -> Cluster |
         if product is None:
             fix = f"Set it: {Option('gpu', 'a100-80g')}."
             raise UsageError("estimating seconds needs the GPU's speed", where=Option("interconnect"), fix=fix)
-    return Cluster.of(product, flags.nodes, rate, flags.utilisation) if product else None
+    return Cluster(flags.nodes, product, count, rate, flags.utilisation) if product else None
 
 
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
@@ -200,15 +203,15 @@ def known_gpu(name: str) -> Gpu:
     Raises:
         UsageError: no such GPU is known.
     """
-    product = step_time.find(name)
-    return Gpu(step_time.spelled(name), product.memory_bytes, product.compute_capability)
+    product = gpu_catalog.find(name)
+    return Gpu(gpu_catalog.spelled(name), product.memory_bytes, product.compute_capability)
 
 
 def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
     """Return the slowest GPU as a known product; None without GPUs, or if one of them is not known."""
     if not hardware.gpus:
         return None
-    products = [step_time.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
+    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product for product in products if product]
     if len(known) < len(products):
         return None
@@ -220,4 +223,4 @@ def cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
     slowest = slowest_gpu(hardware)
     if slowest is None:
         return None
-    return Cluster.of(slowest, topology.num_nodes)
+    return Cluster(topology.num_nodes, slowest, topology.nproc_per_node)

@@ -7,9 +7,9 @@ from tuner.fit import advice
 from tuner.fit.advice import Change
 from tuner.fit.candidates import TOLERANCE
 from tuner.fit.levels import Fit
-from tuner.fit.parameters import active_parameters, backward_share, has_formula, trained_share
+from tuner.fit.operations import model_flops
+from tuner.fit.parameters import has_formula
 from tuner.fit.sizes import gib
-from tuner.fit.step_time import flops_of_step
 from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machines import slowest_gpu
 from tuner.machine.hardware import Hardware
@@ -22,10 +22,7 @@ _MAX_CHANGES = 3
 def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> Arithmetic | None:
     """Return the FLOPs of training on one token and the peak FLOP/s of the slowest GPU, to compute a GPU's utilisation.
 
-    The FLOPs of training divided by the peak are the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
-    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen, 2 in layers below the trained
-    ones; recomputation is not counted. Attention scores and a frozen reference model are left out, so the true use is
-    somewhat higher.
+    Their ratio is the model FLOPs utilisation of `operations.model_flops`; the true use is somewhat higher.
 
     Returns:
         None without GPUs, in fp32, or where the GPU or the model is not known.
@@ -33,8 +30,7 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> Arithmet
     architecture, slowest = config.architecture, slowest_gpu(hardware)
     if slowest is None or dtype == "fp32" or architecture is None or not has_formula(architecture):
         return None
-    trained, passed = trained_share(config, architecture), backward_share(config, architecture)
-    flops = flops_of_step(active_parameters(architecture), trained, 1, recompute=False, backward_share=passed)
+    flops = model_flops(config, architecture)
     return Arithmetic(flops_per_token=flops, peak_flops_per_gpu=slowest.peak_flops)
 
 

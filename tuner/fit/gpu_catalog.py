@@ -1,0 +1,129 @@
+"""A catalog of GPUs: what their makers' data sheets say, and what matrix products reach on them.
+
+It looks at no machine; `machine.hardware` does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tuner.errors import Option, UsageError, did_you_mean
+
+MIB = 1024**2
+_REACHED = 0.77
+"""The part of its peak that matrix products reach on a GPU that nobody has measured: the median of those below."""
+
+
+class KnownGpu(NamedTuple):
+    """One product.
+
+    `memory_mib` is what its driver reports; `peak_tflops` are dense 16-bit matrix operations with 32-bit sums, without
+    sparsity; `link_gb_s` are 10^9 bytes a second in one direction (NVLink, or PCIe); `memory_gb_s` are those of its own
+    memory. `matmul_tflops` are what the best matrix product reaches in bf16 (fp16 before Ampere); 0: not measured.
+
+    Measured by others: mag-/gpu_benchmark (github.com/mag-/gpu_benchmark, README.md); where that has none,
+    fanghostt/transformers-benchmarks (github.com/fanghostt/transformers-benchmarks, README.md; V100, A6000) and
+    stas00/ml-engineering (compute/accelerator/README.md, "Maximum Achievable Matmul FLOPS"; B200, and H200 as H100).
+    """
+
+    memory_mib: int
+    peak_tflops: float
+    link_gb_s: float
+    compute_capability: tuple[int, int]
+    memory_gb_s: float
+    matmul_tflops: float = 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * MIB
+
+    @property
+    def peak_flops(self) -> float:
+        return self.peak_tflops * 1e12
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs a second of the best matrix product."""
+        return self.matmul_tflops * 1e12 or _REACHED * self.peak_flops
+
+    @property
+    def link_bytes_s(self) -> float:
+        return self.link_gb_s * 1e9
+
+    @property
+    def memory_bytes_s(self) -> float:
+        return self.memory_gb_s * 1e9
+
+    @property
+    def host_bytes_s(self) -> float:
+        """Bytes a second between the GPU and its host in one direction: PCIe 3, 4 or 5 with 16 lanes."""
+        major = self.compute_capability[0]
+        return 64e9 if major >= 9 else 32e9 if major == 8 else 16e9
+
+
+GPUS = {
+    "t4": KnownGpu(15360, 65, 16, (7, 5), 320),
+    "v100-16g": KnownGpu(16384, 125, 150, (7, 0), 900, 95),
+    "v100-32g": KnownGpu(32768, 125, 150, (7, 0), 900, 95),
+    "rtx3090": KnownGpu(24576, 71, 32, (8, 6), 936, 78.0),
+    "rtx4090": KnownGpu(24564, 165, 32, (8, 9), 1008, 178.5),
+    "rtx5090": KnownGpu(32607, 210, 64, (12, 0), 1792),
+    "a10": KnownGpu(23028, 125, 32, (8, 6), 600),
+    "a10g": KnownGpu(23028, 70, 32, (8, 6), 600, 69.7),
+    "a30": KnownGpu(24576, 165, 32, (8, 0), 933),
+    "a40": KnownGpu(46068, 150, 32, (8, 6), 696),
+    "a6000": KnownGpu(49140, 155, 32, (8, 6), 768, 95),
+    "rtx6000-ada": KnownGpu(49140, 364, 32, (8, 9), 960, 278.5),
+    "l4": KnownGpu(23034, 121, 32, (8, 9), 300, 91.4),
+    "l40": KnownGpu(46068, 181, 32, (8, 9), 864, 170.3),
+    "l40s": KnownGpu(46068, 362, 32, (8, 9), 864, 252.0),
+    "a100-40g": KnownGpu(40960, 312, 300, (8, 0), 1555, 267.9),
+    "a100-80g": KnownGpu(81920, 312, 300, (8, 0), 2039, 267.9),
+    "a800-80g": KnownGpu(81920, 312, 200, (8, 0), 2039, 267.9),
+    "h100-80g": KnownGpu(81559, 989, 450, (9, 0), 3350, 792.1),
+    "h100-pcie": KnownGpu(81559, 756, 64, (9, 0), 2000, 499.5),
+    "h100-nvl": KnownGpu(95830, 835, 300, (9, 0), 3938, 488.5),
+    "h800-80g": KnownGpu(81559, 989, 200, (9, 0), 3350, 792.1),
+    "h20": KnownGpu(97871, 148, 450, (9, 0), 4000),
+    "h200": KnownGpu(143771, 989, 450, (9, 0), 4800, 749.1),
+    "b200": KnownGpu(183359, 2250, 900, (10, 0), 8000, 1745),
+    "mi300x": KnownGpu(196592, 1307, 448, (9, 4), 5300, 758.3),
+}
+
+_ALIASES = {"v100": "v100-16g", "a100": "a100-40g", "a800": "a800-80g", "h100": "h100-80g", "h800": "h800-80g"}
+"""A short name means the product's smallest memory: a plan must not count on more than is there."""
+
+
+def find(name: str, where: str = Option("gpu")) -> KnownGpu:
+    """Return the GPU that `name` means, in any spelling of case, dashes and 'GB'.
+
+    Raises:
+        UsageError: no such GPU is known; the message holds the nearest name.
+    """
+    key = spelled(name)
+    without_dashes = {product.replace("-", ""): product for product in GPUS}
+    product = _ALIASES.get(key) or without_dashes.get(key.replace("-", ""))
+    if product is None:
+        hint = did_you_mean(key, [*GPUS, *_ALIASES]) or f"Known: {', '.join(GPUS)}."
+        raise UsageError(
+            f"unknown GPU {name!r}", where=where, fix=f"{hint} Or give its size: {Option('gpu_memory', '80GB')}."
+        )
+    return GPUS[product]
+
+
+def spelled(name: str) -> str:
+    """Return a name as the table spells it: 'NVIDIA A100-SXM4-80GB' -> 'a100-80g'."""
+    text = re.sub(r"nvidia|geforce|amd|instinct|tesla|sxm\d*|hbm\d*e?|\(.*\)", " ", name.lower())
+    text = re.sub(r"(\d+)\s*gi?b\b", r"\1g", text)
+    return re.sub(r"[\s_-]+", "-", text).strip("-").replace("rtx-", "rtx").replace("rtxa", "a")
+
+
+def like(name: str, memory_bytes: int) -> KnownGpu | None:
+    """Return the product that a driver's name and memory mean (peak and links for an estimate), or None."""
+    key = spelled(name)
+    for stem in (key, re.sub(r"-\d+g$", "", key), re.sub(r"(-pcie)?-\d+g$", "", key)):
+        family = [gpu for known, gpu in GPUS.items() if known == stem or re.sub(r"-\d+g$", "", known) == stem]
+        if family:
+            return min(family, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
+    return None
