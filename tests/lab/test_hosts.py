@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 # What ssh does, without its options: the last words are the host and one text for its shell.
 SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
+case "$1" in lost*) echo ready; trap "" TERM; exec sleep 300;; esac
 case "$1" in gone*) echo "ssh: connect to host $1: No route" >&2; exit 255;; esac
 exec sh -c "$2"
 """
@@ -157,6 +158,34 @@ def test_a_signal_reaches_all_hosts_and_their_code_is_the_launchers(
 
     text, _ = child.communicate(timeout=30)
     assert (child.returncode, sorted(text.splitlines())) == (75, ["n1: saved", "n2: saved"])
+
+
+def test_a_host_that_is_lost_does_not_hold_up_the_end_after_a_failure(started: Any, tmp_path: Path) -> None:
+    does(tmp_path, "sys.exit(74)")
+    child = started("n1", "lost")
+
+    text, _ = child.communicate(timeout=30)
+
+    assert child.returncode == 74
+    assert "lost does not end" in text
+
+
+def test_a_second_signal_ends_the_launcher_though_a_host_is_lost(started: Any, tmp_path: Path) -> None:
+    does(tmp_path, "signal.signal(signal.SIGTERM, lambda *_: None)\nprint('ready', flush=True)\ntime.sleep(60)")
+    child = started("n1", "lost")
+    assert {child.stdout.readline() for _ in range(2)} == {"n1: ready\n", "lost: ready\n"}
+
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGTERM)
+
+    child.communicate(timeout=30)
+    assert child.returncode == 1
+
+
+def test_ssh_asks_a_silent_host_whether_it_is_alive(tmp_path: Path) -> None:
+    plan = launch(tmp_path)
+
+    assert "ServerAliveInterval=10" in plan.on(plan.hosts[0])
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_running(started: Any, tmp_path: Path) -> None:

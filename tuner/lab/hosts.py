@@ -7,6 +7,8 @@ hosts when one has failed. `supervise` on each host starts and watches its ranks
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import shlex
 import signal
 import subprocess
@@ -22,13 +24,15 @@ from typing import IO
 from tuner import __version__
 from tuner.errors import MachineError, Stopped, TunerError, UsageError, together, words_of
 from tuner.machine.hostfile import NODE, Host
-from tuner.machine.kernel import heard
+from tuner.machine.kernel import INSISTING, heard
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.progress import POLL_S
 from tuner.recipes.catalog import VARIABLE
 
-_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T")
-"""BatchMode: ssh never asks a question, since several hosts could ask at once."""
+_SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "ServerAliveCountMax=3")
+_SSH = (*(word for option in _SSH_OPTIONS for word in ("-o", option)), "-T")
+"""BatchMode: ssh never asks a question, since several hosts could ask at once. ServerAlive: without it ssh waits for
+ever for a host that has gone without a word; with it, half a minute."""
 _LOST = 255
 """Exit code of ssh if the connection failed."""
 _NO_FOLDER = 90
@@ -36,7 +40,8 @@ _ANSWER_S = 60.0
 _AFTER_FAILURE_S = 10.0
 """After a failure, the other hosts have this time to end; then they get SIGTERM, and after the same time another one.
 
-At the second SIGTERM a supervisor kills its ranks, which may wait forever for those of the failed host.
+At the second SIGTERM a supervisor kills its ranks, which may wait forever for those of the failed host. A host that is
+still there after the same time once more does not answer: its ssh is killed. So it is after a user's second signal.
 """
 _FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_", VARIABLE)
 """Beginnings of the variables that are sent to hosts, as by DeepSpeed's launcher; others go into .deepspeed_env."""
@@ -217,7 +222,9 @@ def run(launch: Launch, address: str) -> int:
 
 
 def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
-    forwarded, num_terms, failed_s = 0, 0, 0.0
+    forwarded, num_terms, failed_s = 0, 0, math.inf
+    ends_s = math.inf
+    """When hosts that still run are given up."""
     failed: list[_Node] = []
     """Hosts that failed before they got a SIGTERM, in order."""
     while any(node.is_running for node in nodes):
@@ -226,14 +233,19 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
             forwarded += 1
             for node in nodes:
                 node.send(signal.Signals(number))
+            if sum(earlier in INSISTING for earlier in received[:forwarded]) > 1:
+                ends_s = min(ends_s, time.monotonic() + _AFTER_FAILURE_S)
         failed += [node for node in nodes if node.code and node not in failed and not num_terms]
-        failed_s = failed_s or (time.monotonic() if failed else 0.0)
-        if not failed or failed[0].code == Stopped.exit_code:  # all hosts stop at the same step
-            continue
+        if failed and failed[0].code != Stopped.exit_code:  # else all hosts stop at the same step
+            failed_s = min(failed_s, time.monotonic())
+            ends_s = min(ends_s, failed_s + 3 * _AFTER_FAILURE_S)
         if num_terms < 2 and time.monotonic() - failed_s >= (num_terms + 1) * _AFTER_FAILURE_S:
             num_terms += 1
             for node in nodes:
                 node.send(signal.SIGTERM)
+        if time.monotonic() >= ends_s:
+            for node in nodes:
+                node.give_up()
     codes = [node.code for node in failed] or [node.code for node in nodes if node.code]
     # A killed rank makes ranks on other hosts fail, and these may end first. Their exit code 1 does not tell the cause.
     return next((code for code in codes if code != TunerError.exit_code), max(codes, default=0))
@@ -263,14 +275,22 @@ class _Node:
 
     @property
     def code(self) -> int:
-        """The exit code; 0 while it runs. A lost connection counts as a failed run."""
+        """The exit code; 0 while it runs. A lost connection, or one that was given up, counts as a failed run."""
         code = self.process.poll() or 0
-        return TunerError.exit_code if code == _LOST else code
+        return TunerError.exit_code if code == _LOST or code < 0 else code
 
     def send(self, number: signal.Signals) -> None:
         """Forward a signal. A background process of a shell ignores SIGINT, so SIGTERM is sent instead."""
         if self.is_running:
             self._write("TERM" if number == signal.SIGINT else number.name.removeprefix("SIG"))
+
+    def give_up(self) -> None:
+        """End ssh, and say so, if the host still runs."""
+        if self.is_running:
+            with contextlib.suppress(OSError):
+                print(f"{self.name} does not end; its processes may be left there.", file=sys.stderr)
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def _write(self, line: str) -> None:
         with contextlib.suppress(OSError):
