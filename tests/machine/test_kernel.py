@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.launch.processes import wait_until
-from tuner.machine.kernel import num_oom_kills, peak_resident_bytes, stopped
+from tuner.machine.kernel import killed_for_memory, num_oom_kills, peak_resident_bytes, stopped
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -52,7 +52,6 @@ def test_a_forked_child_asks_for_it_without_the_loader_whose_lock_another_thread
 @pytest.mark.parametrize(
     ("files", "count"),
     [
-        ({"proc/vmstat": "nr_free_pages 12\noom_kill 3\n"}, 3),
         (
             {
                 "proc/self/cgroup": "0::/user.slice/job\n",
@@ -69,7 +68,7 @@ def test_a_forked_child_asks_for_it_without_the_loader_whose_lock_another_thread
             5,
         ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom_kill 4\n"}, 4),
-        ({"proc/vmstat": "nr_free_pages 12\n"}, None),
+        ({"proc/vmstat": "oom_kill 9\n"}, None),
         ({}, None),
     ],
 )
@@ -79,6 +78,22 @@ def test_the_nearest_count_of_kills_is_taken(tmp_path: Path, files: dict[str, st
         (tmp_path / name).write_text(text)
 
     assert num_oom_kills(tmp_path) == count
+
+
+def test_the_kernels_log_names_the_processes_that_were_killed_for_memory_since_a_moment(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(
+        "6,1,5000000,-;Memory cgroup out of memory: Killed process 11 (python3) total-vm:5kB\n"
+        "3,2,9000000,-;Out of memory: Killed process 12 (python3) total-vm:5kB\n"
+        "6,3,9000001,-;eth0: link up\n"
+    )
+
+    assert killed_for_memory(6.0, log) == {12}
+    assert killed_for_memory(0.0, tmp_path / "none") == set()
+
+
+def test_the_log_of_this_kernel_is_read_to_its_end() -> None:
+    assert isinstance(killed_for_memory(0.0), set)
 
 
 def test_a_stopped_process_is_known_by_its_state() -> None:

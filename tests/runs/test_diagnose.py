@@ -134,6 +134,16 @@ def test_the_kernels_counter_tells_a_kill_for_memory_from_another(kills: int, ca
     assert "rank 1" in found.problem
 
 
+@pytest.mark.parametrize(("kills", "cause"), [(0, "killed"), (1, "host-out-of-memory")])
+def test_a_process_that_reads_data_is_told_from_a_rank(kills: int, cause: str) -> None:
+    found = _found(
+        _report(1, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."), num_oom_kills=kills
+    )
+
+    assert (found.cause, found.rank) == (cause, 1)
+    assert "DataLoader worker (pid 7)" in found.problem
+
+
 @pytest.mark.parametrize(
     ("code", "cause", "exit_code"), [(-7, "shared-memory", 135), (-11, "crashed", 139), (-6, "crashed", 134)]
 )

@@ -25,7 +25,7 @@ import psutil
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, exit_code_of
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine.kernel import INSISTING, die_with_parent, heard, num_oom_kills, stopped
+from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
 from tuner.progress import POLL_S
@@ -170,6 +170,7 @@ def _say(text: str) -> None:
 class _Watch:
     def __init__(self, directory: RunDirectory, grace_s: float, *, are_ranks: bool) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
+        self.began_s = time.monotonic()
         self.are_ranks = are_ranks
         self.children: list[subprocess.Popen[bytes]] = []
         self.exits: dict[int, int] = {}
@@ -393,7 +394,12 @@ class _Watch:
         return False
 
     def _diagnose(self, child_code: int) -> int:
-        kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
+        num_now = num_oom_kills()
+        if num_now is None:  # no control group counts them
+            pids = {beat.pid for beat in beats.here(self.directory).values()}
+            kills = len(pids & killed_for_memory(self.began_s))
+        else:
+            kills = num_now - (self.num_oom_kills or 0)
         exits = [(rank, code) for rank, code in self.exits.items() if rank not in self.killed]
         watched = Watched(
             child_code=child_code,

@@ -6,6 +6,7 @@ Callers choose the process.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import resource
 import signal
@@ -29,6 +30,9 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SPINS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+_KILLED = re.compile(rb"^\d+,\d+,(\d+),[^\n]*?Killed process (\d+) ", re.MULTILINE)
+"""Source: Linux, Documentation/ABI/testing/dev-kmsg: level, number, microseconds; and mm/oom_kill.c."""
+_MAX_RECORD = 8192
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -82,12 +86,12 @@ def peak_resident_bytes(root: Path = Path("/")) -> int:
 
 
 def num_oom_kills(root: Path = Path("/")) -> int | None:
-    """Return how many processes were ever killed for lack of memory: in this control group, else on this machine.
+    """Return how many processes of this control group were ever killed for lack of memory.
 
-    None where the kernel does not say.
+    None where the kernel does not say. Its count of the whole machine, in /proc/vmstat, is no answer: the processes may
+    be another's.
     """
-    groups = [folder / name for folder in control_groups(root) for name in ("memory.events", "memory.oom_control")]
-    for file in (*groups, root / "proc/vmstat"):
+    for file in (folder / name for folder in control_groups(root) for name in ("memory.events", "memory.oom_control")):
         try:
             match = _COUNT.search(read_text(file))
         except OSError:
@@ -95,6 +99,30 @@ def num_oom_kills(root: Path = Path("/")) -> int | None:
         if match:
             return int(match[1])
     return None
+
+
+def killed_for_memory(since_s: float, log: Path = Path("/dev/kmsg")) -> set[int]:
+    """Return the processes that the kernel's log says were killed for lack of memory; empty if it cannot be read.
+
+    Args:
+        since_s: By `time.monotonic`, the clock of the log.
+    """
+    killed = set[int]()
+    try:
+        handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return killed
+    with os.fdopen(handle, "rb", buffering=0) as records:
+        while True:
+            try:
+                record = records.read(_MAX_RECORD)
+            except BrokenPipeError:  # the kernel has overwritten the record: the next read gives the oldest
+                continue
+            except OSError:
+                return killed
+            if not record:
+                return killed
+            killed |= {int(pid) for at, pid in _KILLED.findall(record) if int(at) / 1e6 >= since_s}
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:

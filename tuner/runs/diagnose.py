@@ -37,7 +37,7 @@ class Watched:
     Args:
         child_code: The exit code of torchrun, or of the first rank; below 0: a signal ended it.
         exits: Rank and exit code of each rank that ended by itself, in this order; None: read them from torchrun's log.
-        num_oom_kills: The number of processes that the kernel killed for lack of memory during the run.
+        num_oom_kills: The number of the run's processes that the kernel killed for lack of memory.
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
     """
@@ -166,6 +166,8 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
             suspect = _Suspect(rank, causes.named(name), str(report.get("what") or message), code, order)
         else:
             cause, line = known or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
+            if cause.name == causes.KILLED.name and evidence.num_oom_kills:
+                cause = causes.named(causes.HOST_MEMORY)
             line = line or message.strip().splitlines()[-1]
             code = cause.exit_code if code == 1 else code
             suspect = _Suspect(rank, cause, f"{cause.says}: {line}", code, order)
