@@ -54,7 +54,7 @@ def test_the_hosts_and_gpus_are_those_that_deepspeed_takes(written: Path, includ
         ("worker-1 slots=0", "hosts:1", ()),
         ("-oProxyCommand=id slots=1", "hosts:1", ()),
         ("a slots=1\na slots=1", "hosts:2", ("a",)),
-        ("# nothing\n", "hosts", ()),
+        ("# nothing\n", "--hostfile", ()),
     ],
 )
 def test_a_line_that_names_no_host_is_told_with_its_place(
