@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tuner.errors import TunerError
 from tuner.recipes import path_checks, trust
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
 
 
 class Grant(NamedTuple):
@@ -33,25 +34,15 @@ def _code(recipe: Recipe, grant: Grant) -> None:
     trust.refuse(recipe, allow_code=grant.code, of_run=grant.of_run)
 
 
-def _model(recipe: Recipe, _: Grant) -> None:
-    path_checks.check_model(recipe.config)
+def _reads(check: Callable[[RecipeConfig], None]) -> Admission:
+    """Return the admission of what a recipe names: it can be read."""
+    return lambda recipe, _: check(recipe.config)
 
 
-def _teacher(recipe: Recipe, _: Grant) -> None:
-    path_checks.check_teacher(recipe.config)
-
-
-def _data(recipe: Recipe, _: Grant) -> None:
-    path_checks.check_data(recipe.config)
-
-
-def _template(recipe: Recipe, _: Grant) -> None:
-    path_checks.check_template(recipe.config)
-
-
-OF_ROWS: tuple[Admission, ...] = (_code, _model, _data, _template)
+_MODEL, _DATA, _TEMPLATE = map(_reads, (path_checks.check_model, path_checks.check_data, path_checks.check_template))
+OF_ROWS: tuple[Admission, ...] = (_code, _MODEL, _DATA, _TEMPLATE)
 """Of a command that shows rows as tokens."""
-OF_A_RUN: tuple[Admission, ...] = (_code, _model, _teacher, _data, _template)
+OF_A_RUN: tuple[Admission, ...] = (_code, _MODEL, _reads(path_checks.check_teacher), _DATA, _TEMPLATE)
 """Of a command that starts, measures or checks a run."""
 
 

@@ -55,7 +55,7 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
     if not steps.packs(config):
-        rows = _rows(config, sources)
+        rows = steps.count_samples(config, sources).value
         sizes: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
         why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
     else:
@@ -128,7 +128,8 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
 def _samples(config: RecipeConfig, rows: int | None, unit: int, ranks: int) -> int:
     """Return a global batch of samples: halved from `MAX_SAMPLES` until the run has enough steps."""
     samples = unit * max(1, MAX_SAMPLES * min(config.objective.samples_a_row, MAX_PROMPTS) // unit)
-    while rows and samples % (2 * unit) == 0 and _num_steps(config, rows, samples, ranks) < ENOUGH:
+    epochs = config.train_cfg.max_epochs
+    while rows and samples % (2 * unit) == 0 and Batch(samples // ranks, 1, ranks).steps(rows, epochs) < ENOUGH:
         samples //= 2
     shared = (size for size in range(samples, 0, -unit) if _can_share_generation(config, size, ranks))
     return next(shared, samples)
@@ -141,14 +142,6 @@ def _can_share_generation(config: RecipeConfig, size: int, ranks: int) -> bool:
     """
     at_once = config.objective.generated_at_once(size)
     return at_once == size or at_once % size == 0 == size // ranks % config.objective.samples_a_row
-
-
-def _rows(config: RecipeConfig, sources: tuple[steps.DatasetSize, ...]) -> int | None:
-    return steps.count_samples(config, sources).value
-
-
-def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int:
-    return Batch(samples // ranks, 1, ranks).steps(rows, config.train_cfg.max_epochs)
 
 
 def _power_of_2(number: float) -> int:

@@ -64,18 +64,15 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
     a_row = config.objective.samples_a_row
     judges_single_answers = config.objective.facts.rows == "judged"
+    counts_tokens = steps.packs(config) or config.reads_images
     return tuple(
         _less_held_out(one, number, dataset, config.objective.type)._replace(
             samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
-            lengths=tuple(chain.from_iterable(_lengths(share, config))) if _counts_tokens(config) else (),
+            lengths=tuple(chain.from_iterable(_lengths(share, config))) if counts_tokens else (),
             parts_a_row=_parts_a_row(share, config),
         )
         for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
     )
-
-
-def _counts_tokens(config: RecipeConfig) -> bool:
-    return steps.packs(config) or config.reads_images
 
 
 def is_counted(rows: Rows) -> bool:

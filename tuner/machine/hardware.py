@@ -344,10 +344,6 @@ def has_driver() -> bool:
     return True
 
 
-def _handles(nvml: Any) -> list[Any]:
-    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-
-
 def _nvml_gpus(nvml: Any) -> list[Gpu | _Unreadable]:
     gpus: list[Gpu | _Unreadable] = []
     try:
@@ -396,7 +392,7 @@ def _has_instances(nvml: Any, handle: Any) -> bool:
 
 def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
     uses = {}
-    for handle in _handles(nvml):
+    for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         used = tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in processes)
         uses[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)

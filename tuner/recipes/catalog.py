@@ -564,15 +564,11 @@ def suggest(name: str) -> str | None:
     dataset = nearest("_".join(tokens), names("datasets")) if tokens else None
     if model and training and dataset:
         return f"{model}_{training}_{dataset}_e{epochs or 3}"
-    if model and training and _is_whole(f"{model}_{training}"):
+    # Another tool's name may be complete with its defaults.
+    if model and training and any(_composed(*with_epochs(text)) for text, _ in _translations(f"{model}_{training}")):
         return f"{model}_{training}"
     # Most recipes are exceptions of one model with similar names, so only a close match is suggested.
     return next(iter(difflib.get_close_matches(stem, names("recipes"), n=1, cutoff=0.9)), None)
-
-
-def _is_whole(name: str) -> bool:
-    """Return whether a name is complete with another tool's defaults."""
-    return any(_composed(*with_epochs(text)) for text, _ in _translations(name))
 
 
 def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:

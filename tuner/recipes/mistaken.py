@@ -147,7 +147,8 @@ def explained(error: ValidationError, merged: Merged) -> TunerError:
 def _keys_of(detail: ErrorDetails, merged: Merged) -> Keys:
     """Return the recipe's key of an error."""
     keys = tuple(str(key) for key in detail["loc"])
-    if detail["type"] == "extra_forbidden" and _of_another_objective(keys):
+    is_of_objective = keys[:1] == ("objective",) and len(keys) == 2
+    if detail["type"] == "extra_forbidden" and is_of_objective and objectives_with(keys[1]):
         return ("objective", "type")  # one wrong type, however many settings do not fit it
     if detail["type"] in ("missing", "extra_forbidden"):
         return keys
@@ -197,10 +198,6 @@ def _choices(annotation: object) -> list[str]:
     return [option for option in inner if isinstance(option, str)] + [
         text for option in inner for text in _choices(option)
     ]
-
-
-def _of_another_objective(keys: Keys) -> bool:
-    return keys[:1] == ("objective",) and len(keys) == 2 and bool(objectives_with(keys[1]))
 
 
 def _wrong_objective(setting: str, merged: Merged) -> RecipeError:

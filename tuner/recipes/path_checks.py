@@ -221,11 +221,8 @@ def _is_crowded(folder: Path) -> bool:
 
 
 def _missing(path: Path) -> str:
-    return f"is a link to {str(path.readlink())!r}, which does not exist" if _is_link(path) else "does not exist"
-
-
-def _is_link(path: Path) -> bool:
-    return os.path.islink(path)  # noqa: PTH114 (no error for a name too long)
+    is_link = os.path.islink(path)  # noqa: PTH114 (no error for a name too long)
+    return f"is a link to {str(path.readlink())!r}, which does not exist" if is_link else "does not exist"
 
 
 def _nearby(path: Path) -> str:
