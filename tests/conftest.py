@@ -67,6 +67,7 @@ def pytest_collection_finish() -> None:
     """What the libraries made when they were imported stays: no collection of garbage looks at it again."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,8 @@ def lay_out(folder: Path, text: str) -> None:
     (folder / "my-clip").mkdir()
     (folder / "my-clip/config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {}}))
     for name in ("RUN", "first", "runs/first", "work_dirs/RECIPE/TIME"):
-        checkpoint(written_run(folder / name).path, 500)
+        if name in text:
+            checkpoint(written_run(folder / name).path, 500)
     _result_of_a_run(folder / "runs" / "sft" / "final")
     CliRunner().invoke(tuner, ["copy", TINY, "mine.py"])
     (folder / "llama3_lora_sft.yaml").write_text(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.cli.command import Tuner
-from tuner import __version__
+from tuner import __version__, cli
 from tuner.cli import COMMANDS
 from tuner.recipes import loading
 
@@ -144,6 +146,18 @@ def test_the_version_is_the_packages_and_the_libraries_follow(tuner: Tuner) -> N
     assert {name: told[name] for name in ("torch", "deepspeed", "transformers", "trl", "peft", "accelerate")} == {
         name: metadata.version(name) for name in ("torch", "deepspeed", "transformers", "trl", "peft", "accelerate")
     }
+
+
+def test_a_commands_imports_are_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports: list[str] = []
+    monkeypatch.setattr(cli, "import_module", lambda name: imports.append(f"{name} {gc.isenabled()}") or cli)
+    monkeypatch.delitem(sys.modules, "tuner.cli.explain", raising=False)
+    monkeypatch.setattr(cli, "command", click.Command("explain"), raising=False)
+
+    cli.tuner.get_command(click.Context(cli.tuner), "explain")
+
+    assert imports == ["tuner.cli.explain False"]
+    assert gc.isenabled()
 
 
 def _run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -193,15 +192,14 @@ def test_a_weight_is_kept_where_the_template_marks_the_last_turn_alone() -> None
     ]
 
 
-def test_reasoning_that_a_template_leaves_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_reasoning_that_a_template_leaves_out_is_told_once(logged: list[str]) -> None:
     rendering.warn_once.cache_clear()
     chat = Chat([TWO_TURNS.messages[0], {**TWO_TURNS.messages[1], "reasoning_content": "hm"}])
 
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            encode(make_tokenizer(), chat)
+    for _ in range(2):
+        encode(make_tokenizer(), chat)
 
-    assert caplog.text.count("drops reasoning_content;") == 1
+    assert sum("drops reasoning_content;" in line for line in logged) == 1
 
 
 def test_pretraining_on_conversations_has_loss_everywhere(tokenizer: Any) -> None:
@@ -246,15 +244,14 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     assert caught.value.where == "rows.jsonl:3"
 
 
-def test_a_template_without_an_end_token_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_template_without_an_end_token_is_warned_about(logged: list[str]) -> None:
     turn = "{{ message['role'] + ': ' + message['content'] + '\n' }}"
     cue = "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     rendering.warn_once.cache_clear()
 
-    with caplog.at_level(logging.WARNING):
-        masks.choose_template(make_tokenizer("{% for message in messages %}" + turn + "{% endfor %}" + cue))
+    masks.choose_template(make_tokenizer("{% for message in messages %}" + turn + "{% endfor %}" + cue))
 
-    assert "may not learn to stop" in caplog.text
+    assert any("may not learn to stop" in line for line in logged)
 
 
 def texts_and_reasons(tokenizer: Any, text: str, **options: Any) -> tuple[list[int], list[str]]:

@@ -1,6 +1,7 @@
 """What the interpreter itself reports of a stretch of code: files opened for writing, processes, connections.
 
-An audit hook cannot be taken away again, so there is one, which listens only inside `effects`.
+An audit hook cannot be taken away again and slows all that comes after, so there is one, from the first use on, which
+listens only inside `effects`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 _CHANGES = {
@@ -31,13 +33,16 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         _seen.append(f"{event} {arguments!r}"[:200])
 
 
-sys.addaudithook(_hook)
+@cache
+def _listen() -> None:
+    sys.addaudithook(_hook)
 
 
 @contextmanager
 def effects() -> Iterator[list[str]]:
     """Give a list that fills with what the code inside changes or starts; files of Python's own cache are left out."""
     global _seen
+    _listen()
     before, dont_write = _seen, sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     _seen = found = []

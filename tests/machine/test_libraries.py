@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -42,6 +43,20 @@ def _refusal(*, quantized: bool = False, needs_cuda: bool = False) -> MachineErr
     first = next(problems(quantized=quantized, needs_cuda=needs_cuda))
     assert first.exit_code == 3
     return first
+
+
+def test_a_folder_of_packages_is_listed_once_for_all_libraries_and_again_when_it_changes(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[object] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or listdir(folder))
+
+    assert versions()["torch"] == metadata.version("torch")
+    assert listed.count(str(site)) <= 2 < len(MINIMUM)  # Python's own search lists it for what is missing
+    _install(site, "torch", "9.8")
+
+    assert versions()["torch"] == "9.8"
 
 
 def test_what_is_installed_here_is_new_enough() -> None:

@@ -210,11 +210,13 @@ def test_a_damaged_run_hides_no_other_from_the_list_and_from_the_report(tmp_path
         place.write_text(text)
 
         found = {run.name: run for run in listing.below(tmp_path)}
-        gathered = gather([whole.path, damaged.path])
+        gathered = gather([damaged.path])
 
         assert (found["whole"].state, found["whole"].step, found["whole"].loss) == ("running", 1, 2.5)
         assert dump_json([run.to_json() for run in found.values()])
-    assert re.search(r"whole</th>\s*<td class=\"state running\">running", page.render(gathered))
+        assert [run.name for run in gathered] == ["damaged"]
+    both = page.render(gather([whole.path, damaged.path]))
+    assert re.search(r"whole</th>\s*<td class=\"state running\">running", both)
 
 
 @pytest.mark.parametrize("odd", ["NaN", "9" * 5_000, "[" * 50_000])

@@ -7,6 +7,7 @@ from tuner.cli import search_path as search_path
 # What is imported from here on is looked for without the working directory.
 # isort: split
 
+import gc
 import keyword
 import os
 import platform
@@ -71,7 +72,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"tuner.cli.{cmd_name}{'_' * keyword.iskeyword(cmd_name)}")
+        module = _imported(f"tuner.cli.{cmd_name}{'_' * keyword.iskeyword(cmd_name)}")
         command: click.Command = module.command
         return command
 
@@ -112,6 +113,18 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module. What it makes stays, and to look there for garbage would take a tenth of a command's start."""
+    if name in sys.modules or not gc.isenabled():
+        return import_module(name)
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _usage_error(error: click.UsageError, ctx: click.Context) -> UsageError:
