@@ -19,7 +19,7 @@ from pathlib import Path
 SUITE: dict[str, tuple[str, ...]] = {
     "steps": ("--tiny", "--ranks", "1", "--dtypes", "bf16", "--methods", "full", "--steps", "6", "--rounds", "1"),
     "start": ("--tiny", "--ranks", "1", "--rounds", "1"),
-    "counts": ("--zero", "2", "--methods", "full", "--peers", "loop", "tuner"),
+    "counts": ("--levels", "2", "--methods", "full", "--peers", "loop", "tuner"),
     "data": ("--rows", "2000", "--rounds", "1"),
     "defaults": ("--tiny", "--rounds", "1"),
     "scale": ("--tiny", "--steps", "6"),

@@ -1,18 +1,21 @@
 """What only a GPU can tell, in pieces of minutes that go on where they were left: `bash bench/gpu.sh` runs it.
 
-    python -m bench.gpu --out DIR [--for SECONDS] [--only PREFIX ...] [--list]
+    python -m bench.gpu [--out FILE] [--for SECONDS] [--only PREFIX ...] [--list]
 
-Each piece leaves one JSON file in DIR and is not run again; `tables.md` there is made anew after each. With --for, no
-piece begins that may take longer than what is left, and the exit code is 75 as long as some are left.
+Each piece appends a line to FILE (bench/gpu.jsonl): what it found, or why it failed, with the card, the versions and
+the commit. A piece that this card has at this commit is not run again; FILE.md has all as tables, made anew after each.
+With --for, no piece begins that may take longer than what is left; the exit code is 75 as long as some are left.
 
-Tokens a second and their part of the matrix-product ceiling of the same GPU (MFU), of full, LoRA and QLoRA training of
-the catalog's Llama 1B and 8B with random weights: rows of 2,048 tokens, bf16, recomputation, fused AdamW, the ZeRO
-level that `tuner plan` chooses, and the same for the minimal loop, TRL and tuner. FLOPs are 6 a parameter and token,
-4 where it is frozen, without recomputation. Peaks are the allocator's, beside the plan's.
+    kernels    bench.gpu_step: what each kernel is worth, in one process without a tool
+    speed      the minimal loop, TRL and tuner at equal settings: rows of 2,048 tokens, bf16, no recomputation, fused
+               AdamW; tokens a second, their part of the matrix products' ceiling (MFU), and what the GPU did in a step
+    users      as people run it: packed chats, everything automatic, beside `trl sft --packing` with and without Liger
+    resume     a run that goes on from a checkpoint has the losses of one that did not stop
+    tests      those that are marked `gpu`
 
-Run on one H200 with torch 2.11: `ceiling`, and 1B full and LoRA (docs/performance.md). Never run on a GPU: QLoRA, 8B,
-`resume`, several GPUs. On a CPU every piece was tried with `BENCH_DEVICE=cpu`, which takes the catalog's `tiny`, rows
-of 64 tokens, two ranks and small matrices, and only collects the tests; its figures mean nothing.
+FLOPs are 6 a parameter and token, 4 where it is frozen, without recomputation. Run on one H200 with torch 2.11, before
+this form of it: `ceiling`, and 1B full and LoRA (docs/performance.md). Never run on a GPU: all else. On a CPU every
+piece was tried with `BENCH_DEVICE=cpu`: the catalog's `tiny`, short rows and small matrices; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -29,24 +33,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from bench.jobs import ACCUMULATION, Setting, make_job, make_model, of_catalog, resolved
-from bench.steps import intervals
-from bench.table import Unmeasured, grid, machine_line
-from bench.tools import NAMES, ROOT, train
+from bench.steps import WARM_STEPS, intervals
+from bench.table import Unmeasured, grid, machine, machine_line, versions
+from bench.tools import NAMES, ROOT, Command, Tick, end, environment, started, ticks, train
 from tuner.errors import TunerError
 from tuner.machine import hardware
 
 ON_CPU = os.environ.get("BENCH_DEVICE") == "cpu"
 SIZES = {"1b": "tiny", "8b": "tiny"} if ON_CPU else {"1b": "llama3_2_1b", "8b": "llama3_8b"}
-MICRO_BATCH = {"1b": 4, "8b": 1}
+KERNELS = (("1b", "full"), ("1b", "lora"), ("8b", "lora"), ("8b8", "full"))
+USERS = (("1b", "full"), ("8b", "lora"), ("8b", "qlora"))
 TOKENS = 64 if ON_CPU else 2048
-STEPS, SAVED_STEP = 8, 4
-METHODS = ("full", "lora", "qlora")
+MICRO_BATCH, STEPS, SAVED_STEP = 4, 8, 4
 TOOLS = ("loop", "trl", "tuner")
+BY_USERS = ("tuner", "trl", "trl with Liger")
+MODELS = ROOT / "build" / "gpu-models"
 LEFT = 75
 """Exit code while pieces are left: the same as a stopped run that can go on."""
 
@@ -87,25 +94,106 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def speed(size: str, method: str, tool: str, folder: Path) -> dict[str, Any]:
-    """Train a few steps with one tool; return tokens a second, FLOPs a token and the peak of rank 0."""
-    ranks = 2 if ON_CPU else len(hardware.detect(os.environ).gpus)
-    setting = Setting(ranks, "bf16", method, 2, MICRO_BATCH[size], TOKENS, recompute=True, preset="auto")
+def kernels(size: str, method: str, allowed_s: int) -> dict[str, Any]:
+    """Return the variants of bench.gpu_step, also those before it was cut off."""
+    command = [sys.executable, "-m", "bench.gpu_step", size, method]
+    with tempfile.TemporaryFile("w+") as lines:
+        try:
+            code = subprocess.run(command, cwd=ROOT, stdout=lines, timeout=allowed_s - 5).returncode
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        lines.seek(0)
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+    return {"variants": found} | ({"failed": f"exit code {code}"} if code else {})
+
+
+def speed(method: str, tool: str) -> dict[str, Any]:
+    """Train a few steps with one tool; return tokens a second, FLOPs a token, and what the GPU did in a later step."""
+    ranks = num_ranks()
+    setting = Setting(ranks, "bf16", method, 2, MICRO_BATCH, TOKENS, preset="auto")
     with tempfile.TemporaryDirectory(prefix=f"{tool}-") as name:
-        job = make_job(Path(name), setting, STEPS, model_at(folder, size))
+        job = make_job(Path(name), setting, STEPS, model_at("1b"))
         made = resolved(Path(job.recipe), setting, Path(name) / "never")
-        job = replace(job, preset=made.level)
-        found = train(tool, job, Path(name))
-    step = statistics.median(one.wall for one in intervals(found))
-    tokens = MICRO_BATCH[size] * ACCUMULATION * TOKENS * ranks
+        job, profile = replace(job, preset=made.level), Path(name) / "profile.json"
+        found = train(tool, job, Path(name), BENCH_PROFILE=str(profile))
+        profiled = json.loads(profile.read_text())
+    # The step after the profiled one writes the profile.
+    step = statistics.median(one.wall for one in intervals(found)[2:])
+    of_gpu = sorted(profiled["operations"], key=lambda one: -one[2])
     return {
         "level": made.level,
         "ranks": ranks,
-        "tokens_s_gpu": tokens / step / ranks,
+        "tokens_s_gpu": MICRO_BATCH * ACCUMULATION * TOKENS / step,
         "flops_per_token": flops_per_token(made.recipe.config),
         "peak_bytes": max(one.gpu_peak_bytes for one in found),
         "planned_bytes": planned_bytes(made) if tool == "tuner" else None,
+        "idle": 1 - sum(seconds for *_, seconds in of_gpu) / profiled["wall_s"],
+        "operations": of_gpu[:40],
     }
+
+
+def num_ranks() -> int:
+    return 1 if ON_CPU else len(hardware.detect(os.environ).gpus)
+
+
+def users(size: str, method: str, tool: str) -> dict[str, Any]:
+    """Train a few steps on packed chats with a tool's defaults, and return tokens a second."""
+    with tempfile.TemporaryDirectory(prefix="users-") as name:
+        folder = Path(name)
+        model, chats = model_at(size), make_chats(folder / "chats" / "train.jsonl")
+        command = user_of_tuner if tool == "tuner" else partial(user_of_trl, liger=tool == "trl with Liger")
+        argv, clock = command(model, chats, method, folder / "run"), folder / "clock.jsonl"
+        process = started(Command(argv, {}), folder, clock, num_ranks(), tool.split()[0])
+        try:
+            said = process.communicate()[0]
+        except BaseException:
+            end(process)
+            raise
+        if process.returncode or not clock.is_file():
+            raise Unmeasured(f"exit code {process.returncode}: {said[-500:]}")
+        found = ticks(clock)
+    return {"tokens_s_gpu": rate(found) / num_ranks(), "peak_bytes": max(one.gpu_peak_bytes for one in found)}
+
+
+def rate(found: list[Tick]) -> float:
+    """Return the tokens a second after the first steps. A step's end knows the tokens that were logged before it."""
+    first, last = found[WARM_STEPS : WARM_STEPS + 2], found[-2:]
+    return (last[1].num_tokens - first[1].num_tokens) / (last[0].wall - first[0].wall)
+
+
+def make_chats(file: Path) -> Path:
+    """Write chats of 20 to 500 words."""
+    draw = random.Random(0)
+
+    def words(most: int) -> str:
+        return " ".join(str(draw.randrange(10)) for _ in range(draw.randrange(10, most)))
+
+    file.parent.mkdir()
+    with file.open("w", encoding="utf-8") as stream:
+        for _ in range(200 if ON_CPU else 20_000):
+            turns = [{"role": "user", "content": words(100)}, {"role": "assistant", "content": words(400)}]
+            stream.write(json.dumps({"messages": turns}) + "\n")
+    return file
+
+
+def user_of_tuner(model: Path, chats: Path, method: str, run: Path) -> list[str]:
+    argv = [sys.executable, "-m", "tuner", "train", "--model", str(model), "--data", str(chats), "--method", method]
+    argv += ["--max-length", str(TOKENS), "--max-steps", str(STEPS), "--val-split", "0", "--set", "log.interval=1"]
+    return [*argv, "--set", "log.num_samples=0", "--work-dir", str(run)]
+
+
+def user_of_trl(model: Path, chats: Path, method: str, run: Path, *, liger: bool) -> list[str]:
+    options: dict[str, Any] = {"model_name_or_path": model, "dataset_name": chats.parent, "output_dir": run}
+    options |= {"packing": True, "max_length": TOKENS, "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no"}
+    options |= {"attn_implementation": "sdpa", "dtype": "bfloat16", "report_to": "none", "use_cpu": ON_CPU}
+    options |= {"use_liger_kernel": True} if liger else {}
+    if method != "full":
+        options |= {"use_peft": True, "lora_r": 16, "lora_alpha": 32, "lora_target_modules": "all-linear"}
+    if method == "qlora":
+        options |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
+    flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks()), "--standalone"]
+    return [str(environment("trl") / "bin" / "python"), *launcher, "-m", "trl.scripts.sft", *flags]
 
 
 def flops_per_token(config: Any) -> float:
@@ -121,20 +209,20 @@ def planned_bytes(made: Any) -> float:
     return sum(size for kind, size in predict(made).gpu.items() if kind not in ("context", "fragmentation"))
 
 
-def model_at(folder: Path, size: str) -> Path:
+def model_at(size: str) -> Path:
     """Return the folder of a model, made when it is first asked for."""
-    model = folder / size
+    model = MODELS / SIZES[size]
     if not (model / "config.json").is_file():
         make_model(model, of_catalog(SIZES[size]), "cpu" if ON_CPU else "cuda", "bf16")
     return model
 
 
-def resumes(folder: Path) -> dict[str, Any]:
+def resumes() -> dict[str, Any]:
     """Train with a checkpoint on the way, go on from it in a second run, and return both runs' losses from there."""
-    ranks = 2 if ON_CPU else len(hardware.detect(os.environ).gpus)
+    ranks = num_ranks()
     setting = Setting(ranks, "bf16", "full", 2, 1, TOKENS, recompute=True, preset="auto")
     with tempfile.TemporaryDirectory(prefix="resume-") as name:
-        job = make_job(Path(name), setting, STEPS, model_at(folder, "1b"), save_every=SAVED_STEP)
+        job = make_job(Path(name), setting, STEPS, model_at("1b"), save_every=SAVED_STEP)
         argv = [sys.executable, "-m", "tuner", "train", job.recipe, "--nproc-per-node", str(ranks), "--ignore-fit"]
         argv += ["--set", f"checkpoint.interval={SAVED_STEP}", "--set", "log.interval=1"]
         runs = [Path(name) / "whole", Path(name) / "on"]
@@ -164,14 +252,18 @@ def tests(*arguments: str) -> dict[str, Any]:
     return {"passed": done.returncode == 0, "said": lines[-1] if lines else done.stderr[-500:], "not passed": failures}
 
 
-def pieces(folder: Path) -> Iterator[Piece]:
-    """Yield all pieces, what is wanted most first. All that they may take are 67 minutes; about 40 are expected."""
-    kernels, training = "tests/gpu/test_kernels.py", "tests/gpu/test_training.py"
+def pieces() -> Iterator[Piece]:
+    """Yield all pieces, what is wanted most first: two calls of ten minutes reach the end of `users`."""
     yield Piece("ceiling", 30, ceiling)
-    yield from (speed_piece("1b", method, tool, 90, folder) for method, tool in itertools.product(METHODS, TOOLS))
-    yield Piece("resume", 120, partial(resumes, folder))
-    yield from (speed_piece("8b", method, tool, 180, folder) for method, tool in itertools.product(METHODS, TOOLS))
-    yield Piece("tests-kernels", 300, partial(tests, kernels))
+    for size, method in KERNELS:
+        yield Piece(f"kernels-{size}-{method}", 140, partial(kernels, size, method, 140))
+    for method, tool in itertools.product(("full", "lora"), TOOLS):
+        yield Piece(f"speed-1b-{method}-{tool}", 90, partial(speed, method, tool))
+    for (size, method), tool in itertools.product(USERS, BY_USERS):
+        yield Piece(f"users-{size}-{method}-{tool}", 180, partial(users, size, method, tool))
+    yield Piece("resume", 120, resumes)
+    kernel_tests, training = "tests/gpu/test_kernels.py", "tests/gpu/test_training.py"
+    yield Piece("tests-kernels", 300, partial(tests, kernel_tests))
     yield Piece("tests-runs", 150, partial(tests, training, "-k", "not every_preset"))
     # The first of them compiles DeepSpeed's Adam for offloading, which the others find.
     for method in ("full", "qlora", "lora and not qlora", "freeze", "dora"):
@@ -179,24 +271,33 @@ def pieces(folder: Path) -> Iterator[Piece]:
         yield Piece(f"tests-{method.split()[0]}", allowed_s, partial(tests, training, "-k", wanted))
 
 
-def speed_piece(size: str, method: str, tool: str, allowed_s: int, folder: Path) -> Piece:
-    return Piece(f"speed-{size}-{method}-{tool}", allowed_s, partial(speed, size, method, tool, folder))
+@cache
+def surroundings() -> dict[str, Any]:
+    """Return what a result depends on: the cards, the versions and the commit."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    commit = described.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    cards = machine()["gpus"] or ["no GPU"]
+    return {"cards": cards, "commit": commit, "versions": dict(versions()), "machine": machine_line()}
 
 
 def run(piece: Piece, out: Path) -> None:
-    """Find one thing out and write it down; what fails is written down too, and not tried again."""
+    """Find one thing out and append it; what fails is written down too, and not tried again."""
     print(f"{piece.name} ...", file=sys.stderr, flush=True)
     began = time.monotonic()
     signal.signal(signal.SIGALRM, lambda *_: _too_long(piece))
-    signal.alarm(piece.allowed_s * (4 if ON_CPU else 1))  # on CPUs peers compile a collective first
+    signal.alarm(piece.allowed_s * (8 if ON_CPU else 1))  # on CPUs peers compile a collective first
+    found: dict[str, Any] = {"failed": "interrupted"}
     try:
         found = piece.find()
     except (Unmeasured, TunerError) as error:
         found = {"failed": str(error)}
     finally:
         signal.alarm(0)
-    found |= {"seconds": round(time.monotonic() - began, 1)}
-    (out / f"{piece.name}.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+        facts = {"piece": piece.name, "at": datetime.now(UTC).isoformat(timespec="seconds"), **surroundings()}
+        found |= {"seconds": round(time.monotonic() - began, 1)}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(facts | found) + "\n")
     print(f"{piece.name}: {found}", file=sys.stderr, flush=True)
 
 
@@ -204,35 +305,58 @@ def _too_long(piece: Piece) -> None:
     raise Unmeasured(f"not done after {piece.allowed_s} s")
 
 
-def tables(out: Path) -> str:
-    """Return all that was found so far as Markdown."""
-    found = {file.stem: json.loads(file.read_text()) for file in sorted(out.glob("*.json"))}
+def results(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the last result of each piece of this card and commit."""
+    here = surroundings()
+    lines = map(json.loads, out.read_text(encoding="utf-8").splitlines()) if out.is_file() else ()
+    return {one["piece"]: one for one in lines if all(one[key] == here[key] for key in ("cards", "commit"))}
+
+
+def tables(found: dict[str, dict[str, Any]]) -> str:
+    """Return results as Markdown, with the pieces that are not measured."""
     top = found.get("ceiling", {}).get("flops_s")
-    lines = [machine_line(), ""]
+    lines = [next(iter(found.values()))["machine"] if found else machine_line(), ""]
     lines += [f"Matrix products: {top / 1e12:,.1f} TFLOP/s in bf16." if top else "Matrix products: not measured.", ""]
     rows = []
-    for size, method, tool in itertools.product(SIZES, METHODS, TOOLS):
-        one = found.get(f"speed-{size}-{method}-{tool}")
-        if one:
-            loop = found.get(f"speed-{size}-{method}-loop", {}).get("tokens_s_gpu")
-            rows.append({"model, method": f"{size} {method}", "tool": NAMES[tool], **speed_cells(one, top, loop)})
-    lines.append(grid(rows))
-    if "resume" in found:
-        lines += ["", f"Resumed from a checkpoint: {found['resume']}"]
-    told = [f"- {name}: {one.get('said', one)}" for name, one in found.items() if name.startswith("tests-")]
-    told += [f"  - {line}" for name, one in found.items() for line in one.get("not passed", ())]
-    return "\n".join((*lines, "", *told, ""))
+    for method, tool in itertools.product(("full", "lora"), TOOLS):
+        one = found.get(f"speed-1b-{method}-{tool}", {"failed": "not measured"})
+        loop = found.get(f"speed-1b-{method}-loop", {}).get("tokens_s_gpu")
+        rows.append({"model, method": f"1b {method}", "tool": NAMES[tool], **speed_cells(one, top, loop)})
+    lines += [grid(rows), ""]
+    by_users = [
+        {"as users run it": f"{size} {method}"}
+        | {tool: _rate(found.get(f"users-{size}-{method}-{tool}")) for tool in BY_USERS}
+        for size, method in USERS
+    ]
+    lines += [grid(by_users), ""]
+    for size, method in KERNELS:
+        variants = found.get(f"kernels-{size}-{method}", {}).get("variants")
+        shown = ("name", "rows", "ms", "enqueued_ms", "tokens_s", "peak_gb", "failed")
+        table = [{key: one[key] for key in shown if key in one} for one in variants or ()]
+        lines += [f"Kernels, {size} {method}:", "", grid(table) if table else "not measured", ""]
+    lines += [f"Resumed from a checkpoint: {found.get('resume', 'not measured')}", ""]
+    told = {name: one for name, one in found.items() if name.startswith("tests-")}
+    lines += [f"- {name}: {one.get('said', one)}" for name, one in told.items()] or ["Tests: not measured."]
+    lines += [f"  - {line}" for one in told.values() for line in one.get("not passed", ())]
+    return "\n".join((*lines, ""))
+
+
+def _rate(one: dict[str, Any] | None) -> str:
+    if one is None:
+        return "not measured"
+    return one["failed"] if "failed" in one else f"{one['tokens_s_gpu']:,.0f} tokens/s"
 
 
 def speed_cells(one: dict[str, Any], top: float | None, loop: float | None) -> dict[str, str]:
     if "failed" in one:
         return {"ZeRO": "", "tokens/s a GPU": one["failed"]}
-    rate, planned = one["tokens_s_gpu"], one["planned_bytes"]
+    speed, planned = one["tokens_s_gpu"], one["planned_bytes"]
     return {
         "ZeRO": one["level"].removeprefix("deepspeed_"),
-        "tokens/s a GPU": f"{rate:,.0f}",
-        "MFU": f"{rate * one['flops_per_token'] / top:.1%}" if top else "",
-        "/ loop": f"{rate / loop:.2f}" if loop else "",
+        "tokens/s a GPU": f"{speed:,.0f}",
+        "MFU": f"{speed * one['flops_per_token'] / top:.1%}" if top else "",
+        "/ loop": f"{speed / loop:.2f}" if loop else "",
+        "idle": f"{one['idle']:.0%}",
         "peak, GB": f"{one['peak_bytes'] / 1e9:.1f}" if one["peak_bytes"] else "",
         "planned, GB": f"{planned / 1e9:.1f}" if planned else "",
     }
@@ -240,7 +364,7 @@ def speed_cells(one: dict[str, Any], top: float | None, loop: float | None) -> d
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-tables")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "gpu.jsonl", metavar="FILE")
     parser.add_argument(
         "--for", type=float, dest="seconds", default=float("inf"), help="begin nothing that may end later"
     )
@@ -249,19 +373,18 @@ def main() -> int:
     given = parser.parse_args()
     if not (ON_CPU or given.list or hardware.detect(os.environ).gpus):
         parser.error("no GPU is visible; BENCH_DEVICE=cpu tries the pieces with a tiny model")
-    given.out.mkdir(parents=True, exist_ok=True)
     ends, left = time.monotonic() + given.seconds, []
-    for piece in pieces(given.out / "models"):
+    for piece in pieces():
         if not piece.name.startswith(tuple(given.only)):
             continue
         if given.list:
             print(f"{piece.name}: {piece.allowed_s} s")
-        elif not (given.out / f"{piece.name}.json").is_file():
+        elif piece.name not in results(given.out):
             if time.monotonic() + piece.allowed_s > ends:
                 left.append(piece.name)
                 continue
             run(piece, given.out)
-            (given.out / "tables.md").write_text(tables(given.out), encoding="utf-8")
+            given.out.with_suffix(".md").write_text(tables(results(given.out)), encoding="utf-8")
     if left:
         print(f"left, run it again: {', '.join(left)}", file=sys.stderr)
     return LEFT if left else 0

@@ -26,7 +26,7 @@ train_dataloader = dict(batch_size={micro_batch}, dataset=dict(path="{rows}", ma
 val_dataloader = None
 optim_wrapper = dict(optimizer=dict(lr=1e-4), accumulative_counts={accumulation}, dtype="{dtype}")
 param_scheduler = dict(type="constant", warmup_ratio=0.0)
-train_cfg = dict(max_steps={steps}, gradient_checkpointing={recompute})
+train_cfg = dict(max_steps={steps}, gradient_checkpointing={recompute}, loss="{loss}")
 checkpoint = dict(interval=100000)
 log = dict(interval=10, num_samples=0)
 """
@@ -47,6 +47,8 @@ class Setting:
     micro_batch: int = 2
     row_tokens: int = 256
     recompute: bool = False
+    loss: str = "auto"
+    """How tuner computes its loss; `auto` differs between a CPU and a GPU."""
     preset: str | None = None
     """Another DeepSpeed preset than the plain one of the level."""
 
@@ -110,7 +112,8 @@ def make_job(folder: Path, setting: Setting, steps: int, model: Path | None = No
     recipe = folder / "recipe.py"
     sizes: dict[str, Any] = {"micro_batch": setting.micro_batch, "row_tokens": setting.row_tokens}
     sizes |= {"recompute": setting.recompute}
-    values = {"method": setting.method, "dtype": setting.dtype, "model": model, "rows": rows, "steps": steps}
+    values: dict[str, Any] = {"method": setting.method, "loss": setting.loss, "dtype": setting.dtype}
+    values |= {"model": model, "rows": rows, "steps": steps}
     recipe.write_text(RECIPE.format(**values, **sizes, accumulation=ACCUMULATION), encoding="utf-8")
     made = resolved(recipe, setting, folder / "never")
     zero = folder / "zero.json"

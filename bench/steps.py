@@ -29,11 +29,11 @@ def intervals(ticks: list[Tick]) -> list[Spent]:
     return [Spent(after.wall - before.wall, after.cpu - before.cpu) for before, after in pairs]
 
 
-def operations_of(tool: str, job: Job, folder: Path) -> dict[str, int]:
-    """Train, and return how often each operation runs in one step of rank 0, by torch's profiler."""
-    file = folder / "operations.json"
-    train(tool, job, folder, BENCH_OPERATIONS=str(file))
-    found: dict[str, int] = json.loads(file.read_text())
+def counts_of(tool: str, job: Job, folder: Path) -> dict[str, dict[str, int]]:
+    """Train, and return what one step of rank 0 `waits` for, by place, and its `operations` (bench/clock)."""
+    file = folder / "counts.json"
+    train(tool, job, folder, BENCH_COUNTS=str(file))
+    found: dict[str, dict[str, int]] = json.loads(file.read_text())
     return found
 
 

@@ -77,6 +77,8 @@ class Tick:
     aside_cpu: float = 0.0
     max_steps: int = 0
     """The steps that the tool meant to take."""
+    num_tokens: float = 0.0
+    """What the tool has logged of the tokens of all steps before."""
 
 
 def by_hand(which: str, job: Job, folder: Path) -> Command:
@@ -228,8 +230,12 @@ def train(tool: str, job: Job, folder: Path, **env: str) -> list[Tick]:
 def start(tool: str, job: Job, folder: Path, clock: Path, **env: str) -> subprocess.Popen[str]:
     """Start a tool in a session of its own, with its steps written to `clock`."""
     job = replace(job, out=str(folder / "run"))
-    command = TOOLS[tool](job, folder)
-    whole = surroundings(command, job.ranks, tool) | {"BENCH_CLOCK": str(clock)} | env
+    return started(TOOLS[tool](job, folder), folder, clock, job.ranks, tool, **env)
+
+
+def started(command: Command, folder: Path, clock: Path, ranks: int, peer: str, **env: str) -> subprocess.Popen[str]:
+    """Start a command of a peer in a session of its own."""
+    whole = surroundings(command, ranks, peer) | {"BENCH_CLOCK": str(clock)} | env
     return subprocess.Popen(
         command.argv, env=whole, cwd=folder, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -1,8 +1,9 @@
 """When each optimizer step ends, in rank 0 of any tool on the Trainer, without a change to the tool.
 
 `BENCH_CLOCK` names the file that gets a line a step: the wall's clock (one for all processes of a machine), the
-processor's seconds of this rank, and the peak of a GPU's memory. `BENCH_OPERATIONS` names one for the operations of
-one step, by torch's profiler. `BENCH_SNAPSHOTS` names a folder that gets the trained weights after some of the steps;
+processor's seconds of this rank, and the peak of a GPU's memory. `BENCH_COUNTS` names one for what a step would wait
+for on a GPU and the operations it starts (bench_counts), `BENCH_PROFILE` one for the seconds of its operations on a
+GPU, by torch's profiler. `BENCH_SNAPSHOTS` names a folder that gets the trained weights after some of the steps;
 the line of such a step has the seconds that writing took. `BENCH_STOP_S` ends training after the step in which that
 many seconds of the wall have passed since the first step's end. It imports nothing that the tool has not imported
 already, and needs no package.
@@ -14,6 +15,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -21,13 +24,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_PROFILED_STEP = 4
-_HOOKED = "transformers.trainer_callback"
+_PROFILED_STEP = 5
 _PARTS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """The parts of all steps after which the weights are written; a tool writes those of the last step itself."""
 _steps = 0
 _began = 0.0
 _profiler: Any = None
+_forever = ExitStack()
 
 
 def tick(model: Any = None, state: Any = None, control: Any = None) -> None:
@@ -44,9 +47,19 @@ def tick(model: Any = None, state: Any = None, control: Any = None) -> None:
     if line["wall"] - _began >= float(os.environ.get("BENCH_STOP_S", "inf")):
         control.should_training_stop = True
     with Path(os.environ["BENCH_CLOCK"]).open("a") as stream:
-        stream.write(json.dumps(line | {"max_steps": state.max_steps if state else 0}) + "\n")
-    if "BENCH_OPERATIONS" in os.environ:
+        stream.write(json.dumps(line | _of_state(state)) + "\n")
+    if "BENCH_COUNTS" in os.environ:
+        _count()
+    if "BENCH_PROFILE" in os.environ:
         _profile()
+
+
+def _of_state(state: Any) -> dict[str, float]:
+    """Return what the Trainer's state knows; a loop has none."""
+    if not state:
+        return {}
+    logged = [line["num_tokens"] for line in state.log_history if "num_tokens" in line]
+    return {"max_steps": state.max_steps, "num_tokens": float(logged[-1]) if logged else 0.0}
 
 
 def _snapshot(model: Any, folder: Path) -> None:
@@ -63,38 +76,92 @@ def _gpu_peak() -> int:
     return int(cuda.max_memory_allocated()) if cuda and cuda.is_initialized() else 0
 
 
+def _count() -> None:
+    counted = _counts().counted
+    if _steps == _PROFILED_STEP - 2:
+        counted.start()
+    elif _steps == _PROFILED_STEP - 1:
+        counted.reset()
+    elif _steps == _PROFILED_STEP:
+        counted.stop()
+        found = {"waits": counted.waits, "operations": counted.operations}
+        Path(os.environ["BENCH_COUNTS"]).write_text(json.dumps(found))
+
+
 def _profile() -> None:
     global _profiler
     from torch.profiler import profile
 
     if _steps == _PROFILED_STEP - 1:
-        _profiler = profile()
-        _profiler.start()
+        _profiler = (profile(), time.perf_counter())
+        _profiler[0].start()
     elif _steps == _PROFILED_STEP:
-        _profiler.stop()
-        counts = {one.key: one.count for one in _profiler.key_averages()}
-        Path(os.environ["BENCH_OPERATIONS"]).write_text(json.dumps(counts))
+        profiler, began = _profiler
+        profiler.stop()
+        wall_s = time.perf_counter() - began
+        each = [[one.key, one.count, one.self_device_time_total / 1e6] for one in profiler.key_averages()]
+        Path(os.environ["BENCH_PROFILE"]).write_text(json.dumps({"wall_s": wall_s, "operations": each}))
 
 
-def watch_trainer() -> None:
-    """Have the Trainer's callbacks tick at each step's end, once it is imported."""
-    sys.meta_path.insert(0, _Finder())
+def watch() -> None:
+    """Have the Trainer's callbacks tick at each step's end, and see what is counted; once libraries are imported."""
+    hooks = {"transformers.trainer_callback": _watch_trainer}
+    if "BENCH_COUNTS" in os.environ:
+        hooks |= {
+            "deepspeed.accelerator.cpu_accelerator": lambda module: _counts().as_on_a_gpu(module),
+            "torch.utils.data._utils.fetch": lambda module: _counts().collate_in_python(module),
+            "trl.trainer.utils": _lose_as_on_a_gpu,
+        }
+    for name in sys.modules.keys() & hooks:
+        hooks.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(hooks))
+
+
+def _watch_trainer(module: ModuleType) -> None:
+    handler: Any = module.CallbackHandler
+    on_step_end = handler.on_step_end
+
+    def timed(handler: Any, args: Any, state: Any, control: Any) -> Any:
+        control = on_step_end(handler, args, state, control)
+        tick(handler.model, state, control)
+        return control
+
+    handler.on_step_end = timed
+
+
+def _counts() -> Any:
+    import bench_counts
+
+    return bench_counts
+
+
+def _lose_as_on_a_gpu(module: ModuleType) -> None:
+    """Let TRL's loss take the tensors that it has on a GPU."""
+    sys.path.append(str(Path(__file__).parents[2]))
+    from bench.gpu_loss import as_on_a_gpu
+
+    _forever.enter_context(as_on_a_gpu())
 
 
 class _Finder(MetaPathFinder):
+    """Calls a function with each of some modules once it is imported."""
+
+    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.hooks = hooks
+
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != _HOOKED:
+        if fullname not in self.hooks:
             return None
-        sys.meta_path.remove(self)
+        hook = self.hooks.pop(fullname)
         spec = find_spec(fullname)
         assert spec is not None and spec.loader is not None
-        spec.loader = _Hooked(spec.loader)
+        spec.loader = _Hooked(spec.loader, hook)
         return spec
 
 
 class _Hooked(Loader):
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, hook: Callable[[ModuleType], None]) -> None:
+        self.loader, self.hook = loader, hook
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         found: ModuleType | None = self.loader.create_module(spec)
@@ -102,12 +169,4 @@ class _Hooked(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        handler: Any = module.CallbackHandler
-        on_step_end = handler.on_step_end
-
-        def timed(handler: Any, args: Any, state: Any, control: Any) -> Any:
-            control = on_step_end(handler, args, state, control)
-            tick(handler.model, state, control)
-            return control
-
-        handler.on_step_end = timed
+        self.hook(module)

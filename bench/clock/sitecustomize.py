@@ -5,4 +5,4 @@ import os
 if "BENCH_CLOCK" in os.environ:
     import bench_clock
 
-    bench_clock.watch_trainer()
+    bench_clock.watch()

@@ -11,6 +11,7 @@ import pytest
 
 from bench import gpu
 from bench.gpu import Piece, flops_per_token, tables
+from bench.tools import Tick
 from tuner.recipes.loading import load
 
 
@@ -30,11 +31,11 @@ def test_what_is_found_is_not_run_again_and_what_does_not_fit_is_left(
         return Piece(name, allowed_s, lambda: {"ran": ran.append(name)})
 
     monkeypatch.setattr(gpu, "ON_CPU", True)
-    monkeypatch.setattr(gpu, "pieces", lambda folder: [piece("short", 1), piece("long", 1000)])
+    monkeypatch.setattr(gpu, "pieces", lambda: [piece("short", 1), piece("long", 1000)])
 
     codes = []
     for seconds in ("10", "10", "2000"):
-        monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path), "--for", seconds])
+        monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path / "gpu.jsonl"), "--for", seconds])
         codes.append(gpu.main())
 
     assert (ran, codes) == (["short", "long"], [75, 75, 0])
@@ -47,26 +48,46 @@ def test_a_piece_that_takes_too_long_is_written_down_as_such(tmp_path: Path, mon
 
     monkeypatch.setattr(gpu, "ON_CPU", False)
 
-    gpu.run(Piece("slow", 1, sleeps), tmp_path)
+    gpu.run(Piece("slow", 1, sleeps), tmp_path / "gpu.jsonl")
 
-    assert json.loads((tmp_path / "slow.json").read_text())["failed"] == "not done after 1 s"
+    line = json.loads((tmp_path / "gpu.jsonl").read_text())
+    assert (line["piece"], line["failed"]) == ("slow", "not done after 1 s")
+    assert line["cards"] and line["commit"] and line["versions"]["torch"]
 
 
-def test_tables_have_the_use_of_the_gpu_and_multiples_of_the_loop(tmp_path: Path) -> None:
-    one = {"level": "none", "flops_per_token": 6e9, "peak_bytes": 30e9, "planned_bytes": 31e9}
+def test_tables_have_the_use_of_the_gpu_multiples_of_the_loop_and_say_what_was_not_measured() -> None:
+    one = {"level": "none", "flops_per_token": 6e9, "peak_bytes": 30e9, "planned_bytes": 31e9, "idle": 0.04}
     found = {
-        "ceiling": {"flops_s": 600e12},
+        "ceiling": {"flops_s": 600e12, "machine": "a machine"},
         "speed-1b-full-loop": one | {"tokens_s_gpu": 40_000.0, "planned_bytes": None},
         "speed-1b-full-tuner": one | {"tokens_s_gpu": 50_000.0},
         "speed-1b-full-trl": {"failed": "OutOfMemoryError"},
+        "users-1b-full-tuner": {"tokens_s_gpu": 12_000.0},
+        "kernels-1b-full": {"variants": [{"name": "chunks", "rows": 4, "ms": 1.5}], "failed": "exit code 1"},
     }
-    for name, what in found.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(what))
 
-    text = tables(tmp_path)
+    text = tables(found)
 
-    assert "| 1b full | tuner | none | 50,000 | 50.0% | 1.25 | 30.0 | 31.0 |" in text
+    assert "| 1b full | tuner | none | 50,000 | 50.0% | 1.25 | 4% | 30.0 | 31.0 |" in text
     assert "| 1b full | TRL `trl sft` |  | OutOfMemoryError |  |" in text
+    assert "| 1b full | 12,000 tokens/s | not measured | not measured |" in text
+    assert "| chunks | 4 | 1.5 |" in text and "Kernels, 8b lora:\n\nnot measured" in text
+
+
+def test_a_result_of_another_commit_is_measured_again(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.jsonl"
+    gpu.run(Piece("one", 5, dict), out)
+    assert gpu.results(out).keys() == {"one"}
+
+    out.write_text(out.read_text().replace(gpu.surroundings()["commit"], "another"))
+
+    assert not gpu.results(out)
+
+
+def test_the_speed_of_a_run_takes_the_tokens_of_the_steps_that_are_timed() -> None:
+    found = [Tick(wall=10.0 * step, cpu=0, gpu_peak_bytes=0, num_tokens=500.0 * (step - 1)) for step in range(1, 9)]
+
+    assert gpu.rate(found) == pytest.approx(50)
 
 
 def test_the_scripts_parse() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 import torch
 from trl.experimental.utils import DPODataCollatorWithPadding
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data import batches
+from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
 
 PAD = 0
@@ -109,3 +114,24 @@ def test_turns_within_an_answer_that_carry_no_loss_are_no_part_of_the_completion
     made = batches.feedback(rows, pad_id=PAD, max_length=64)
 
     assert made["completion_mask"].tolist() == made["KL_completion_mask"].tolist() == [[0, 1, 0, 1]]
+
+
+@pytest.mark.parametrize("needs_mask", [True, False])
+def test_rows_in_arrays_make_the_batches_that_lists_make(needs_mask: bool) -> None:
+    packed = [{"input_ids": [5, 6, 7, 8], "labels": [IGNORED, 6, 7, 8], "seq_lengths": [1, 3]}, {
+        "input_ids": [9, 10, 11], "labels": [9, 10, 11], "seq_lengths": [3]}]  # fmt: skip
+    trls = DataCollatorForLanguageModeling(PAD, padding_free=True)
+    collators: list[tuple[Any, list[dict[str, Any]]]] = [
+        (batches.SampleCollator(trls, needs_mask=needs_mask), packed),
+        (partial(batches.pairs, pad_id=PAD), pair_rows()),
+        (partial(batches.feedback, pad_id=PAD, max_length=5), feedback_rows()),
+    ]
+
+    for collate, rows in collators:
+        arrays = in_arrays(datasets.Dataset.from_list(rows))
+        assert isinstance(next(iter(arrays[0].values())), np.ndarray)
+        made, wanted = collate(arrays.__getitems__([0, 1])), collate(rows[:2])
+        assert made.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert torch.equal(torch.as_tensor(made[name]), torch.as_tensor(value)), name
+            assert torch.as_tensor(made[name]).dtype == torch.as_tensor(value).dtype, name

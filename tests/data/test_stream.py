@@ -73,7 +73,7 @@ class Trained:
         taken = []
         for _ in range(count):
             self.stream.wait_for(self.number)
-            taken.append(self.stream.rows[self.number]["input_ids"])
+            taken.append(self.stream.rows[self.number]["input_ids"].tolist())
             self.number += 1
             self.most_blocks = max(self.most_blocks, len(spans(self.home)))
             if self.number % GLOBAL_BATCH == 0:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -18,8 +19,8 @@ from tuner.data.sample import IGNORED
 from tuner.recipes.schema.architecture import may_share_row
 
 Batch = dict[str, torch.Tensor]
-_Side = tuple[Sequence[int], Sequence[int]]
-"""Ids and labels of one sequence."""
+_Side = tuple[Any, Any]
+"""Ids and labels of one sequence: lists or arrays."""
 _MOST_PADDING = 0.1
 """Of the tokens of rows side by side: the model's other layers compute padding too."""
 
@@ -127,14 +128,14 @@ def with_others(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 def _swapped(question: _Side, answer: _Side, max_length: int) -> _Side:
     """Return one sequence's prompt with another's answer."""
-    prompt = question[0][: _start(question)]
-    ids = [*prompt, *answer[0][_start(answer) :]]
-    labels = [IGNORED] * len(prompt) + list(answer[1][_start(answer) :])
+    start, begin = _start(question), _start(answer)
+    ids = np.concatenate([question[0][:start], answer[0][begin:]])
+    labels = np.concatenate([np.full(start, IGNORED), answer[1][begin:]])
     return ids[:max_length], labels[:max_length]
 
 
 def _start(side: _Side) -> int:
-    return next(at for at, label in enumerate(side[1]) if label != IGNORED)
+    return int((np.asarray(side[1]) != IGNORED).argmax())
 
 
 def _padded(sides: Sequence[_Side], pad_id: int) -> Batch:

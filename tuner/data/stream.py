@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from tuner.data.encoder import Row
-from tuner.data.prepared import Prepared
+from tuner.data.prepared import Prepared, in_arrays
 from tuner.errors import TunerError
 from tuner.progress import POLL_S
 
@@ -45,7 +45,7 @@ class StreamedRows(Dataset[Row]):  # type: ignore[misc]
     def __getitem__(self, number: int) -> Row:
         if not self._first <= number < self._end:
             self.open(number)
-        row: Row = self._block.dataset[int(self._order[number - self._first])]
+        row: Row = self._rows[int(self._order[number - self._first])]
         return row
 
     def open(self, number: int) -> Prepared:
@@ -53,10 +53,11 @@ class StreamedRows(Dataset[Row]):  # type: ignore[misc]
         blocks = [block for block in spans(self.home) if block[0] <= number < block[1]]
         assert blocks, f"row {number} is asked for before its block is there, or after"
         self._first, self._end, folder = blocks[0]
-        self._block = Prepared.load(folder, self.objective)
+        block = Prepared.load(folder, self.objective)
+        self._rows = in_arrays(block.dataset)
         # Of the seed and the block alone, so that every rank and every run that goes on has the same order.
         self._order = np.random.default_rng((self.seed, self._first)).permutation(self._end - self._first)
-        return self._block
+        return block
 
 
 class Stream:

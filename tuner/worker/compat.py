@@ -6,7 +6,8 @@ Seen with DeepSpeed 0.19.8, accelerate 1.14, transformers 5.23 and torch 2.13. I
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial, wraps
 from importlib import import_module
@@ -26,7 +27,7 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
@@ -76,6 +77,7 @@ def check_names() -> None:
     require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
     require_names("accelerate", Accelerator, "deepspeed_ulysses_dl_adapter")
     require_names("transformers", TrainingArguments, "n_gpu")
+    require_names("transformers", masking_utils, "find_packed_sequence_indices")
     require_names("trl", SFTTrainer, "compute_loss")
     for trainer in (DPOTrainer, KTOTrainer):
         require_names("trl", trainer, "_prepare_dataset")
@@ -246,6 +248,30 @@ def own_optimizer_steps(optimizer: EngineOptimizer) -> None:
     for parameter, state in optimizer.state.items():
         if torch.is_tensor(state.get("step")):
             state["step"] = state["step"].to(parameter.device, copy=True)
+
+
+@contextmanager
+def knowing(*, are_packed: bool) -> Iterator[None]:
+    """Tell transformers whether the rows of a batch without a mask hold several samples each.
+
+    transformers 5.23 asks the positions, for which it waits for the GPU once or twice in each forward pass.
+    """
+    real = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _samples_of if are_packed else _one_sample
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = real
+
+
+def _samples_of(position_ids: Tensor) -> Tensor:
+    """Return the number of each token's sample in its row, [B, T]; a sample begins where the position does not grow."""
+    before = position_ids[:, :1] - 1
+    return (torch.diff(position_ids, prepend=before, dim=-1) != 1).cumsum(-1)
+
+
+def _one_sample(position_ids: Tensor) -> None:
+    return None
 
 
 def attention_of(model: PreTrainedModel) -> str:

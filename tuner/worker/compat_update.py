@@ -1,36 +1,122 @@
-"""The optimizer step of DeepSpeed's stage 0 in 16 bits on one rank, taken with few kernels and one wait.
+"""What DeepSpeed's steps wait for and repeat without need, left out. It changes no number but those of `step_at_once`.
 
-Seen with DeepSpeed 0.19.8 and torch 2.13. DeepSpeed looks at each gradient, waits for the answer, scales it, and copies
-its weight back; before it, one rank flattens, "reduces" and copies all gradients. Measured by counts: one wait for each
-trained tensor, 448 with LoRA on 8B.
+Seen with DeepSpeed 0.19.8 and torch 2.13. `bench counts` counts waits and operations.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import chain
 from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.utils import combine_grad_norm_groups
+from deepspeed.runtime.zero import stage3, stage_1_and_2
+from deepspeed.runtime.zero.partition_parameters import NoGatherCoalescedHandle, NoGatherHandle
+from deepspeed.utils import nvtx
+from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
+from tuner.worker.trainer_types import BuiltTrainer
 
 _TORCHS_ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose fused kernels divide the gradients by `grad_scale`, and do nothing where `found_inf` is 1."""
+_WAITS = {handle: handle.wait for handle in (NoGatherHandle, NoGatherCoalescedHandle)}
+"""How ZeRO-3 waits for weights that no other rank has a part of."""
 
 
 def check_names() -> None:
     """Refuse a DeepSpeed without one of these names. Raises as `compat.check_names`."""
     require_names("deepspeed", DeepSpeedEngine, "buffered_allreduce_fallback")
     require_names("deepspeed", FP16_UnfusedOptimizer, "step", "_skip_invalid_grad_norm", "_update_scale")
+    for stage in (stage_1_and_2, stage3):
+        require_names("deepspeed", stage, "combine_grad_norm_groups")
+    for handle in _WAITS:
+        require_names("deepspeed", handle, "wait")
+    require_names("deepspeed", nvtx, "enable_nvtx")
+
+
+def spare_waits(zero: JsonObject) -> None:
+    """Let ZeRO's stages wait once for the norm of the gradients and not for weights that are there; mark no ranges.
+
+    ZeRO-1 and 2 ask the GPU for each group of weights whether the norm is a number, and the Trainer for its value.
+    Where Python has the norm, as at ZeRO-3 with offloading, no one waits again, and the gradients are scaled by the
+    same number. An NVTX range is two calls for each hook, thousands in a pass of ZeRO-3.
+
+    One rank at ZeRO-3 has all weights, and waits for the GPU at each module, as if they were on their way. Without
+    `offload_param` they are there.
+    """
+    for stage in (stage_1_and_2, stage3):
+        stage.combine_grad_norm_groups = _combined
+    nvtx.enable_nvtx = False
+    if not zero.get("zero_optimization", {}).get("offload_param"):
+        for handle, wait in _WAITS.items():
+            handle.wait = _without_wait(wait)
+
+
+def _without_wait(wait: Callable[..., None]) -> Callable[..., None]:
+    """Return a handle's `wait` that takes its weights for there: it asks the accelerator whether they may not be."""
+
+    def waited(handle: object, **options: object) -> None:
+        accelerator = get_accelerator()
+        accelerator.resolves_data_dependency = lambda: True
+        try:
+            wait(handle, **options)
+        finally:
+            del accelerator.resolves_data_dependency
+
+    return waited
+
+
+def _combined(*args: Any, **options: Any) -> torch.Tensor:
+    norm: torch.Tensor = combine_grad_norm_groups(*args, **options).cpu()
+    return norm
+
+
+class SpareSteps(TrainerCallback):  # type: ignore[misc]
+    """Changes the engine that the Trainer has made, by the functions below and `step_at_once`."""
+
+    def __init__(self, trainer: BuiltTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        step_at_once(self.trainer.deepspeed)
+        spare_walks(self.trainer.deepspeed)
+        spare_timer(self.trainer.deepspeed)
+
+
+def spare_walks(engine: DeepSpeedEngine) -> None:
+    """Let an engine list its modules and weights once, not for each micro-batch (`train`) and step (`zero_grad`)."""
+    modules, weights, train = [*engine.module.modules()], [*engine.module.parameters()], engine.train
+
+    def train_where_it_does_not(mode: bool = True) -> None:
+        if not mode or not all(module.training for module in modules):
+            train(mode)
+
+    def zero_grad() -> None:
+        for weight in weights:
+            weight.grad = None
+
+    engine.train, engine.zero_grad = train_where_it_does_not, zero_grad
 
 
 def step_at_once(engine: DeepSpeedEngine) -> None:
-    """Let an engine take its optimizer steps with few kernels, if it is of this kind and torch's Adam is fused."""
+    """Let an engine take its optimizer steps with few kernels, if it is of this kind and torch's Adam is fused.
+
+    In stage 0 in 16 bits DeepSpeed looks at each gradient, waits for the answer, scales it, and copies its weight back;
+    before it, one rank flattens, "reduces" and copies all gradients. Measured by counts: one wait for each trained
+    tensor, 448 with LoRA on 8B.
+    """
     wrapper = engine.optimizer
     if not isinstance(wrapper, FP16_UnfusedOptimizer) or dist.get_world_size() > 1:
         return
@@ -41,6 +127,16 @@ def step_at_once(engine: DeepSpeedEngine) -> None:
     if type(inner) in _TORCHS_ADAM and all(group["fused"] for group in inner.param_groups):
         wrapper.step = MethodType(_step, wrapper)
         engine.buffered_allreduce_fallback = lambda *_, **__: None  # of one rank alone
+
+
+def spare_timer(engine: DeepSpeedEngine) -> None:
+    """Take no time of an engine's passes where nobody asked for it.
+
+    DeepSpeed measures samples a second, on by default, and waits for all that the GPU computes before each forward pass
+    and after each step. It prints them every `steps_per_print` steps.
+    """
+    if engine.steps_per_print() is None and "timers" not in engine.config:
+        engine.tput_timer.config = DeepSpeedThroughputTimerConfig(enabled=False)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

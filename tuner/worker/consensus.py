@@ -1,13 +1,14 @@
 """What all ranks agree on: every loss and gradient is a finite number, and whether to stop.
 
-It costs one small all-reduce per step, per batch of a validation and per generation. Only if a number is not finite are
-the rows behind it looked up.
+It costs one small all-reduce per step, per batch of a validation and per generation, and in a step no wait of its own:
+the sums are read before the update, when the backward pass has been started behind them. Only if a number is not finite
+are the rows behind it looked up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import NotANumber
-from tuner.worker import compat, compat_update
+from tuner.worker import compat
 from tuner.worker.guard import Guard
 from tuner.worker.trainer_types import BuiltTrainer
 
 if TYPE_CHECKING:
     from accelerate.data_loader import DataLoaderShard
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
 _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."
@@ -36,8 +38,8 @@ class Interrupted(Exception):
 class RankConsensus(TrainerCallback):  # type: ignore[misc]
     """Ends a run before NaN or infinity reaches the weights, and stops all ranks at the same step on request.
 
-    Losses are checked before the last backward pass of a step. DeepSpeed's norm checks the gradients: it skips the
-    update if the norm is not finite. With fp16's dynamic loss scaling infinite gradients are normal, so there only the
+    Losses are checked before the update of a step. DeepSpeed's norm checks the gradients: it skips the update if the
+    norm is not finite. With fp16's dynamic loss scaling infinite gradients are normal, so there only the
     smallest scale ends a run.
     """
 
@@ -51,6 +53,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self.random_after_step: tuple[torch.Tensor, ...] = ()
         """The states of the random numbers at the end of the last step; empty before the first one of this start."""
         self._losses: list[torch.Tensor] = []
+        self._sums_of_step: LateNumbers | None = None
         self._loader: DataLoaderShard | None = None
         self._random: tuple[torch.Tensor, ...] = ()
         self._is_repeating = self._stops = False
@@ -60,7 +63,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         compat.check_gradients(self.trainer.deepspeed, self._end_by_gradient)
-        compat_update.step_at_once(self.trainer.deepspeed)
+        self._check_before(self.trainer.deepspeed)
         # Before the first step there is nothing to save: a signal ends the rank at once.
         self.guard.can_stop_at_a_step = state.global_step > 0
 
@@ -140,30 +143,52 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         return torch.full((len(input_ids),), stops, dtype=torch.bool, device=input_ids.device)
 
     def hear(self, loss: torch.Tensor) -> None:
-        """Note the loss of a micro-batch; at the last one of a step, check the losses of all ranks.
-
-        Raises:
-            NotANumber: a loss of the step is NaN or infinite, on any rank.
-        """
+        """Note the loss of a micro-batch; at the last one of a step, start to sum up the losses of all ranks."""
         if self._is_repeating:
             return
         self.guard.can_stop_at_a_step = True  # also of a trainer that generates: its first completions are there
         self._losses.append(loss.detach().float().reshape(()))
-        if not self.trainer.accelerator.sync_gradients:
-            return
-        losses = torch.stack(self._losses)
-        bad, stops, tokens = self._sums(~losses.isfinite().all(), self.guard.stop_requested, self.trainer.num_tokens)
+        if self.trainer.accelerator.sync_gradients:
+            is_bad = ~torch.stack(self._losses).isfinite().all()
+            self._sums_of_step = self._summed(is_bad, self.guard.stop_requested, self.trainer.num_tokens)
+
+    def _check_before(self, engine: DeepSpeedEngine) -> None:
+        """Let an engine check the losses of a step before it updates the weights."""
+        step = engine.step
+
+        def checked(*args: object, **options: object) -> None:
+            self._check_losses()
+            step(*args, **options)
+
+        engine.step = checked
+
+    def _check_losses(self) -> None:
+        """Read what `hear` has summed up. A GPU has it by now, and works on the backward pass.
+
+        Raises:
+            NotANumber: a loss of the step is NaN or infinite, on any rank.
+        """
+        assert self._sums_of_step is not None, "a step has losses"
+        bad, stops, tokens = self._sums_of_step.read()
         self._stops = bool(stops)
         self.trainer.state.num_input_tokens_seen += tokens
         if bad:
-            self._end(self._describe_loss(losses.tolist()))
+            self._end(self._describe_loss(torch.stack(self._losses).tolist()))
 
     def _sums(self, *counts: torch.Tensor | int) -> list[int]:
         """Return the sum of each number over all ranks."""
+        return self._summed(*counts).read()
+
+    def _summed(self, *counts: torch.Tensor | int) -> LateNumbers:
+        """Start to sum each number over all ranks."""
         device = self.trainer.args.device
-        numbers = torch.stack([torch.as_tensor(count, device=device).long() for count in counts])
+        known = [int(count) for count in counts if not isinstance(count, torch.Tensor)]
+        on_device = iter(sent(known, device).unbind())
+        numbers = torch.stack(
+            [count.long() if isinstance(count, torch.Tensor) else next(on_device) for count in counts]
+        )
         dist.all_reduce(numbers)
-        return [int(total) for total in numbers.tolist()]
+        return LateNumbers(numbers)
 
     def _describe_loss(self, losses: list[float]) -> str | None:
         """Describe the first micro-batch of this rank with a bad loss; None if all losses are finite."""
@@ -239,6 +264,30 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
                 raise NotANumber(f"{text}; no weight was updated", rank=rank, fix=_FIX)
         # The gradient of each micro-batch is finite, and their sum is not.
         raise NotANumber(f"the sum of all ranks' gradients is infinite in step {self.guard.step}", rank=0, fix=_FIX)
+
+
+def sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return numbers on a device without a wait for it."""
+    in_memory = torch.tensor(numbers, dtype=torch.long, pin_memory=torch.device(device).type == "cuda")
+    return in_memory.to(device, non_blocking=True)
+
+
+class LateNumbers:
+    """Integers that a device computes, on their way to Python: `read` waits for these alone, not for what follows."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._event = None if numbers.device.type == "cpu" else get_accelerator().Event()
+        # torch puts a copy that does not block into pinned memory.
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def read(self) -> list[int]:
+        """Return the numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[int] = self._numbers.tolist()
+        return numbers
 
 
 def _norm(numbers: torch.Tensor) -> torch.Tensor:

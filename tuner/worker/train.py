@@ -37,7 +37,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
 from tuner.runs.verdict import Trained, judge
-from tuner.worker import agreement, compat, experts, resume, trainer_setup
+from tuner.worker import agreement, compat, compat_update, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
     CheckHead,
@@ -57,6 +57,7 @@ from tuner.worker.checkpointing import (
     undo_on_disk_error,
 )
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
+from tuner.worker.compat_update import SpareSteps
 from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
 from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
@@ -188,6 +189,7 @@ def build(prepared: PreparedRank) -> BuiltRank:
     guard.heart.beat("loading the model")
     models = _load_models(prepared)
     guard.heart.beat("setting up the training")
+    compat_update.spare_waits(files.zero)
     if files.zero_stage == 3:
         compat.renew_releases()
     trainer = trainer_setup.trainer(files, prepared.arguments, models, rows)
@@ -198,7 +200,7 @@ def build(prepared: PreparedRank) -> BuiltRank:
         trainer.measure_answers = AnswersValidationPrompts(config, rows.encoder, files.run, consensus).measure
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(files, process)]
-    callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer)]
+    callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer), SpareSteps(trainer)]
     if process.rank.rank == 0:
         callbacks.append(KeepMeasurements(trainer, files.run, files.zero))
     if rows.stream:

@@ -82,6 +82,8 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         # The workers of a model that reads images make pixels (worker.pixels); collating text takes no time.
         dataloader_num_workers=0 if config.reads_images else config.train_dataloader.num_workers,
         dataloader_pin_memory=device.type not in ("cpu", "mps"),
+        # Copies of pinned memory do not wait for what a GPU computes; a CPU copies nothing.
+        accelerator_config={"non_blocking": device.type != "mps"},
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
         eval_strategy=_validates(config),

@@ -12,7 +12,7 @@ accelerate 1.15. `compat.check_names` refuses a release that lacks one of the na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -29,9 +29,10 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
 from tuner.data.encoder import Row
+from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
 from tuner.worker import compat
-from tuner.worker.consensus import random_states, set_random_states
+from tuner.worker.consensus import random_states, sent, set_random_states
 from tuner.worker.long_rows import WHOLE, Share, share_of
 from tuner.worker.trainer_types import Batch, MixedIn
 
@@ -176,6 +177,8 @@ class TunerTrainer(CheckpointHooks):
     - validation: the loss is the mean over all trained tokens, on any number of ranks
     """
 
+    _num_counted: int | None = None
+
     # -- schedule
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
@@ -201,8 +204,8 @@ class TunerTrainer(CheckpointHooks):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the loader of this rank's micro-batches."""
-        args, rows = self.args, self.train_dataset
-        stream, share = self.stream, share_of(args)
+        args, stream, share = self.args, self.stream, share_of(self.args)
+        rows = self.train_dataset if stream else in_arrays(self.train_dataset)
         sampler = stream.order() if stream else compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
@@ -227,20 +230,27 @@ class TunerTrainer(CheckpointHooks):
         self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
         self.num_tokens = sum(count.tokens for count in counts)
-        totals_2 = torch.tensor(
-            [sum(count.rows for count in counts), sum(count.trained for count in counts)], device=device
-        )
+        totals_2 = sent([sum(count.rows for count in counts), sum(count.trained for count in counts)], device)
         dist.all_reduce(totals_2)
         self.num_items_of_step = None if self.weighs_rows else totals_2[1]
         # One wait for the device a step; the loss of tokens reads neither number on the host.
         self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]
         return self.batches_of_step, self.num_items_of_step
 
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Return the FLOPs of a micro-batch as the Trainer counts them; it would look at all weights each time."""
+        name = getattr(self.model, "main_input_name", "input_ids")
+        if self._num_counted is None:
+            self._num_counted = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * inputs[name].numel() * self._num_counted if name in inputs else 0
+
     # -- loss
 
     def compute_loss(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Return the loss of a micro-batch; in training the consensus of the ranks hears it."""
-        loss = self.weighed_loss(model, inputs, *args, **options)
+        has_mask = "attention_mask" in inputs
+        with nullcontext() if has_mask else compat.knowing(are_packed="position_ids" in inputs):
+            loss = self.weighed_loss(model, inputs, *args, **options)
         if self.consensus is not None and self.model.training:
             self.consensus.hear(loss)
         return loss
@@ -260,7 +270,7 @@ class TunerTrainer(CheckpointHooks):
         num_batches, num_rows = self.current_gradient_accumulation_steps * self.args.world_size, self.rows_of_step
         if num_rows == num_batches * self.args.train_batch_size:
             return self.loss_of_objective(model, inputs, *args, **options)
-        self.rows_of_ranks = self.accelerator.gather(torch.tensor([counts.rows], device=self.args.device))
+        self.rows_of_ranks = self.accelerator.gather(sent([counts.rows], self.args.device))
         with _gathers_of_rows(self.accelerator, self.rows_of_ranks):
             loss = self.loss_of_objective(model, inputs, *args, **options)
         self.rows_of_ranks = None
@@ -278,6 +288,7 @@ class TunerTrainer(CheckpointHooks):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         assert rows is not None, "transformers asks for it"
         args, share = self.args, share_of(self.args)
+        rows = rows if self.generates else in_arrays(rows)
         self._num_rows = len(rows)
         self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // share.size))
         return DataLoaderShard(
@@ -287,6 +298,7 @@ class TunerTrainer(CheckpointHooks):
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             device=args.device,
+            _non_blocking=args.accelerator_config.non_blocking,
             _drop_last=True,  # else accelerate cuts what ranks gather in the last round, as if rows were repeated there
         )
 
