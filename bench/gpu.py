@@ -274,7 +274,7 @@ def pieces() -> Iterator[Piece]:
 @cache
 def surroundings() -> dict[str, Any]:
     """Return what a result depends on: the cards, the versions and the commit."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    described = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     commit = described.stdout.strip() or os.environ.get("COMMIT", "unknown")
     cards = machine()["gpus"] or ["no GPU"]
     return {"cards": cards, "commit": commit, "versions": dict(versions()), "machine": machine_line()}

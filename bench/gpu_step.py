@@ -29,7 +29,7 @@ from trl.trainer.utils import add_fused_lm_head
 from bench.jobs import of_catalog
 from tuner.models import attention, fused_lora
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.worker import compat, compat_update
+from tuner.worker import compat, compat_update, loss
 
 ON_CPU = os.environ.get("BENCH_DEVICE") == "cpu"
 DEVICE = "cpu" if ON_CPU else "cuda"
@@ -50,7 +50,7 @@ class Variant:
     samples: int = 1
     """Of each row."""
     head: str = "chunks"
-    """`whole`: transformers' loss from all logits; `chunks`: TRL's head."""
+    """`whole`: transformers' loss from all logits; `chunks`: TRL's head; `once`: tuner's, each logit once."""
     recompute: bool = False
 
 
@@ -100,8 +100,10 @@ def measure(model: Any, variant: Variant) -> dict[str, Any]:
     )
     if variant.recompute:
         base.enable_input_require_grads()
-    batch, fused = batch_of(model, variant), variant.head == "chunks"
-    batch |= {"labels": batch["input_ids"], "use_cache": False} | ({"fused_lm_head": True} if fused else {})
+    batch = batch_of(model, variant)
+    ids = batch["input_ids"]
+    batch |= {"labels": ids, "use_cache": False} | ({} if variant.head == "whole" else {"fused_lm_head": True})
+    batch |= {"num_trained": ids.numel() - len(ids)} if variant.head == "once" else {}
 
     def step() -> None:
         model(**batch).loss.backward()
@@ -186,9 +188,12 @@ def main() -> None:
 def try_all(size: str, method: str, *, liger: bool) -> None:
     """Print a line for each variant of a model."""
     model = build(size, method, liger=liger)
-    more = [variant for variant in variants(size, liger=liger) if variant.rows == ROWS[size][1]]
     for variant in variants(size, liger=liger):
         show(variant.name, partial(measure, model, variant), asdict(variant))
+    more = [replace(variant, head="once") for variant in variants(size, liger=liger) if variant.rows == ROWS[size][1]]
+    loss.compute_once(model.get_base_model() if method == "lora" else model, [])
+    for variant in more:
+        show(f"{variant.name}, each logit once", partial(measure, model, variant), asdict(variant))
     if method == "lora":
         fused_lora.fuse(model)
         for variant in more:

@@ -136,7 +136,7 @@ def _block() -> None:
 
 def _nan_loss(model: Any) -> None:
     def spoil(_: Any, __: Any, given: Any, output: Any) -> None:
-        output.log_probs *= float("nan")
+        output.loss = output.loss * float("nan")
         print("spoilt:", given["input_ids"].flatten().tolist(), flush=True)
 
     model.register_forward_hook(spoil, with_kwargs=True)
@@ -144,7 +144,7 @@ def _nan_loss(model: Any) -> None:
 
 def _spoil_gradients(number: float) -> Callable[[Any], None]:
     return lambda model: model.register_forward_hook(
-        lambda *called: called[-1].log_probs.register_hook(lambda gradient: gradient * number) and None
+        lambda *called: called[-1].loss.register_hook(lambda gradient: gradient * number) and None
     )
 
 
