@@ -77,19 +77,19 @@ def test_an_engine_that_trains_is_not_walked_and_one_with_a_module_that_does_not
 
 
 @pytest.mark.parametrize(
-    ("config", "steps_per_print", "is_timed"),
-    [({}, None, False), ({}, 10, True), ({"timers": {"throughput": {"enabled": True}}}, None, True)],
+    ("config", "steps_per_print", "is_timed", "waits"),
+    [({}, None, False, False), ({}, 10, True, False), ({"timers": {}}, None, True, True)],
 )
-def test_samples_a_second_are_measured_where_a_config_asks_for_it(
-    config: dict[str, Any], steps_per_print: int | None, is_timed: bool
+def test_samples_a_second_are_measured_without_a_wait_unless_a_config_has_timers(
+    config: dict[str, Any], steps_per_print: int | None, is_timed: bool, waits: bool
 ) -> None:
-    timers = compat_update.DeepSpeedThroughputTimerConfig()
     engine: Any = SimpleNamespace(config=config, steps_per_print=lambda: steps_per_print)
-    engine.tput_timer = SimpleNamespace(config=timers)
+    engine.tput_timer = SimpleNamespace(config=compat_update.DeepSpeedThroughputTimerConfig())
 
     compat_update.spare_timer(engine)
 
-    assert engine.tput_timer.config.enabled is is_timed and timers.enabled
+    timer = engine.tput_timer.config
+    assert (timer.enabled, timer.synchronized) == (is_timed, waits)
 
 
 def test_the_flops_of_a_micro_batch_are_the_trainers_and_its_weights_are_counted_once() -> None:

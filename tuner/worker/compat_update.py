@@ -130,13 +130,13 @@ def step_at_once(engine: DeepSpeedEngine) -> None:
 
 
 def spare_timer(engine: DeepSpeedEngine) -> None:
-    """Take no time of an engine's passes where nobody asked for it.
+    """Let an engine measure samples a second without a wait, and only where it prints them; unless a config has timers.
 
-    DeepSpeed measures samples a second, on by default, and waits for all that the GPU computes before each forward pass
-    and after each step. It prints them every `steps_per_print` steps.
+    DeepSpeed waits, by default, for all that the GPU computes before each forward pass and after each step.
     """
-    if engine.steps_per_print() is None and "timers" not in engine.config:
-        engine.tput_timer.config = DeepSpeedThroughputTimerConfig(enabled=False)
+    if "timers" not in engine.config:
+        prints = engine.steps_per_print() is not None
+        engine.tput_timer.config = DeepSpeedThroughputTimerConfig(enabled=prints, synchronized=False)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
