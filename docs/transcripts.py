@@ -50,7 +50,7 @@ def filled(markdown: str, *, record: bool = False) -> str:
         os.chdir(folder)
         try:
             pages.lay_out(folder, markdown)
-            shutil.rmtree(folder / "first")  # the run that the guides train
+            shutil.rmtree(folder / "first", ignore_errors=True)  # the run that the guides train
             return _BLOCK.sub(lambda match: _block(match, folder) if match["kind"] in kinds else match[0], markdown)
         finally:
             os.chdir(before)
