@@ -114,10 +114,11 @@ def loaded(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
         parallelism_config=SimpleNamespace(sp_size=size),
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
+        accelerator_config=SimpleNamespace(non_blocking=True),
         device=torch.device("cpu"),
     )
     collator = DataCollatorForLanguageModeling(0, padding_free=True)
-    trainer: Any = SimpleNamespace(args=args, eval_dataset=rows(), data_collator=collator)
+    trainer: Any = SimpleNamespace(args=args, eval_dataset=rows(), data_collator=collator, generates=False)
     return list(TunerTrainer.get_eval_dataloader(trainer))
 
 

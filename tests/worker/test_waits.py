@@ -21,7 +21,7 @@ from tests.worker.updates import counted_reads
 from tuner.worker import compat, compat_update
 from tuner.worker.trainers import TunerTrainer
 
-MOST_WAITS = 13
+MOST_WAITS = 8
 
 
 @pytest.mark.e2e
