@@ -40,7 +40,7 @@ from typing import Any
 
 from bench.jobs import ACCUMULATION, Setting, make_job, make_model, of_catalog, resolved
 from bench.steps import WARM_STEPS, intervals
-from bench.table import Unmeasured, grid, machine, machine_line, versions
+from bench.table import Unmeasured, failed, grid, machine, machine_line, versions
 from bench.tools import NAMES, ROOT, Command, Tick, end, environment, started, ticks, train
 from tuner.errors import TunerError
 from tuner.machine import hardware
@@ -150,7 +150,7 @@ def users(size: str, method: str, tool: str) -> dict[str, Any]:
             end(process)
             raise
         if process.returncode or not clock.is_file():
-            raise Unmeasured(f"exit code {process.returncode}: {said[-500:]}")
+            raise failed(tool, said)
         found = ticks(clock)
     return {"tokens_s_gpu": rate(found) / num_ranks(), "peak_bytes": max(one.gpu_peak_bytes for one in found)}
 

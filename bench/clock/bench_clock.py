@@ -29,6 +29,7 @@ _PARTS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """The parts of all steps after which the weights are written; a tool writes those of the last step itself."""
 _steps = 0
 _began = 0.0
+_num_tokens = 0
 _profiler: Any = None
 _forever = ExitStack()
 
@@ -55,11 +56,13 @@ def tick(model: Any = None, state: Any = None, control: Any = None) -> None:
 
 
 def _of_state(state: Any) -> dict[str, float]:
-    """Return what the Trainer's state knows; a loop has none."""
+    """Return what the Trainer's state knows: the tokens are those of the steps before. A loop has no state."""
+    global _num_tokens
     if not state:
         return {}
     logged = [line["num_tokens"] for line in state.log_history if "num_tokens" in line]
-    return {"max_steps": state.max_steps, "num_tokens": float(logged[-1]) if logged else 0.0}
+    before, _num_tokens = _num_tokens, state.num_input_tokens_seen
+    return {"max_steps": state.max_steps, "num_tokens": float(logged[-1] if logged else before)}
 
 
 def _snapshot(model: Any, folder: Path) -> None:
