@@ -18,6 +18,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NVIDIA_DRIVER ?= $(wildcard /proc/driver/nvidia/version /usr/lib/wsl/lib/nvidia-smi)
 TESTS ?= tests
+# Of tests side by side: more than cores, since many wait for processes and deadlines.
+WORKERS ?= 2
 
 # The tests start tuner hundreds of times: its bytecode is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,10 +47,10 @@ quickstart: install
 	@echo "tuner is $(BIN)/tuner here. To call it by its name in this shell, first: source $(BIN)/activate"
 
 test: install
-	$(BIN)/pytest -n 2 --dist worksteal $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 test-long: install
-	$(BIN)/pytest -n 2 --dist worksteal -m long $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m long $(TESTS)
 
 golden: install
 	$(BIN)/pytest tests/golden/test_screens.py --update-golden
@@ -70,7 +72,7 @@ test-latest test-oldest: test-%:
 	build/$*/bin/uv pip install --quiet --python build/$*/bin/python --resolution $(RESOLUTION) \
 		--requirements build/$*/tests.txt --editable .
 	build/$*/bin/uv pip freeze --python build/$*/bin/python
-	build/$*/bin/pytest -n 2 --dist worksteal $(TESTS)
+	build/$*/bin/pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 check: install
 	$(BIN)/ruff check .

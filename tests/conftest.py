@@ -20,7 +20,7 @@ from tests.real.__main__ import MISSING
 
 gc.disable()  # while the libraries are imported and tests collected: next to nothing of that is garbage
 # How fast inputs are made says how busy the machine is. Each run of the suite tries other examples.
-settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
+settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
 settings.load_profile("any-machine")
 
 

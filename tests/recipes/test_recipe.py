@@ -14,7 +14,7 @@ import pytest
 from tests.each import each
 from tests.refused import refused
 from tuner.errors import ModelError, RecipeError
-from tuner.recipes import catalog, loading, path_checks
+from tuner.recipes import catalog, loading, path_checks, recipe_file
 from tuner.recipes.merging import DEFAULT, Kind, Origin, Overridden, Place
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.recipe_file import read_file
@@ -37,6 +37,17 @@ FACTS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_a_part_of_the_package_is_read_once_and_no_recipe_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "internlm2_chat_7b_qlora_oasst1_e3"
+    first = loading.load(name)
+    loading.load(name, Overrides(pairs=[("--set", "adapter.r=3"), ("--set", "packing=false")]))
+    monkeypatch.setattr(recipe_file, "read_file", lambda *_, **__: pytest.fail("it is read again"))
+
+    again = loading.load(name)
+
+    assert (again.values, again.origins) == (first.values, first.origins)
 
 
 def write(name: str, text: str) -> str:

@@ -10,6 +10,7 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -268,10 +269,17 @@ def _with_facts(part: RecipeFile, names: tuple[str, ...]) -> RecipeFile:
 def _holder(part: RecipeFile, name: str) -> RecipeFile:
     """Return the model part that another part names; a part of the package means the package's own."""
     if part.kind is Kind.PACKAGE:
-        return read_file(assets.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
+        return _read_once(assets.CONFIGS / "models" / f"{name}.py", None, Kind.PACKAGE)
     return _read_named("models", name)
 
 
 def _read_named(kind: str, name: str) -> RecipeFile:
     file = catalog.part_file(kind, name)
-    return read_file(file.path, file.shown, file.folder.kind)
+    read = _read_once if file.folder.kind is Kind.PACKAGE else read_file
+    return read(file.path, file.shown, file.folder.kind)
+
+
+@cache
+def _read_once(path: Path, shown: str | None, kind: Kind) -> RecipeFile:
+    """Read a file of the package, which does not change. All callers share its values, so nobody changes them."""
+    return read_file(path, shown, kind)
