@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
@@ -9,7 +10,7 @@ import pytest
 import xxhash
 
 from tests.runs.made_records import STATE
-from tuner.errors import RunDirectoryError
+from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import sha256, xxh3_128
 from tuner.runs import checkpoints, parts
 from tuner.runs.checkpoints import (
@@ -104,6 +105,21 @@ def test_every_file_and_folder_is_on_the_disk_before_the_manifest(
 
     assert set(flushed[:-1]) == {path, path / "global_step1", *(path / name for name in CONTENT)}
     assert flushed[-1] == path / MANIFEST
+
+
+def test_a_folder_that_cannot_rename_folders_is_refused_and_nothing_is_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.require_renames(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")  # as mounted object stores do
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(DiskError):
+        checkpoints.require_renames(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", CONTENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,3 +100,32 @@ def test_a_disk_found_full_late_ends_the_run_and_nothing_is_left_of_the_checkpoi
         save(saver, 1)
 
     assert not checkpoints.unfinished(saver.home).exists()
+
+
+def test_a_folder_of_checkpoints_that_somebody_removed_is_made_again(
+    saver: CheckpointSaver, seal: SimpleNamespace, tmp_path: Path
+) -> None:
+    seal.goes_on.set()
+    saver.run.ranks.mkdir()
+    save(saver, 1)
+    saver.wait()
+    shutil.rmtree(saver.home)
+
+    second = save(saver, 2)
+
+    saver.wait()
+    assert checkpoints.inspect(second) is None
+    assert str(saver.home) in saver.run.warnings.read_text()
+
+
+def test_a_checkpoint_that_is_removed_before_it_is_whole_ends_nothing(
+    saver: CheckpointSaver, seal: SimpleNamespace
+) -> None:
+    saver.run.ranks.mkdir()
+    save(saver, 1)
+
+    shutil.rmtree(saver.home)
+    seal.goes_on.set()
+
+    saver.wait()
+    assert "checkpoint-1" in saver.run.warnings.read_text()

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import Option, RunDirectoryError
+from tuner.errors import DiskError, Option, RunDirectoryError
 from tuner.files import (
     copy,
     disk_errors,
@@ -40,6 +40,9 @@ MANIFEST = "manifest.json"
 LATEST = "latest"
 RECIPE = "recipe.py"
 _UNFINISHED = "unfinished"
+_RENAMES = (
+    "Use a disk, or a shared file system such as NFS, Lustre or EFS; copy the result to an object store at the end."
+)
 _MAX_NAME = 255
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -91,6 +94,26 @@ def unfinished(folder: Path) -> Path:
 def clear_unfinished(folder: Path) -> None:
     """Remove the files that a killed or failed save left behind."""
     shutil.rmtree(unfinished(folder), ignore_errors=True)
+
+
+def require_renames(folder: Path) -> None:
+    """Rename a folder in `folder`, as a save does: object stores that are mounted as a folder may refuse it.
+
+    Raises:
+        DiskError: it cannot be renamed.
+    """
+    before, after = (folder / f".{name}-{os.getpid()}" for name in ("rename", "renamed"))
+    try:
+        with disk_errors(folder):
+            before.mkdir()
+            (before / MANIFEST).touch()
+        before.rename(after)
+    except OSError as error:
+        problem = f"it cannot rename folders ({error.strerror}), and that makes a checkpoint valid"
+        raise DiskError(problem, where=folder, fix=_RENAMES) from error
+    finally:
+        shutil.rmtree(before, ignore_errors=True)
+        shutil.rmtree(after, ignore_errors=True)
 
 
 def commit(

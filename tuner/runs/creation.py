@@ -42,6 +42,7 @@ def create(
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         lock.take(path, environ or {}, has_ended)
+        checkpoints.require_renames(path)
         if resume:
             _keep_earlier_attempt(path, RunRecord.model_validate_json(files["run.json"]))
         else:

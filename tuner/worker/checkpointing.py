@@ -25,7 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import DiskError, Key, Option
-from tuner.files import is_disk_error
+from tuner.files import is_disk_error, make_folder
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
 from tuner.progress import shown
@@ -121,10 +121,16 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             write()
 
     def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
-        with undo_on_disk_error(self.home, name):
-            num_ranks = dist.get_world_size()
-            self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe, num_ranks, self._waits_for)
-            checkpoints.prune(self.home, self.keep, step, best)
+        try:
+            with undo_on_disk_error(self.home, name):
+                num_ranks, recipe = dist.get_world_size(), self.run.recipe
+                self._last_bytes = checkpoints.commit(self.home, step, facts, recipe, num_ranks, self._waits_for)
+                checkpoints.prune(self.home, self.keep, step, best)
+        except FileNotFoundError:
+            if (checkpoints.unfinished(self.home) / f"checkpoint-{step}").is_dir():
+                raise
+            warn(self.run, f"checkpoint-{step} was removed before it was whole.")
+            return
         if self.run.universal.is_dir():  # a newer checkpoint replaces it
             shutil.rmtree(self.run.universal)
         self._on_valid(self.home / f"checkpoint-{step}", time.monotonic() - began_s)
@@ -176,6 +182,9 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         num_bytes = torch.tensor(_num_bytes(engine, self._no_model_file), device=engine.device)
         dist.all_reduce(num_bytes)
         if dist.get_rank() == 0:
+            if not self.home.is_dir():
+                warn(self.run, f"{self.home} was removed while the run trained; it is made again.")
+                make_folder(self.home)
             checkpoints.clear_unfinished(self.home)
             needed, free = max(int(num_bytes), self._last_bytes), shutil.disk_usage(self.home).free
             if free < needed:
