@@ -65,6 +65,20 @@ def test_an_interconnect_adds_seconds_and_hierarchical_partitioning_across_nodes
     assert "step_s" not in plan(tuner, FULL, "--gpus", "8", "--gpu", "h100")["communication"]["deepspeed_zero3"]
 
 
+def test_what_a_small_step_costs_is_told_where_it_is_a_twentieth_or_more(tuner: Tuner) -> None:
+    arguments = ("qwen3_8b_full_alpaca_e3", "--gpus", "8", "--gpu", "h100", "--interconnect", "8x400Gb/s")
+    value = plan(tuner, *arguments)
+    step = value["communication"][value["recommended"]]
+    alone = plan(tuner, "qwen3_8b_lora_alpaca_e3", "--gpus", "1", "--gpu", "h100")
+
+    beside = step["update_s"] + step["visible_communication_s"]
+    assert value["price_of_step"]["part"] == pytest.approx(beside / step["step_s"]) and beside > 0.05 * step["step_s"]
+    assert value["price_of_step"]["larger_tokens"] == 4 * value["tokens_per_step"]
+    assert 0 < value["price_of_step"]["gain"] < value["price_of_step"]["part"] / (1 - value["price_of_step"]["part"])
+    assert alone["price_of_step"] is None
+    assert "131,072 tokens" in " ".join(tuner("plan", *arguments).out.split())
+
+
 def test_zero3_gathers_of_a_4_bit_base_what_it_shards_and_no_scales(tuner: Tuner) -> None:
     arguments = ("--gpus", "8", "--gpu", "h100", "--set", "accumulative_counts=1")
     value = plan(tuner, "llama2_7b_qlora_alpaca_e3", *arguments)

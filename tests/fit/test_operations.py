@@ -166,15 +166,18 @@ def test_the_adapter_is_computed_as_the_worker_computes_it() -> None:
     assert operations.lora_of(recipe.with_values({"quantization": {"bits": 4}}), Level(0)) == "peft"
 
 
-def test_the_loss_in_chunks_computes_the_logits_twice_and_moves_fewer_bytes() -> None:
+def test_trls_loss_in_chunks_computes_the_logits_twice_and_our_own_moves_the_fewest_bytes() -> None:
     recipe, facts = recipe_of(FULL, recompute=False), facts_of("llama")
-    whole, chunked = (
+    whole, once = (
         of_step(recipe.with_values({"train_cfg.loss": loss}), facts, Level(0), 1) for loss in ("whole", "chunked")
     )
+    compiled = recipe.with_values({"train_cfg.torch_compile": True})  # which leaves chunks to TRL's head
+    of_trl = of_step(compiled.with_values({"train_cfg.loss": "chunked"}), facts, Level(0), 1)
     logits = TOKENS * facts.vocab_size
 
-    assert chunked.matmul_flops - whole.matmul_flops == 2 * logits * facts.hidden_size
-    assert (whole.loss_bytes, chunked.loss_bytes) == (34 * logits, 14 * logits)
+    assert of_trl.matmul_flops - whole.matmul_flops == 2 * logits * facts.hidden_size
+    assert once.matmul_flops == whole.matmul_flops
+    assert [one.loss_bytes / logits for one in (whole, of_trl, once)] == [34, 14, 10]
 
 
 def test_each_micro_batch_unpacks_weights_of_4_bits_again_and_reads_all_others() -> None:

@@ -97,6 +97,16 @@ def test_a_bucket_of_the_embeddings_stays_from_the_loss_on_if_the_forward_pass_g
     assert 2 * model.embeddings < bucket < 2 * model.embeddings + model.layers[0].parameters
 
 
+def test_a_bucket_takes_the_place_of_one_weight_where_as_many_are_live_as_allowed() -> None:
+    recipe, model = recipe_of("full", recompute=True)
+    largest = max(one.weights for one in model.all_linears())
+    one_weight, layer, all_weights = (
+        at_loss(recipe, LEVEL._replace(prefetch=ahead)) for ahead in (largest, 4 * largest, 10**9)
+    )
+
+    assert one_weight == layer == all_weights
+
+
 def test_a_single_rank_that_offloads_has_no_buckets() -> None:
     recipe, _ = recipe_of("qlora", recompute=True)
     assert recipe.architecture is not None

@@ -77,7 +77,7 @@ def taken(name: str, level: str, gpu: str, gpus: int, nodes: int = 1, *sets: str
     preset = Level.of_preset(level, config.architecture.hidden_size)
     splits = possible(config, machines.world_size)
     cluster = Cluster(nodes, GPUS[gpu], gpus)
-    choice = choose(candidates(config, config.architecture, machines, {level: preset}, splits, cluster))
+    choice = choose(candidates(config, config.architecture, machines, {level: [preset]}, splits, cluster))
     if choice is None:
         return None, 0.0
     return choice.taken.split, choice.taken.fit.room

@@ -159,6 +159,13 @@ def _print(report: Report, plan: Plan) -> None:
         say(wrapped(f"chosen: {plan.chosen.fit.level}, {plan.chosen.split}"))
     for line in _advice(report):
         say(wrapped(line))
+    if price := report.price:
+        say(
+            wrapped(
+                f"The update and what ranks send take {price.part:.0%} of a step of {report.tokens_per_step:,} tokens. "
+                f"With {price.larger_tokens:,} tokens a step, {price.gain:.0%} more tokens a second are trained on."
+            )
+        )
     if report.machines.world_size == 1:
         for step in report.steps:
             say(wrapped(_time_of_one_gpu(report, step)))

@@ -100,7 +100,7 @@ def candidates(
     config: RecipeConfig,
     architecture: Architecture,
     machines: Machines,
-    levels: Mapping[str, Level],
+    levels: Mapping[str, Sequence[Level]],
     splits: Sequence[Split],
     cluster: Cluster | None,
     settle: Callable[[RecipeConfig, Level], RecipeConfig] | None = None,
@@ -108,17 +108,21 @@ def candidates(
     """Return every pair of a level and a split, level by level.
 
     Args:
-        levels: By name, from the lowest.
+        levels: By name, from the lowest; of several ways to run one, the first that leaves `MARGIN` free is taken, or
+            the last.
         splits: Of `shares.possible`.
         cluster: What a step's seconds are computed with; None: they are not known.
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
     """
     found = []
-    for name, level in levels.items():
+    for name, ways in levels.items():
         for split in splits:
-            of_split = config.with_split(split)
-            settled = settle(of_split, level) if settle else of_split
-            fit = fit_on(settled, architecture, name, level, machines)
+            for level in ways:
+                of_split = config.with_split(split)
+                settled = settle(of_split, level) if settle else of_split
+                fit = fit_on(settled, architecture, name, level, machines)
+                if fit.room >= MARGIN:
+                    break
             operations = of_step(settled, architecture, level, machines.world_size, machines.weight_bytes)
             time = None
             if cluster is not None:

@@ -81,6 +81,8 @@ def peak(
         freed, fullest = _fullest_layer(weights.at_layers, work.of_layers)
         at_layer |= {"activations": at_layer["activations"] - freed, "gathered_weights": fullest + of_node}
     moments = [{**at_loss, **buffers}, {**buffers, **at_layer}, {**states, "step": update, **at_step}]
+    if level.stage == 3 and level.overlap:
+        moments[0]["buckets"] /= 2  # the second buffer is that of gradients on their way, and the loss has none yet
     if level.stage == 2 and recipe.adapter is None and not level.offload_optimizer:
         beyond = weight_bytes * _beyond_borders(trained_tensors(recipe, architecture), world_size)
         for moment, times in zip(moments, (accumulates, 1 + accumulates, 1), strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tuner.zero import presets
-from tuner.zero.config import AUTO, bucket_sizes
+from tuner.zero.config import AUTO, Buckets, bucket_sizes
 
 _REDUCE_BUCKET = _ALLGATHER_BUCKET = 500_000_000
 _PREFETCH = 50_000_000
@@ -104,6 +104,29 @@ def _buffers_of_disk(zero: Mapping[str, Any], block: str, defaults: Mapping[str,
     settings = zero.get(block) or {}
     is_on_disk = zero.get("stage") == 3 and settings.get("device") == "nvme"
     return math.prod(int(settings.get(key, value)) for key, value in defaults.items()) if is_on_disk else 0
+
+
+_MOST_PREFETCHED = 500_000_000
+"""No more weights are gathered ahead, such as those of a layer with many experts."""
+_REDUCED = 100_000_000
+"""Gradients that are sent at a time, where there is room: 0.2 GB in 16 bits, those of a few matrices of 8B."""
+
+
+def large_buckets(hidden_size: int, largest_layer: int, trained: int, *, overlaps: bool) -> Buckets:
+    """Return what ranks send at a time where GPUs have room: ZeRO-3 then has a whole layer ahead, not one matrix.
+
+    Args:
+        hidden_size: Of the model; nothing is smaller than its `bucket_sizes`.
+        largest_layer: Parameters of its largest layer.
+        trained: Parameters that are trained: no more gradients are sent at a time.
+        overlaps: This DeepSpeed has no known error with overlapping at stages 1 and 2.
+    """
+    least = bucket_sizes(hidden_size)
+    return Buckets(
+        max(least["reduce_bucket_size"], min(_REDUCED, trained)),
+        max(least["stage3_prefetch_bucket_size"], min(largest_layer, _MOST_PREFETCHED)),
+        overlaps,
+    )
 
 
 class Peak(NamedTuple):

@@ -49,11 +49,12 @@ _EAGER = 18
 _FLASH_BACKWARD = 2.5
 """FLOPs of attention's backward pass for one of its forward pass: five products instead of two, scores among them
 (Dao, 2023, arXiv:2307.08691, section 4.1)."""
-_LOSS = {"whole": (0, 34), "chunked": (2, 14)}
+_LOSS = {"whole": (0, 34), "chunked": (2, 14), "once": (0, 10)}
 """Of a loss: FLOPs more a weight of the head and token, and bytes moved a logit.
 
 'whole': logits, their copy in fp32, its log-softmax, and the gradients of all three. 'chunked' computes each tile
-twice, and turns it into its own gradient (trl/kernels/chunked_logprob.py)."""
+twice, and turns it into its own gradient (trl/kernels/chunked_logprob.py); 'once' does not compute it again
+(`worker.loss`, which `computes_logits_once` is about)."""
 _UNPACKED = 2
 """Bytes written a weight when bitsandbytes unpacks it for a matrix product, beside those that are read."""
 _SUM = 6
@@ -249,7 +250,7 @@ def _of_head(step: _Step, weights: int, words: int) -> Operations:
     if recipe.objective.facts.scores:
         return Operations()
     kind = recipe.train_cfg.loss if recipe.objective.facts.chooses_loss else "whole"
-    again, moved = _LOSS.get(kind, _LOSS["whole"])
+    again, moved = _LOSS["once" if recipe.computes_logits_once else kind]
     trained = recipe.adapter is None and not recipe.train_cfg.trainable_layers
     return Operations(
         matmul_flops=step.tokens * weights * (2.0 * (forward + 1 + trained) + again),

@@ -73,7 +73,9 @@ def gathered(
     beside = [saved[-1] - saved[max(begin, min(end, ends[0]))] for begin, end in zip(begins, ends, strict=True)]
     # If all fit at once, each is gathered once, and the forward pass has used all members of each bucket.
     has_buckets = is_shared and elements[-1] > live
-    buckets = _shared_buckets(parts, level.prefetch) if has_buckets else [0.0] * len(parts)
+    # Where as many are live as allowed, a bucket takes the place of what a module has just released: of one weight.
+    least = min(level.prefetch, max((one.elements for part in parts[:-1] for one in part), default=0))
+    buckets = _shared_buckets(parts, least) if has_buckets else [0.0] * len(parts)
     if ends[0] == len(order):
         # The forward pass gathers the last weight too, in one bucket with weights that it uses itself.
         buckets = [max(buckets)] * len(parts)

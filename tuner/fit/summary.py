@@ -39,6 +39,20 @@ class Step(NamedTuple):
     range_s: tuple[float, float] | None = None
 
 
+class Price(NamedTuple):
+    """What the size of a step costs: the part of it in which no token is computed, and what a larger one would give.
+
+    Args:
+        part: Of the seconds of a step: the update, and what ranks send that nothing hides.
+        larger_tokens: Of a step with `LARGER` times as many micro-batches.
+        gain: By how much more tokens a second are trained on then.
+    """
+
+    part: float
+    larger_tokens: int
+    gain: float
+
+
 class Report(NamedTuple):
     """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes.
 
@@ -47,6 +61,7 @@ class Report(NamedTuple):
         levels: Each level with its best split.
         choice: The level to take; None if nothing fits.
         tokens_per_step: Of all ranks; every split has as many.
+        price: What so many tokens a step cost at the level to take; None if that is little, or not known.
     """
 
     name: str
@@ -59,6 +74,7 @@ class Report(NamedTuple):
     changes: list[Change]
     steps: list[Step]
     tokens_per_step: int
+    price: Price | None = None
 
     @property
     def recommended(self) -> Fit | None:
@@ -90,6 +106,8 @@ def make(
     choice, levels = compared.choice, best_of_levels(compared.candidates)
     offloads = choice is None or choice.taken.fit.offloads
     ranks = data_parallel_ranks(config, machines.world_size)
+    tokens = config.split.samples * tokens_per_sample(config) * ranks
+    timed = cluster or assumed
     return Report(
         name=name,
         config=config,
@@ -101,7 +119,28 @@ def make(
         # Of the split with the least memory, which is the first.
         changes=changes(compared.candidates[0].config, architecture, machines) if offloads else [],
         steps=_steps(config, architecture, machines, levels, cluster, assumed),
-        tokens_per_step=config.split.samples * tokens_per_sample(config) * ranks,
+        tokens_per_step=tokens,
+        price=_price(choice.taken, architecture, machines, timed, tokens) if choice and timed else None,
+    )
+
+
+LARGER = 4
+"""How many times larger a step is that the price of a small one is told by."""
+_NOTABLE = 0.05
+"""The part of a step from which on its price is told."""
+
+
+def _price(
+    taken: Candidate, architecture: Architecture, machines: Machines, cluster: Cluster, tokens: int
+) -> Price | None:
+    if taken.time is None or taken.time.beside_s < _NOTABLE * taken.time.total_s:
+        return None
+    split, level = taken.split, taken.fit.zero
+    larger = taken.config.with_split(split._replace(accumulation=LARGER * split.accumulation))
+    counted = operations.of_step(larger, architecture, level, machines.world_size, machines.weight_bytes)
+    time = step_time.step_time(level, traffic(larger, architecture, machines, level), counted, cluster)
+    return Price(
+        taken.time.beside_s / taken.time.total_s, LARGER * tokens, LARGER * taken.time.total_s / time.total_s - 1
     )
 
 
@@ -193,6 +232,7 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "split": report.config.split._asdict(),
         "tokens_per_step": report.tokens_per_step,
+        "price_of_step": report.price._asdict() if report.price else None,
         "presets": {one.level: {"split": one.split._asdict(), **one.fit.to_json()} for one in report.levels},
         "recommended": report.recommended.level if report.recommended else None,
         "runner_up": _candidate_json(report.choice.runner_up) if report.choice and report.choice.runner_up else None,

@@ -243,7 +243,7 @@ def _levels(base: ResolvedRecipe, opened: RecipeConfig, best: Candidate) -> Iter
     if not base.hardware.gpus or architecture is None or not has_formula(architecture):
         yield from ((name, best.split) for name in others)
         return
-    levels = {name: Level.of_preset(name, architecture.hidden_size) for name in others}
+    levels = {name: (Level.of_preset(name, architecture.hidden_size),) for name in others}
     splits, machines = possible(opened, base.batch.ranks), base.machines.to_fit(base.precision)
     of_levels = planned_candidates(opened, architecture, machines, levels, splits, base.machines.cluster)
     for level in best_of_levels(of_levels):

@@ -13,18 +13,19 @@ from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations, shares
 from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, Comparison, candidates, choose
 from tuner.fit.estimate import fit_on
-from tuner.fit.levels import Fit, Level, Machines
-from tuner.fit.parameters import has_formula
+from tuner.fit.levels import Fit, Level, Machines, large_buckets
+from tuner.fit.parameters import built, count, has_formula
 from tuner.launch import row_counts
 from tuner.launch.machines import RunMachines
+from tuner.machine import libraries
 from tuner.machine.hardware import Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import VARLEN, Architecture
-from tuner.zero import presets
+from tuner.zero import guards, presets
 from tuner.zero.choice import open_chosen
-from tuner.zero.config import NONE, Document, FinalConfig, stage
+from tuner.zero.config import NONE, ZERO, Buckets, Document, FinalConfig, stage
 from tuner.zero.merge import merge
 
 OF_HOST = 0.5
@@ -40,6 +41,7 @@ class LevelAndSplit:
 
     Args:
         document: The DeepSpeed config, whose name is the level where it is a preset.
+        buckets: What it leaves open of what ranks send at a time, where there is room for more than the least.
         split_reason: Why this split, for the origins of its values.
         loss: The `train_cfg.loss`; None where the recipe has one.
         level_reason: Why the level was taken, in a few words; None if the user named it.
@@ -57,6 +59,7 @@ class LevelAndSplit:
     compared: Comparison | None = None
     choice: Choice | None = None
     of_presets: Comparison | None = None
+    buckets: Buckets | None = None
 
     @property
     def fit(self) -> Fit | None:
@@ -70,6 +73,7 @@ class _Open(NamedTuple):
     Args:
         architecture: The model's; None if no formula counts its parameters.
         splits: Those that the recipe leaves open; the one that needs the least memory is first.
+        large: What ranks send at a time where GPUs have room; None: they have none, or nothing is sent.
     """
 
     recipe: Recipe
@@ -78,6 +82,7 @@ class _Open(NamedTuple):
     architecture: Architecture | None
     ranks: int
     splits: Sequence[Split]
+    large: Buckets | None = None
 
     @property
     def config(self) -> RecipeConfig:
@@ -98,12 +103,19 @@ class _Open(NamedTuple):
         """Return the configs that `auto` may choose, with the values of `--ds`."""
         return {name: self.preset(name) for name in presets.RUNGS}
 
-    def level(self, document: Document) -> Level:
+    def level(self, document: Document, buckets: Buckets | None = None) -> Level:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
-        config = self.lightest
+        config, hardware = self.lightest, self.machines.hardware
         batch = Batch(*config.split[:2], self.ranks)
-        final = merge(replace(self.recipe, config=config), document, batch, self.precision, self.machines.hardware)
+        final = merge(replace(self.recipe, config=config), document, batch, self.precision, hardware, buckets)
         return Level.of_config(final.config)
+
+    def ways(self, document: Document) -> tuple[Level, ...]:
+        """Return how a DeepSpeed config can run, the fastest first: with large buckets, unless it offloads."""
+        least = self.level(document)
+        if self.large is None or least.offloads:
+            return (least,)
+        return tuple(dict.fromkeys((self.level(document, self.large), least)))
 
 
 def choose_level_and_split(
@@ -140,6 +152,7 @@ def choose_level_and_split(
 
 
 def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
+    inputs = inputs._replace(large=_large_buckets(inputs.recipe, architecture, inputs.machines.topology.world_size))
     documents = {named.preset or named.name: named} if named else inputs.rungs()
     compared = of_presets = _compare(inputs, architecture, documents)
     if compares and (named or inputs.recipe.ds):
@@ -147,6 +160,7 @@ def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, 
         of_presets = _compare(as_they_are, architecture, as_they_are.rungs())
     taken, choice = compared.taken, compared.choice
     of_split = inputs.config.with_split(taken.split)
+    is_large = taken.fit.zero != inputs.level(documents[taken.level])
     loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, inputs.sizes)
     return LevelAndSplit(
         document=documents[taken.level],
@@ -158,7 +172,19 @@ def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, 
         compared=compared,
         choice=None if named else choice,
         of_presets=of_presets if compares else None,
+        buckets=inputs.large if is_large else None,
     )
+
+
+def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Buckets | None:
+    """Return what ranks send at a time where GPUs have room; None: one rank sends nothing."""
+    if ranks == 1:
+        return None
+    version = libraries.version_of("deepspeed")
+    overlaps = version is not None and not guards.is_known_of((ZERO, "overlap_comm"), version)
+    largest = max((layer.parameters for layer in built(architecture).layers), default=0)
+    trained = count(recipe.config, architecture).trainable
+    return large_buckets(architecture.hidden_size, largest, trained, overlaps=overlaps)
 
 
 def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
@@ -180,21 +206,22 @@ def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, 
 
 def _levels(
     inputs: _Open, documents: Mapping[str, Document], architecture: Architecture
-) -> tuple[dict[str, Level], set[str]]:
-    """Return what each level costs, and the levels that this recipe cannot use, such as one that its optimizer lacks.
+) -> tuple[dict[str, tuple[Level, ...]], set[str]]:
+    """Return what each way to run a level costs, and those that this recipe cannot use, as one its optimizer lacks.
 
     Raises:
         DeepSpeedConfigError, MachineError: no level can be used.
     """
-    levels, errors = {}, {}
+    levels: dict[str, tuple[Level, ...]] = {}
+    errors = {}
     for name, document in documents.items():
         try:
-            levels[name] = inputs.level(document)
+            levels[name] = inputs.ways(document)
         except TunerError as error:
             if len(documents) == 1:
                 raise
             errors[name] = error
-            levels[name] = Level.of_preset(name, architecture.hidden_size)
+            levels[name] = (Level.of_preset(name, architecture.hidden_size),)
     if len(errors) == len(documents):
         raise next(iter(errors.values()))
     return levels, {*errors}
@@ -243,7 +270,9 @@ def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
     open_splits = shares.possible(planned, shares.data_parallel_ranks(planned, host.world_size))
-    choice = choose(candidates(planned, architecture, host, {document.name: inputs.level(document)}, open_splits, None))
+    choice = choose(
+        candidates(planned, architecture, host, {document.name: (inputs.level(document),)}, open_splits, None)
+    )
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
         return lightest, f"derived: no other split {leaves}"

@@ -197,7 +197,8 @@ def decide(
         recipe = recipe.settled({"train_cfg.loss": level_and_split.loss}, why)
     batch = Batch(*recipe.config.split[:2], ranks)
     recipe = batch_size.share_generation(recipe, batch)
-    final = merge(recipe, level_and_split.document, batch, precision, hardware)
+    document, buckets = level_and_split.document, level_and_split.buckets
+    final = merge(recipe, document, batch, precision, hardware, buckets)
     refuse_compiled_chunks(recipe, final)
     launch = contradiction(level_and_split.document.launch, topology)
     of_data = tuple(row_counts.warnings(recipe.config))

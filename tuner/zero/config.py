@@ -151,6 +151,17 @@ def swaps_nowhere(config: Config, block: str) -> bool:
     return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
 
 
+class Buckets(NamedTuple):
+    """What ranks send at a time where GPUs have room for more than `bucket_sizes`, in elements.
+
+    `overlaps`: our presets of stage 1 and 2 send gradients while the next ones are computed.
+    """
+
+    reduce: int
+    prefetch: int
+    overlaps: bool
+
+
 def bucket_sizes(hidden_size: int) -> dict[str, int]:
     """Return the elements that "auto" means in the keys of `ZERO` that depend on a model's hidden size.
 

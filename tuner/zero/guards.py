@@ -196,6 +196,11 @@ GUARDS: tuple[Guard, ...] = (
 )
 
 
+def is_known_of(keys: tuple[str, ...], version: str) -> bool:
+    """Return whether a version has a known bug that a key triggers."""
+    return any(guard.keys == keys for guard in of_version(version))
+
+
 def of_version(version: str) -> Iterator[Guard]:
     """Yield the bugs of a version of DeepSpeed, with any config."""
     yield from (guard for guard in GUARDS if guard.is_in(version))

@@ -21,6 +21,7 @@ from tuner.zero.config import (
     OFFLOADS,
     STEPPING,
     ZERO,
+    Buckets,
     Config,
     Document,
     FinalConfig,
@@ -44,10 +45,22 @@ _UNKNOWN_HIDDEN_SIZE = {
 """DeepSpeed 0.19.8's own defaults, written out where the hidden size is not known."""
 _FORMULAS = dict(zip(_UNKNOWN_HIDDEN_SIZE, ("h^2", "0.9 h^2", "10 h"), strict=True))
 """What `bucket_sizes` computes, for people."""
+_LARGE = {"reduce_bucket_size": "100 million gradients", "stage3_prefetch_bucket_size": "the weights of a layer"}
+_OVERLAPS = "derived: each GPU has room for two buckets, and this DeepSpeed has no known error with it"
 
 
-def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:
+def merge(
+    recipe: Recipe,
+    document: Document,
+    batch: Batch,
+    precision: Precision,
+    hardware: Hardware,
+    buckets: Buckets | None = None,
+) -> FinalConfig:
     """Return the final config: the document's values, and over them those that the recipe and the machine decide.
+
+    Args:
+        buckets: Where GPUs have room for them: what the document leaves open of what ranks send at a time.
 
     Raises:
         DeepSpeedConfigError: the document is wrong, or needs kernels of GPUs that this machine lacks.
@@ -59,7 +72,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
     merger.owned(batch, precision)
     merger.optimizer(hardware)
     merger.scheduler()
-    merger.buckets()
+    merger.buckets(buckets)
     merger.offload(hardware)
     merger.compile(hardware)
     merger.rest()
@@ -160,19 +173,28 @@ class _Merger:
         take = f" To use the JSON's values: {flags}" if flags else ""
         self.warnings.append(f"{block}: the recipe overrides {self.document.where((block,))}.{notes}{take}")
 
-    def buckets(self) -> None:
+    def buckets(self, large: Buckets | None) -> None:
         zero = self.config.setdefault("zero_optimization", {"stage": 0})
         facts = self.recipe.config.architecture
+        sizes = {"reduce_bucket_size": large.reduce, "stage3_prefetch_bucket_size": large.prefetch} if large else {}
         for key, unknown in _UNKNOWN_HIDDEN_SIZE.items():
             if zero.get(key) != AUTO:
                 continue
             if key.startswith("stage3") and zero.get("stage") != 3:
                 del zero[key]
+            elif key in sizes:
+                self.own((ZERO, key), sizes[key], f"derived: {_LARGE[key]}, which each GPU has room for")
             elif facts is None:
                 self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is unknown")
             else:
                 source = f"derived: {_FORMULAS[key]}, hidden size h = {facts.hidden_size}"
                 self.own(("zero_optimization", key), bucket_sizes(facts.hidden_size)[key], source)
+        place = self.document.place((ZERO, "overlap_comm"))
+        offloads = device(self.config, "offload_optimizer") != NONE
+        if large and large.overlaps and place.kind is Kind.PACKAGE and stage(self.config) in (1, 2) and not offloads:
+            overridden = Overridden(zero.get("overlap_comm"), place)
+            zero["overlap_comm"] = True
+            self.origins[f"{ZERO}.overlap_comm"] = Origin.derived(_OVERLAPS, (overridden,))
 
     def offload(self, hardware: Hardware) -> None:
         zero = self.config["zero_optimization"]
