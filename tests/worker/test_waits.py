@@ -25,6 +25,7 @@ MOST_WAITS = 8
 
 
 @pytest.mark.e2e
+@pytest.mark.long  # ten trainings; what spares each wait is tested below
 def test_a_step_waits_a_few_times_whatever_it_trains_and_starts_fewer_operations_than_a_loop(tmp_path: Path) -> None:
     code = "from tests.worker.counting import main; main()"
     ended = warm().run([tmp_path], env=environment(), cwd=Path(__file__).parents[2], code=code)
