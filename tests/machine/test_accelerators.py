@@ -14,7 +14,7 @@ from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from tests.machine.gpus import GIB
-from tuner.fit.step_time import like
+from tuner.fit.gpu_catalog import like
 from tuner.launch import kernels
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, decide_precision, detect

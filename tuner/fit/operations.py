@@ -250,7 +250,8 @@ def _of_head(step: _Step, weights: int, words: int) -> Operations:
     if recipe.objective.facts.scores:
         return Operations()
     kind = recipe.train_cfg.loss if recipe.objective.facts.chooses_loss else "whole"
-    again, moved = _LOSS["once" if recipe.computes_logits_once else kind]
+    # `auto` that is not settled yet is chunks.
+    again, moved = _LOSS.get("once" if recipe.computes_logits_once else kind, _LOSS["chunked"])
     trained = recipe.adapter is None and not recipe.train_cfg.trainable_layers
     return Operations(
         matmul_flops=step.tokens * weights * (2.0 * (forward + 1 + trained) + again),
