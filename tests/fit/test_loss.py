@@ -25,6 +25,7 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
 from tuner.fit.parameters import count
+from tuner.models.load import recompute_first
 from tuner.recipes.schema import OBJECTIVES as BLOCKS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
@@ -113,6 +114,8 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
     )
     model.train()
     if recipe.train_cfg.gradient_checkpointing:
+        if recipe.split.recomputed_layers is not None:
+            recompute_first(model.get_base_model(), recipe.split.recomputed_layers)
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     if recipe.train_cfg.loss == "whole":
@@ -210,3 +213,15 @@ def test_the_stand_in_for_the_kernels_computes_what_they_do() -> None:
         for found in (fused, of_logits):
             torch.testing.assert_close(found, expected)
             torch.testing.assert_close(torch.autograd.grad(found.sum(), (hidden, weight)), gradients)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_with_some_layers_recomputed_the_others_keep_their_activations(number: int, tmp_path: Path) -> None:
+    facts = {**FACTS, "num_hidden_layers": 4, "intermediate_size": 512}
+    sets = ("gradient_checkpointing=True", f"recomputed_layers={number}", "batch_size=4")
+    recipe = recipe_of("reward", "lora", tmp_path, *sets)
+
+    found, (work, peak) = held(recipe, tmp_path, facts), planned(recipe, facts)
+
+    assert found.kept == pytest.approx(work.kept + work.at_loss, rel=0.05)
+    assert found.peak == pytest.approx(peak, rel=0.1)

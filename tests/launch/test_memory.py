@@ -116,3 +116,35 @@ def test_batches_of_a_validation_that_are_larger_than_twice_those_of_training_ar
     found = made(*sizes, recipe="tiny_dpo_full_sample_preferences_e1")
 
     assert found.recipe.config.train_cfg.loss == loss
+
+
+# Recomputation of some layers
+
+
+def test_as_few_layers_are_recomputed_as_leave_a_tenth_of_the_gpu_free() -> None:
+    recipe, gpu = "llama3_8b_instruct_qlora_alpaca_e3", machine(Gpu("NVIDIA GeForce RTX 4090", 24 << 30, (8, 9)))
+    found = made("recomputed_layers=auto", recipe=recipe, hardware=gpu)
+    split = found.recipe.config.split
+    assert found.fit and split.recomputed_layers
+    fewer, every = (
+        made("gradient_checkpointing=True", f"recomputed_layers={number}", recipe=recipe, hardware=gpu, ignore_fit=True)
+        for number in (split.recomputed_layers - 1, None)
+    )
+
+    assert 1 < split.recomputed_layers < 32
+    assert fewer.fit and every.fit and fewer.fit.room < 0.1 <= found.fit.room < every.fit.room
+    assert every.recipe.config.split.recomputed_layers is None
+
+
+@pytest.mark.parametrize("sets", [("gradient_checkpointing=True", "recomputed_layers=auto"), ()])
+def test_a_recipe_that_asks_for_all_layers_recomputes_all(sets: tuple[str, ...]) -> None:
+    gpu = machine(Gpu("NVIDIA GeForce RTX 4090", 24 << 30, (8, 9)))
+    split = made(*sets, recipe="llama3_8b_instruct_qlora_alpaca_e3", hardware=gpu).recipe.config.split
+
+    assert split.recompute and split.recomputed_layers is None
+
+
+def test_a_number_of_layers_asks_for_recomputation_and_contradicts_none() -> None:
+    assert made("recomputed_layers=1", "gradient_checkpointing=auto").recipe.config.split[2:] == (True, 1)
+    with pytest.raises(RecipeError, match="recomputed_layers"):
+        made("recomputed_layers=1", "gradient_checkpointing=False")

@@ -123,7 +123,12 @@ def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
 def test_activations_are_computed_again_before_the_next_level() -> None:
     config = _config("train_dataloader.batch_size=1", "val_dataloader=none", "gradient_checkpointing=False")
 
-    assert lighter(config, "deepspeed_zero2", 2, GPU) == Pins(ON_OOM, {"train_cfg.gradient_checkpointing": True})
+    recomputes = {"train_cfg.gradient_checkpointing": True, "train_cfg.recomputed_layers": None}
+    assert lighter(config, "deepspeed_zero2", 2, GPU) == Pins(ON_OOM, recomputes)
+    some = _config(
+        "train_dataloader.batch_size=1", "val_dataloader=none", "recomputed_layers=1", "gradient_checkpointing=True"
+    )
+    assert lighter(some, "deepspeed_zero2", 2, GPU) == Pins(ON_OOM, recomputes)
     assert lighter(config, "deepspeed_zero2", 2, HOST) == Pins(ON_OOM, level="deepspeed_zero3")
 
 

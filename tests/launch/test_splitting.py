@@ -70,7 +70,7 @@ def test_a_router_that_is_kept_balanced_fixes_the_micro_batch(coefficient: float
 
 def test_a_name_of_xtuners_keeps_its_rows_of_a_rank_and_takes_as_many_at_once_as_fit() -> None:
     for gpus in ((A100,), (A100, A100)):
-        micro, accumulation, recompute = split(made(recipe=OF_XTUNER, hardware=machine(*gpus)))
+        micro, accumulation, recompute, _ = split(made(recipe=OF_XTUNER, hardware=machine(*gpus)))
         assert (micro * accumulation, recompute) == (16, False)
         assert micro > 1
 

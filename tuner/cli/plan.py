@@ -206,7 +206,8 @@ def _memory_rows(report: Report, chosen: Candidate | None) -> Iterator[list[str]
     names = [catalog.short_name(level.level) for level in report.levels]
     yield ["", *names, *(["chosen"] if chosen else [])]
     yield ["split", *(f"{split.micro_batch}x{split.accumulation}" for split in splits)]
-    yield ["recompute", *("yes" if split.recompute else "no" for split in splits)]
+    words = {"all": "yes", "none": "no"}
+    yield ["recompute", *(words.get(split.recomputes, split.recomputes) for split in splits)]
     for title, keys in _PARTS.items():
         sizes = [sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in fits]
         if title in _OF_SOME and not any(sizes):

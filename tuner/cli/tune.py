@@ -81,9 +81,12 @@ def command(
     sys.exit(tuned.exit_code)
 
 
+_RECOMPUTED = {"all": "recomputed", "none": "kept"}
+
+
 def _line(measured: Measured) -> str:
     split = measured.candidate.split
-    way = f"{split.micro_batch} x {split.accumulation}, {'recomputed' if split.recompute else 'kept'}"
+    way = f"{split.micro_batch} x {split.accumulation}, {_RECOMPUTED.get(split.recomputes, split.recomputes)}"
     outcome = f"{measured.tokens_per_second:,.0f} tokens/s" if measured.tokens_per_second else measured.failure
     level = catalog.short_name(measured.candidate.level)
     return f"{way}, {measured.candidate.loss} loss{_kernels(measured.candidate)}, {level}: {outcome}"
@@ -108,7 +111,7 @@ def _print(tuned: Tuned, written: Path | None) -> None:
         )
         table.add_row(
             f"{split.micro_batch} x {split.accumulation}",
-            "recomputed" if split.recompute else "kept",
+            _RECOMPUTED.get(split.recomputes, split.recomputes),
             f"{measured.candidate.loss}{_kernels(measured.candidate)}",
             catalog.short_name(measured.candidate.level),
             f"{measured.tokens_per_second:,.0f}" if measured.tokens_per_second else "",

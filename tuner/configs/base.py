@@ -177,6 +177,9 @@ train_cfg = dict(
     global_batch_size="auto",
     # Recompute activations in the backward pass: less memory, about a third more time. 'auto': only where needed.
     gradient_checkpointing="auto",
+    # Of the decoder layers recompute only so many, the first ones. None: all. 'auto': where gradient_checkpointing is
+    # 'auto' too, as few as leave a tenth of each GPU free; else all.
+    recomputed_layers=None,
     # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens; 'chunked' computes
     # them tile by tile (sft and pretrain once, dpo and kto twice). 'auto': chunked on a GPU, and for sft and pretrain
     # on a CPU; for dpo and kto whole on a CPU, if the plan says that they fit. Other objectives: 'auto'.

@@ -66,6 +66,8 @@ class Work(NamedTuple):
     """What is kept in the host's memory instead."""
     of_layers: tuple[float, ...] = ()
     """What each layer keeps on the GPU, from the last one on; empty if it is offloaded."""
+    freed: float = 0.0
+    """What is gone of `kept` while the first of some layers are computed again: of those behind them."""
 
 
 _OFFLOAD_STASH = 5
@@ -111,7 +113,7 @@ def of_recipe(
         steps_of[layer] = max(
             weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp
         ) + weight_bytes * _expert_gradients(recipe, family, layer)
-    saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
+    saved, steps, freed = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers], 0.0
     trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
     at_head = norm + hidden
@@ -119,10 +121,14 @@ def of_recipe(
     logits = _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
-        of_layers = [float(hidden)] * len(layers)
+        again = _num_recomputed(recipe, architecture)
+        of_layers = [*saved[again:][::-1], *[float(hidden)] * again]
         kept = sum(of_layers) + mask.shared
-        at_layer = max(kept + step for kept, step in zip(saved, steps, strict=True))
+        at_layer = max(kept + step for kept, step in zip(saved[:again], steps[:again], strict=True))
         at_layer = max(at_layer, _at_layer_of_tower(recipe, architecture, tokens, weight_bytes))
+        if again < len(layers):
+            freed = sum(saved[again:])
+            at_layer = max(at_layer - freed, at_head + (_NORM_STEPS + trained) * hidden, *steps[again:])
     else:
         # Of the head, the norm is what is left when the loss is gone.
         of_layers = saved[::-1]
@@ -131,10 +137,21 @@ def of_recipe(
     at_layer += _dequantized(recipe, layers, weight_bytes)
     kept += of_tower(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
-        return Work(kept, at_loss, logits, at_layer, of_layers=tuple(of_layers))
-    widest = hidden if recipe.split.recompute else weight_bytes * tokens * _widest(architecture, layers)
+        return Work(kept, at_loss, logits, at_layer, of_layers=tuple(of_layers), freed=freed)
+    recomputes_all = recipe.split.recompute and _num_recomputed(recipe, architecture) == len(layers)
+    widest = hidden if recomputes_all else weight_bytes * tokens * _widest(architecture, layers)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
+
+
+def _num_recomputed(recipe: RecipeConfig, architecture: Architecture) -> int:
+    """Return how many of the layers that are trained, or lie before such a layer's gradient, are computed again."""
+    if not recipe.split.recompute:
+        return 0
+    num_layers, trained = architecture.num_hidden_layers, recipe.train_cfg.trainable_layers
+    frozen = num_layers - trained if trained else 0  # they have no backward pass
+    wanted = recipe.split.recomputed_layers
+    return max(1, min(num_layers, num_layers if wanted is None else wanted) - frozen)
 
 
 def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:

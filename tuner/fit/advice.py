@@ -13,7 +13,7 @@ from tuner.fit.candidates import Candidate, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.step_time import Operations
-from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
+from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
@@ -133,9 +133,12 @@ Step = Callable[[RecipeConfig], tuple[RecipeConfig, Option] | None]
 
 
 def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
-    if recipe.split.recompute:
+    if recipe.split.recompute and recipe.split.recomputed_layers is None:
         return None
-    return recipe.with_split(recipe.split._replace(recompute=True)), Key("gradient_checkpointing", True)
+    flags = Key("gradient_checkpointing", True)
+    if recipe.split.recomputed_layers is not None:
+        flags = Key("recomputed_layers", None)
+    return recipe.with_split(recipe.split._replace(recompute=True, recomputed_layers=None)), flags
 
 
 def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
@@ -144,7 +147,7 @@ def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
         return None
     micro, accumulation = smaller[0]
     flags = options(Key("train_dataloader.batch_size", micro), Key("accumulative_counts", accumulation))
-    return recipe.with_split(Split(micro, accumulation, recipe.split.recompute)), flags
+    return recipe.with_split(recipe.split._replace(micro_batch=micro, accumulation=accumulation)), flags
 
 
 def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:

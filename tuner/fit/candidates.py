@@ -58,6 +58,8 @@ class Candidate(NamedTuple):
         """Return level, split and seconds, such as "deepspeed_zero3, 2 x 8 without recomputation, 1.06 s"."""
         seconds = f", {self.time.total_s:.2f} s" if self.time else ""
         recomputed = "with" if self.split.recompute else "without"
+        if self.split.recomputed_layers is not None:
+            recomputed = f"with {self.split.recomputed_layers} layers'"
         return f"{self.level}, {self.split.micro_batch} x {self.split.accumulation} {recomputed} recomputation{seconds}"
 
 

@@ -79,6 +79,8 @@ def peak(
             weights = gathered(recipe, architecture, level, weight_bytes, is_shared=world_size > 1)
         buffers["gathered_weights"] = weights.at_loss + of_node
         freed, fullest = _fullest_layer(weights.at_layers, work.of_layers)
+        if work.freed:  # `at_layer` counts without it already
+            freed, fullest = 0.0, max(weights.at_layers)
         at_layer |= {"activations": at_layer["activations"] - freed, "gathered_weights": fullest + of_node}
     moments = [{**at_loss, **buffers}, {**buffers, **at_layer}, {**states, "step": update, **at_step}]
     if level.stage == 3 and level.overlap:
@@ -130,7 +132,7 @@ def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> t
     Without `has_gradients` none are held at the loss; then they grow as what the layers keep goes.
     """
     whole = states["gradients"]
-    first, then = (whole, whole) if has_gradients else (0.0, max(0.0, whole - work.kept))
+    first, then = (whole, whole) if has_gradients else (0.0, max(0.0, whole - (work.kept - work.freed)))
     at_loss = {"gradients": first, "activations": work.kept + work.at_loss, "logits": work.logits}
     at_layer = {"gradients": then, "activations": work.kept + work.at_layer, "logits": 0.0}
     return {**states, **at_loss}, {**states, **at_layer}

@@ -144,7 +144,9 @@ def _passes(recipe: RecipeConfig, layers: tuple[Layer, ...]) -> Iterable[_Pass]:
 
 def recomputed_layers(recipe: RecipeConfig, layers: int) -> int:
     """Return how many of the layers, from the first on, are computed again in the backward pass."""
-    return layers if recipe.split.recompute else 0
+    if not recipe.split.recompute:
+        return 0
+    return min(layers, recipe.split.recomputed_layers or layers)
 
 
 def lora_of(recipe: RecipeConfig, level: Level) -> Lora:

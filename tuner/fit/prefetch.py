@@ -60,7 +60,7 @@ def gathered(
     ]
     # ZeRO-3 keeps weights from the forward to the backward pass if few elements come in between. These are the layers
     # behind a layer: in the forward pass, in the backward pass, and while they are computed again.
-    reused = level.max_reuse // (3 if recipe.split.recompute else 2)
+    reused = level.max_reuse // (2 if recipe.split.keeps_layers else 3)
     live = max(level.max_live - head, reused)
     order = [one for part in parts for one in part]
     elements = [*accumulate((one.elements for one in order), initial=0)]
@@ -132,7 +132,7 @@ def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: in
         down = experts.parameters // 3
         of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
         # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
-        is_saved = not (recipe.split.recompute or of_adapter)
+        is_saved = recipe.split.keeps_layers and not of_adapter
         fused = [_whole(count, weight_bytes) for count in (experts.parameters - down, down)]
         weights += [*(one._replace(is_saved=is_saved) for one in fused), _whole(of_adapter, weight_bytes)]
     yield from weights if recipe.split.recompute else reversed(weights)
@@ -147,7 +147,7 @@ def _without_inputs(model: Built) -> Layer:
 def _of_linear(recipe: RecipeConfig, one: Linear, has_adapter: bool, weight_bytes: int) -> Iterator[_Weight]:
     bits = recipe.quantization.bits if recipe.quantization and one.quantizable else 8 * weight_bytes
     # bitsandbytes 0.50 saves a view of a 4-bit weight (`MatMul4Bit`).
-    is_saved = bits == 4 and not recipe.split.recompute
+    is_saved = bits == 4 and recipe.split.keeps_layers
     yield _Weight(one.weights // (2 if bits == 4 else 1), one.weights * bits / 8, is_saved)
     if has_adapter and recipe.adapter:
         yield _whole(recipe.adapter.r * one.inputs, weight_bytes)

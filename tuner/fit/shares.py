@@ -105,6 +105,9 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
         sizes = sizes[:1]
     checkpointing = recipe.train_cfg.gradient_checkpointing
     recomputes = (True, False) if checkpointing == "auto" else (checkpointing,)
+    layers = recipe.train_cfg.recomputed_layers
+    if isinstance(layers, int):  # which asks for recomputation
+        return [Split(size, samples // size, True, layers) for size in sizes]
     return [Split(size, samples // size, recompute) for size in sizes for recompute in recomputes]
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -66,6 +67,7 @@ class Candidate:
             "train_dataloader.batch_size": self.split.micro_batch,
             "optim_wrapper.accumulative_counts": self.split.accumulation,
             "train_cfg.gradient_checkpointing": self.split.recompute,
+            "train_cfg.recomputed_layers": self.split.recomputed_layers,
             "train_cfg.loss": self.loss,
             **{f"model.{key}": value for key, value in self.kernels.items()},
         }
@@ -262,7 +264,14 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
     failed = [each.candidate.split for each in measured if each.failure == "out of memory"]
-    return any(other.micro_batch <= split.micro_batch and other.recompute >= split.recompute for other in failed)
+    return any(other.micro_batch <= split.micro_batch and _again(other) >= _again(split) for other in failed)
+
+
+def _again(split: Split) -> float:
+    """Return how many layers are computed again; all of them are more than any number."""
+    if not split.recompute:
+        return 0
+    return inf if split.recomputed_layers is None else split.recomputed_layers
 
 
 class _Bench:

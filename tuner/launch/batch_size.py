@@ -207,6 +207,7 @@ def with_split(recipe: Recipe, split: Split, why: str) -> Recipe:
         _MICRO: split.micro_batch,
         _ACCUMULATION: split.accumulation,
         "train_cfg.gradient_checkpointing": split.recompute,
+        "train_cfg.recomputed_layers": split.recomputed_layers,
     }
     if recipe.config.val_dataloader:
         values["val_dataloader.batch_size"] = split.micro_batch

@@ -5,13 +5,13 @@ What the user named stays, and narrows the choice: a DeepSpeed config leaves one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations, shares
-from tuner.fit.candidates import TIGHT, TOLERANCE, Candidate, Choice, Comparison, candidates, choose
+from tuner.fit.candidates import MARGIN, TIGHT, TOLERANCE, Candidate, Choice, Comparison, candidates, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines, large_buckets
 from tuner.fit.parameters import built, count, has_formula
@@ -195,13 +195,44 @@ def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
         return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
 
-    every = candidates(inputs.config, architecture, machines, levels, inputs.splits, inputs.machines.cluster, settle)
+    def count(name: str, splits: Sequence[Split]) -> list[Candidate]:
+        cluster = inputs.machines.cluster
+        return candidates(inputs.config, architecture, machines, {name: levels[name]}, splits, cluster, settle)
+
+    every = [candidate for name in levels for candidate in count(name, inputs.splits)]
+    if inputs.config.may_recompute_some_layers:
+        every = [*every, *_with_fewer_layers(every, architecture.num_hidden_layers, count)]
     allowed = [candidate for candidate in every if candidate.level not in impossible]
     shards = len(documents) > 1 and machines.world_size > 1
     choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
     # Of equals the lightest split, which is the first.
     taken = choice.taken if choice else max(allowed, key=lambda candidate: candidate.fit.room)
     return Comparison(tuple(every), taken, choice)
+
+
+def _with_fewer_layers(
+    every: Sequence[Candidate], num_layers: int, count: Callable[[str, Sequence[Split]], list[Candidate]]
+) -> Iterator[Candidate]:
+    """Yield what recomputes as few layers as leave `MARGIN` free, where all leave it and none do not.
+
+    Args:
+        count: Returns the candidates of a level with some splits.
+    """
+    kept = {(one.level, one.split.micro_batch) for one in every if not one.split.recompute and one.fit.room >= MARGIN}
+    for candidate in every:
+        split = candidate.split
+        if not split.recompute or candidate.fit.room < MARGIN or (candidate.level, split.micro_batch) in kept:
+            continue
+        too_few, enough, found = 0, num_layers, None
+        while enough - too_few > 1:  # more layers never need more memory
+            middle = (too_few + enough) // 2
+            [partial] = count(candidate.level, [split._replace(recomputed_layers=middle)])
+            if partial.fit.room >= MARGIN:
+                enough, found = middle, partial
+            else:
+                too_few = middle
+        if found:
+            yield found
 
 
 def _levels(

@@ -188,7 +188,8 @@ def _resolve(request: Request, resolved: ResolvedRun, resolve: Resolve) -> Resol
 
 def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> ResolvedRun:
     batch, attempts_so_far = following.batch, following.request.attempts
-    recomputes = following.recipe.config.split.recompute and not before.recipe.config.split.recompute
+    now, then = following.recipe.config.split, before.recipe.config.split
+    recomputes = now.recompute and (not then.recompute or now.recomputed_layers != then.recomputed_layers)
     lighter_by = (
         f" with micro-batch {batch.micro_batch} x accumulation {batch.accumulation} "
         f"(global batch {batch.global_batch}) at {following.level}{', recomputing activations' if recomputes else ''}"

@@ -15,10 +15,11 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers.integrations import apply_liger_kernel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tuner import assets, model_folder, paths
 from tuner import vocabulary as vocabularies
-from tuner.errors import ModelError
+from tuner.errors import Key, ModelError
 from tuner.files import read_bytes
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, vision
@@ -155,6 +156,8 @@ def load_model(
     if not config.model.remote_code:
         is_reentrant = config.adapter is not None and shards
         limit_input_gradients(model, reads_images=config.reads_images, is_reentrant=is_reentrant)
+    if config.split.recomputed_layers is not None:
+        recompute_first(model, config.split.recomputed_layers)
     return trained
 
 
@@ -171,6 +174,28 @@ def limit_input_gradients(model: PreTrainedModel, *, reads_images: bool, is_reen
         llm = model.get_decoder()
         model.enable_input_require_grads = llm.enable_input_require_grads
         model.disable_input_require_grads = llm.disable_input_require_grads
+
+
+def recompute_first(model: PreTrainedModel, number: int) -> None:
+    """Let recomputation, whenever it is switched on, leave out the decoder layers behind the first `number` ones.
+
+    Layers of a vision tower stay as they are.
+
+    Raises:
+        ModelError: the layers of this kind of model are recomputed all or not at all.
+    """
+    layers = _layers(model)
+    if layers is None or not all(isinstance(layer, GradientCheckpointingLayer) for layer in layers):
+        message = f"{type(model).__name__} recomputes all of its layers or none"
+        raise ModelError(message, where="train_cfg.recomputed_layers", fix=f"Use {Key('recomputed_layers', None)}.")
+    enable = model.activation_checkpointing_enable
+
+    def enable_first(*args: object, **options: object) -> None:
+        enable(*args, **options)
+        for layer in layers[number:]:
+            layer.gradient_checkpointing = False
+
+    model.activation_checkpointing_enable = enable_first
 
 
 def load_reference(

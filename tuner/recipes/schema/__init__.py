@@ -381,6 +381,7 @@ class TrainCfg(Block):
     trainable_layers: PositiveInt | None
     global_batch_size: PositiveInt | Literal["auto"] | None
     gradient_checkpointing: bool | Literal["auto"]
+    recomputed_layers: PositiveInt | Literal["auto"] | None
     loss: Literal["auto", "whole", "chunked"]
     torch_compile: bool | Literal["deepcompile"]
     sequence_parallel_size: PositiveInt
@@ -463,14 +464,30 @@ class Split(NamedTuple):
     micro_batch: int
     accumulation: int
     recompute: bool
+    recomputed_layers: int | None = None
+    """With `recompute`: only so many decoder layers, the first ones; None: all."""
 
     @property
     def samples(self) -> int:
         """The samples of one rank and step."""
         return self.micro_batch * self.accumulation
 
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether some layers keep all of their activations."""
+        return not self.recompute or self.recomputed_layers is not None
+
+    @property
+    def recomputes(self) -> str:
+        """Which layers are computed again, in a word or two: 'all', '13 layers', 'none'."""
+        if not self.recompute:
+            return "none"
+        return "all" if self.recomputed_layers is None else f"{self.recomputed_layers} layers"
+
     def __str__(self) -> str:
         checkpointing = f"gradient checkpointing {'on' if self.recompute else 'off'}"
+        if self.recomputed_layers is not None:
+            checkpointing = f"gradient checkpointing of the first {self.recomputed_layers} layers"
         return f"micro-batch {self.micro_batch}, accumulation {self.accumulation}, {checkpointing}"
 
 
@@ -531,11 +548,21 @@ class RecipeConfig(Block):
         return self.objective.facts.computes_logits_once and cfg.loss != "whole" and not cfg.torch_compile
 
     @property
+    def may_recompute_some_layers(self) -> bool:
+        """Whether the plan may recompute some layers and keep the others: all have a backward pass, and a formula."""
+        cfg = self.train_cfg
+        is_open = cfg.gradient_checkpointing == cfg.recomputed_layers == "auto"
+        is_other = self.reads_images or self.model.remote_code
+        return is_open and not (is_other or cfg.trainable_layers or cfg.activation_offloading or cfg.torch_compile)
+
+    @property
     def split(self) -> Split:
         """The split of a step; `launch.batch_size` must have set it."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
         assert accumulation != "auto" and recompute != "auto", "launch.batch_size sets it first"
-        return Split(self.train_dataloader.micro_batch, accumulation, recompute)
+        layers = self.train_cfg.recomputed_layers
+        of_layers = layers if recompute and isinstance(layers, int) else None
+        return Split(self.train_dataloader.micro_batch, accumulation, recompute, of_layers)
 
     def with_split(self, split: Split) -> "RecipeConfig":
         """Return the recipe with this split; validation uses its micro-batch too, unless it has its own."""
@@ -545,7 +572,8 @@ class RecipeConfig(Block):
             if key == LOADERS[0] or loader.batch_size == "auto"
         }
         own = {"optim_wrapper.accumulative_counts": split.accumulation}
-        return self.with_values({**values, **own, "train_cfg.gradient_checkpointing": split.recompute})
+        own |= {"train_cfg.gradient_checkpointing": split.recompute}
+        return self.with_values({**values, **own, "train_cfg.recomputed_layers": split.recomputed_layers})
 
     def contradictions(self) -> Contradictions:
         yield from self._contradictions_of_weights()
@@ -578,6 +606,9 @@ class RecipeConfig(Block):
         if optimizer.loraplus_lr_ratio and not adapter:
             why = "belongs to LoRA+, and there is no adapter; use one, or None"
             yield "optim_wrapper.optimizer.loraplus_lr_ratio", why
+        if isinstance(train_cfg.recomputed_layers, int) and train_cfg.gradient_checkpointing is False:
+            why = "has no effect with train_cfg.gradient_checkpointing=False; use 'auto'"
+            yield "train_cfg.recomputed_layers", why
         if train_cfg.loss != "auto" and not objective.facts.chooses_loss:
             yield "train_cfg.loss", f"has no effect for {objective.type}; use 'auto'"
 
