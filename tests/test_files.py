@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -245,6 +246,7 @@ def test_a_link_or_a_file_with_the_name_of_a_left_folder_is_not_followed(tmp_pat
 HOLDS = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from tuner.files import scratch_folder
 with scratch_folder(Path(sys.argv[1]), "making-") as folder:
     (folder / "rows").write_bytes(bytes(1 << 20))
@@ -266,3 +268,25 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_what_a_live_o
     assert (held / "rows").is_file()
     with scratch_folder(tmp_path, "making-"):
         assert not held.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "free_inodes", "is_about_space"),
+    [
+        (errno.ENOSPC, 9, True),
+        (errno.EDQUOT, 9, True),
+        (errno.ENOSPC, 0, False),
+        (errno.EPERM, 9, False),  # chattr +i
+        (errno.EACCES, 9, False),
+        (errno.EROFS, 9, False),
+    ],
+)
+def test_only_a_disk_that_is_short_of_bytes_is_to_be_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, free_inodes: int, is_about_space: bool
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=9, f_favail=free_inodes))
+
+    with pytest.raises(DiskError) as caught, files.disk_errors(tmp_path / "new" / "file", "free space"):
+        raise OSError(number, os.strerror(number))
+
+    assert (caught.value.fix == "free space") == is_about_space

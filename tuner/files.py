@@ -53,9 +53,26 @@ def is_disk_error(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _DISK_ERRORS
 
 
+def remedy(error: OSError, path: Path) -> str | None:
+    """Return what helps if a disk is not short of bytes; None if it is, or if nothing more is known."""
+    if error.errno == errno.EROFS:
+        return "The file system is read-only: write to another one."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Have the right to write there (ls -ld and lsattr -d show it), or write to another folder."
+    if error.errno == errno.ENOSPC:
+        with suppress(OSError):
+            disk = os.statvfs(next(folder for folder in (path, *path.absolute().parents) if folder.exists()))
+            if disk.f_files and not disk.f_favail:
+                return "No inode is free there (df -i shows it): remove files, or write to another disk."
+    return None
+
+
 @contextmanager
 def disk_errors(path: Path, fix: str = "Free space there, or write to another disk.") -> Iterator[None]:
     """Turn the operating system's disk errors into a `DiskError` that names `path`.
+
+    Args:
+        fix: What helps on a full disk.
 
     Raises:
         DiskError: no space, quota, permission, a read-only file system, an input/output error, or a path that no
@@ -67,7 +84,7 @@ def disk_errors(path: Path, fix: str = "Free space there, or write to another di
         if not is_disk_error(error):
             raise
         reason = os.strerror(error.errno or 0)
-        raise DiskError(f"cannot write {path}: {reason}", fix=fix) from error
+        raise DiskError(f"cannot write {path}: {reason}", fix=remedy(error, path) or fix) from error
 
 
 def make_folder(path: Path) -> None:

@@ -25,7 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import DiskError, Key, Option
-from tuner.files import is_disk_error, make_folder
+from tuner.files import is_disk_error, make_folder, remedy
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
 from tuner.progress import shown
@@ -240,9 +240,9 @@ def undo_on_disk_error(home: Path, name: str) -> Iterator[None]:
         if reason is None:
             raise
         checkpoints.clear_unfinished(home)
-        free = convert_bytes(shutil.disk_usage(home).free)
-        message = f"{name} could not be written: {reason}; {free} are free without it"
-        raise DiskError(message, where=home, fix=_FIX) from error
+        other = remedy(error, home) if isinstance(error, OSError) else None
+        free = "" if other else f"; {convert_bytes(shutil.disk_usage(home).free)} are free without it"
+        raise DiskError(f"{name} could not be written: {reason}{free}", where=home, fix=other or _FIX) from error
 
 
 def _reason(error: Exception) -> str | None:
