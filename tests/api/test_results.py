@@ -80,7 +80,7 @@ class _Cells(HTMLParser):
     [
         lambda: tuner.load_recipe(TINY, lr=1e-3, data="my.jsonl", **{"train_cfg.max_steps": 3}),
         lambda: tuner.plan("qwen3_8b_qlora_alpaca_e3", gpus=1, gpu="rtx4090"),
-        lambda: tuner.plan("qwen3_8b_full_alpaca_e3", gpus=1, gpu_memory="8GB"),
+        lambda: tuner.plan("qwen3_8b_full_alpaca_e3", gpus=1, gpu_memory="7GB"),
         lambda: tuner.plan("qwen3_8b_full_alpaca_e3", gpus=8, gpu="h100", deepspeed="zero2"),
         lambda: tuner.check(TINY),
         lambda: tuner.check(TINY, deepspeed={f"key{n}": n for n in range(30)}),
@@ -122,7 +122,7 @@ def test_a_plan_says_for_each_level_in_words_and_in_a_colour_of_its_own_whether_
 
 
 def test_where_nothing_fits_a_plan_shows_arguments_to_change() -> None:
-    shown = repr(tuner.plan("qwen3_8b_full_alpaca_e3", gpus=1, gpu_memory="8GB"))
+    shown = repr(tuner.plan("qwen3_8b_full_alpaca_e3", gpus=1, gpu_memory="7GB"))
 
     assert "Nothing fits." in shown
     assert "--" not in shown

@@ -113,7 +113,7 @@ def test_gpus_of_this_machine_decide_processes_precision_and_level(
 
     assert len(found["ranks"]) == 2
     assert found["precision"]["dtype"] == "bf16"
-    assert found["level"]["name"] == "deepspeed_zero3" and "a step" in found["level"]["reason"]
+    assert found["level"]["name"].startswith("deepspeed_zero") and "a step" in found["level"]["reason"]
     assert found["env"]["DS_ACCELERATOR"] == "cuda"
 
 

@@ -58,7 +58,7 @@ def test_a_plan_is_whole_in_80_columns(narrow: Tuner) -> None:
 
     _assert_whole(done)
     _assert_planned(done.out)
-    assert len(_rows(done.out)["zero3_hpz"]) == 6
+    assert len(_rows(done.out)["zero3_hpz"]) == 7
 
 
 def test_a_plan_that_is_piped_is_whole(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

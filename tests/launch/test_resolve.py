@@ -133,7 +133,7 @@ def test_a_users_json_is_pinned_as_a_whole(tmp_path: Path) -> None:
     [
         (CPU, TINY, "none"),
         (machine(H200), "internlm2_chat_7b_qlora_oasst1_e3", "none"),
-        (machine(*[H200] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero3"),
+        (machine(*[H200] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero1"),
         (machine(*[V100] * 8), "llama2_7b_full_alpaca_e1", "deepspeed_zero3"),  # ZeRO-2 leaves 3 % free
         (machine(*[V100] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero3"),
         (machine(*[T4] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero3_offload"),

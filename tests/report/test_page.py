@@ -63,7 +63,7 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
     assert "weights of step 250" in told["summary"]
     assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
     assert "dropped train there is no answer 2 0" in told["data"]
-    assert "estimate, tensors only 72.45 GiB measured on rank 0, tensors only 54.25 GiB" in told["memory"]
+    assert "estimate, tensors only 72.58 GiB measured on rank 0, tensors only 54.25 GiB" in told["memory"]
     assert "optim_wrapper.optimizer.lr 2e-05 5e-06" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
     assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes (the result)" in told["checkpoints"]

@@ -236,7 +236,7 @@ def _time_of_one_gpu(report: Report, step: Step) -> str:
 
 
 def _traffic_rows(report: Report) -> Iterator[list[str]]:
-    timed = ("compute s", "update s", "communication s", "not hidden s", "step s", "tokens/s")
+    timed = ("compute s", "update s", "sending s", "exposed s", "step s", "tokens/s")
     yield ["level", "GB", *(timed if any(step.time for step in report.steps) else ())]
     for step in report.steps:
         cells = [catalog.short_name(step.level), f"{step.traffic.total_bytes / 1e9:.1f}"]

@@ -156,8 +156,8 @@ def load_model(
     if not config.model.remote_code:
         is_reentrant = config.adapter is not None and shards
         limit_input_gradients(model, reads_images=config.reads_images, is_reentrant=is_reentrant)
-    if config.split.recomputed_layers is not None:
-        recompute_first(model, config.split.recomputed_layers)
+    if isinstance(number := config.train_cfg.recomputed_layers, int):
+        recompute_first(model, number)
     return trained
 
 
