@@ -53,9 +53,12 @@ def test_a_variable_is_either_compared_or_named(monkeypatch: pytest.MonkeyPatch)
     assert "NCCL_ALGO" not in agreement.own_variables()
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "a.safetensors"])
-def test_a_model_is_known_by_its_config_its_index_and_its_sizes(tmp_path: Path, name: str) -> None:
-    for file in ("config.json", "model.safetensors.index.json", "a.safetensors"):
+READ = ("config.json", "model.safetensors.index.json", "model-1-of-1.safetensors", "preprocessor_config.json")
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_model_is_known_by_its_configs_its_index_and_its_sizes(tmp_path: Path, name: str) -> None:
+    for file in READ:
         (tmp_path / file).write_text("{}")
     before = agreement.model_files(str(tmp_path), None)
 
@@ -64,6 +67,41 @@ def test_a_model_is_known_by_its_config_its_index_and_its_sizes(tmp_path: Path, 
     assert [key for key, value in agreement.model_files(str(tmp_path), None).items() if value != before[key]] == [
         f"{name} of the model"
     ]
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "training_args.bin", "consolidated.safetensors", "README.md"])
+def test_files_of_other_tools_beside_a_model_are_not_compared(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    before = agreement.model_files(str(tmp_path), None)
+
+    (tmp_path / name).write_text("{}")
+
+    assert agreement.model_files(str(tmp_path), None) == before
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit_however_much_of_it_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node, more in (("a", "model.safetensors"), ("b", "tokenizer.json")):
+        (tmp_path / node / "c0ffee").mkdir(parents=True)
+        for file in ("config.json", more):
+            (tmp_path / node / "c0ffee" / file).write_text("{}")
+
+    def on(node: str) -> Facts:
+        config = str(tmp_path / node / "c0ffee" / "config.json")
+        monkeypatch.setattr(agreement, "try_to_load_from_cache", lambda *_, **__: config)
+        return agreement.model_files("some/model", None)
+
+    assert on("a") == on("b") == {"the commit of the model": "c0ffee"}
+
+
+def test_a_patch_release_of_python_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(resolved_recipe=Path("none"), deepspeed=Path("none"))
+    before = agreement.environment(run)
+
+    monkeypatch.setattr("platform.python_version", lambda: "3.11.99")
+
+    assert agreement.environment(run) == before
 
 
 def test_a_model_of_the_hub_that_is_not_here_is_not_compared() -> None:

@@ -7,9 +7,9 @@ collective that the other ranks never enter.
 from __future__ import annotations
 
 import os
-import platform
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch.distributed as dist
@@ -38,6 +38,10 @@ _EQUAL = (
 """Variables that choose how numbers are computed or how ranks talk: with different ones ranks hang or differ."""
 _OWN = ("NCCL_", "GLOO_", "UCX_")
 """The beginnings of variables that a node may have of its own, such as NCCL_SOCKET_IFNAME: they only warn."""
+_JSON = ("config.json", "generation_config.json", "*processor_config.json", "*.index.json")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+"""Of a model's folder, what `from_pretrained` reads: other tools leave more files there. Its tokenizer makes the rows,
+which are compared."""
 _FIX = "Give every node the same data, model, versions and variables, or one shared folder with them."
 _MAX_TOLD = 3
 _HASH_CHARACTERS = 12
@@ -49,7 +53,8 @@ Facts = Mapping[str, str | None]
 def environment(run: RunDirectory) -> dict[str, str | None]:
     """Return the versions, the run's files and the variables that must be equal on all ranks."""
     environ = os.environ  # effect: they are compared
-    libraries = {"tuner": __version__, "python": platform.python_version(), **versions()}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"  # a patch release computes nothing else
+    libraries = {"tuner": __version__, "python": python, **versions()}
     files = {path.name: _hash(path) for path in (run.resolved_recipe, run.deepspeed)}
     return {**libraries, **files, **{name: environ.get(name) for name in _EQUAL}}
 
@@ -61,7 +66,9 @@ def own_variables() -> dict[str, str | None]:
 
 
 def model_files(path: str, revision: str | None, role: str = "model") -> dict[str, str | None]:
-    """Return what identifies a model: the content of its JSON files and the sizes of its weights.
+    """Return what identifies a model: on the hub its commit, in a folder its JSON files and the sizes of its weights.
+
+    A node may have more files of a commit in its cache than another one: the weights are downloaded later.
 
     Args:
         path: Its folder, or its id on the hub.
@@ -70,12 +77,10 @@ def model_files(path: str, revision: str | None, role: str = "model") -> dict[st
     folder = Path(path)
     if not folder.is_dir():
         config = try_to_load_from_cache(path, "config.json", revision=revision)
-        if not isinstance(config, str):
-            return {}
-        folder = Path(config).parent
-    kinds: dict[str, Callable[[Path], str | None]] = {".json": _hash, ".safetensors": _size, ".bin": _size}
-    files = [file for file in sorted(folder.iterdir()) if file.suffix in kinds and file.is_file()]
-    return {f"{file.name} of the {role}": kinds[file.suffix](file) for file in files}
+        return {f"the commit of the {role}": Path(config).parent.name} if isinstance(config, str) else {}
+    files = {file: _hash(file) for pattern in _JSON for file in folder.glob(pattern)}
+    files |= {file: _size(file) for pattern in _WEIGHTS for file in folder.glob(pattern)}
+    return {f"{file.name} of the {role}": files[file] for file in sorted(files)}
 
 
 def rows(read: RankRows) -> dict[str, str | None]:
