@@ -48,6 +48,20 @@ def test_the_same_step_and_cause_twice_end_a_run() -> None:
     assert attempts.refusal([killed(12, saved=10), killed(12, began=10, saved=12)], 100) is None
 
 
+def test_an_end_before_the_newest_checkpoint_is_not_counted_as_the_first_of_two() -> None:
+    early, further = killed(None, began=0, saved=0), killed(12, began=0, saved=10)
+
+    assert attempts.refusal([early, further, killed(None, began=10, saved=10)], 3) is None
+    assert attempts.refusal([early, killed(None, began=0, saved=0)], 3)
+
+
+def test_two_unknown_causes_are_not_the_same_one() -> None:
+    unknown = EndedAttempt(cause=None, step=None, began=0, saved=0)
+
+    assert attempts.refusal([unknown] * 2, 3) is None
+    assert attempts.refusal([unknown] * 4, 3)
+
+
 def test_preemptions_do_not_count() -> None:
     assert attempts.refusal([PREEMPTION] * 20, 1) is None
     assert attempts.refusal([PREEMPTION, killed(7), PREEMPTION, PREEMPTION], 1) is None

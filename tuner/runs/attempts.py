@@ -30,15 +30,17 @@ def refusal(ended: Sequence[EndedAttempt], limit: int) -> str | None:
     if len(ended) > MAX_RESTARTS:
         return f"it was restarted {MAX_RESTARTS} times"
     futile: list[EndedAttempt] = []
+    furthest: list[EndedAttempt] = []  # which saved the newest checkpoint: the step where it ended may come again
     for attempt in ended:
         if attempt.saved > attempt.began:
-            futile = []
+            futile, furthest = [], [attempt]
         elif attempt.cause != PREEMPTED:
             futile.append(attempt)
     if not futile or ended[-1] is not futile[-1]:
         return None
     last, saved = futile[-1], f"saved no checkpoint after step {futile[-1].saved}"
-    if any((last.cause, last.step) == (attempt.cause, attempt.step) for attempt in ended[:-1]):
+    earlier = [(attempt.cause, attempt.step) for attempt in (*furthest, *futile[:-1])]
+    if last.cause is not None and (last.cause, last.step) in earlier:
         where = "before its first step" if last.step is None else f"in step {last.step}"
         return f"it ended twice {where} for the same cause ({last.cause}), and {saved}"
     if len(futile) > limit:
