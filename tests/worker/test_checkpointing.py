@@ -129,3 +129,23 @@ def test_a_checkpoint_that_is_removed_before_it_is_whole_ends_nothing(
 
     saver.wait()
     assert "checkpoint-1" in saver.run.warnings.read_text()
+
+
+def test_a_rank_whose_disk_is_half_as_fast_is_waited_for(
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_s, limit_s, clock = 1000.0, checkpointing.SEEN_LIMIT_S, SimpleNamespace(now=0.0)
+    answers: list[bool] = []
+
+    def commit(*given: Any) -> int:
+        for clock.now in (own_s, 2 * own_s, 2 * own_s + 0.9 * limit_s, 2 * own_s + 1.1 * limit_s):
+            answers.append(given[-1]("a file is not seen"))
+        return 0
+
+    monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(checkpoints, "commit", commit)
+
+    save(saver, 1)
+    saver.wait()
+
+    assert answers == [True, True, True, False]

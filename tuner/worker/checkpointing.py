@@ -8,6 +8,7 @@ left out, and which checkpoints are kept.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SEEN_LIMIT_S = 300.0
-"""The longest that rank 0 waits to see what other ranks have written. Caches of NFS show it after 60 s at most."""
+"""How long rank 0 waits to see what other ranks have written, beyond the time that their disks may take. Caches of NFS
+show it after 60 s at most."""
 _SEEN_AT_THE_END_S, _SAY_S = 10.0, 10.0
 UPLOAD_LIMIT_S = 600.0
 """The longest that the end of training waits for the last upload."""
@@ -74,7 +76,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self.run, self.home, self._on_valid = run, run.checkpoints, on_valid
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
-        self._seen_by_s = self._said_s = 0.0
+        self._seen_by_s = self._written_s = self._said_s = 0.0
         trainer.write_checkpoint = self.save
         trainer.add_callback(self)
         self._last_bytes = 0
@@ -105,7 +107,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         with undo_on_disk_error(self.home, name):
             write()
             dist.barrier()
-        self._seen_by_s, self._said_s = time.monotonic() + SEEN_LIMIT_S, time.monotonic()
+        self._seen_by_s, self._written_s = math.inf, time.monotonic()
+        self._said_s = self._written_s
         if dist.get_rank() == 0:
             best = best_step(self.trainer.state) if self.keeps_best else None
             self._sealing = self._thread.submit(self._seal, step, self.facts(step), best, name, began_s)
@@ -141,6 +144,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
 
     def _waits_for(self, problem: str) -> bool:
         now_s = time.monotonic()
+        if self._seen_by_s == math.inf:  # the part of rank 0 is on the disk now; that of another takes twice as long
+            self._seen_by_s = now_s + (now_s - self._written_s) + SEEN_LIMIT_S
         if now_s - self._said_s > _SAY_S:
             self._said_s = now_s
             print(f"A checkpoint waits to be whole: {problem}.", flush=True)
