@@ -303,3 +303,26 @@ def test_a_failure_of_rank_0_ends_the_wait_of_the_others(tmp_path: Path) -> None
         resume.converted(run, point, Rank(1, 1, 2, supervised=True))
 
     assert json.loads((run.ranks / "0.json").read_text())["exit_code"] == 74
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_every_rank_loads_the_best_checkpoint_if_rank_0_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_valid: bool
+) -> None:
+    run, loaded = RunDirectory(tmp_path), list[str]()
+    seen = checkpoints.Checkpoint(
+        run.checkpoints / "checkpoint-1", 1, ManifestFacts(state=RECORD.state), None if is_valid else "it is cut"
+    )
+    told = SimpleNamespace(get_rank=lambda: 1, broadcast_object_list=lambda values: values.__setitem__(0, seen))
+    monkeypatch.setattr(resume, "dist", told)
+    monkeypatch.setattr(resume, "deepspeed_load_checkpoint", lambda _, folder, **__: loaded.append(folder))
+    state = TrainerState(global_step=2, log_history=[{"eval_loss": 1.0, "step": 1}, {"eval_loss": 2.0, "step": 2}])
+
+    step = resume.load_best(
+        SimpleNamespace(state=state, model_wrapped=None),  # type: ignore[arg-type]
+        run,
+        RECORD,
+        is_adapter=False,
+    )
+
+    assert (step, len(loaded)) == ((1, 1) if is_valid else (None, 0))

@@ -329,8 +329,14 @@ def load_best(trainer: BuiltTrainer, run: RunDirectory, record: RunRecord, *, is
     """
     engine, step = trainer.model_wrapped, best_step(trainer.state)
     folder = run.checkpoints / f"checkpoint-{step}"
+    if step in (None, trainer.state.global_step):
+        return None
+    # Rank 0, which has made it, looks for all: a node that saw it later would leave the others alone in the load.
+    looked = [checkpoints.read(folder, hashes=False) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(looked)
+    best = looked[0]
     # A retry after running out of memory may have moved the checkpoints of the first attempt away.
-    if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
+    if best is None or best.problem:
         return None
     # An attempt that began with a converted checkpoint loads every other one as converted too.
     is_same = best.facts.state is not None and is_same_state(best.facts.state, record.state)
