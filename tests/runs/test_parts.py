@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,3 +88,15 @@ def test_a_rank_that_wrote_nothing_declares_that(tmp_path: Path) -> None:
     commit(tmp_path)
 
     assert checkpoints.inspect(tmp_path / NAME) is None
+
+
+def test_a_checkpoint_that_is_removed_while_rank_0_waits_is_waited_for_no_longer(home: Path) -> None:
+    of_rank_1(home).unlink()
+
+    def remove(_: str) -> bool:
+        is_first = checkpoints.unfinished(home).exists()
+        shutil.rmtree(checkpoints.unfinished(home), ignore_errors=True)
+        return is_first
+
+    with pytest.raises(FileNotFoundError):
+        commit(home, remove)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from tuner.errors import DiskError
-from tuner.runs import checkpoints
+from tuner.runs import checkpoints, parts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
 from tuner.worker import checkpointing
@@ -149,3 +150,22 @@ def test_a_rank_whose_disk_is_half_as_fast_is_waited_for(
     saver.wait()
 
     assert answers == [True, True, True, False]
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_part_of_another_rank_that_is_removed_before_it_is_whole_ends_nothing(
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    def declare(unfinished: Path, name: str, rank: int) -> None:
+        if is_removed:
+            shutil.rmtree(unfinished)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(checkpointing.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(parts, "declare", declare)
+
+    folder = checkpoints.unfinished(saver.home) / "rank-1" / "checkpoint-1"
+    saver.save(lambda: folder.mkdir(parents=True))
+
+    with nullcontext() if is_removed else pytest.raises(FileNotFoundError):
+        saver.wait()

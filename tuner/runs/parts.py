@@ -74,11 +74,14 @@ def gather(
 
     Raises:
         DiskError: it does not wait on. The message names the rank, its node and the file.
+        FileNotFoundError: the checkpoint was removed meanwhile.
     """
     gathered: dict[str, ManifestFile] = {}
     for rank in range(1, num_ranks):
         began_s = time.monotonic()
         while problem := _moved(home_of(unfinished, rank), unfinished / name, rank, gathered):
+            if not (unfinished / name).is_dir():
+                raise FileNotFoundError(unfinished / name)
             if not waits_for(problem):
                 raise DiskError(f"{name} is not whole: {problem}", where=unfinished.parent, fix=_FIX)
             # Not at once: a look may read gigabytes.

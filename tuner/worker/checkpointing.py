@@ -139,8 +139,14 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self._on_valid(self.home / f"checkpoint-{step}", time.monotonic() - began_s)
 
     def _declare(self, step: int, name: str) -> None:
-        with undo_on_disk_error(self.home, name):
-            parts.declare(checkpoints.unfinished(self.home), f"checkpoint-{step}", dist.get_rank())
+        unfinished, folder, rank = checkpoints.unfinished(self.home), f"checkpoint-{step}", dist.get_rank()
+        try:
+            with undo_on_disk_error(self.home, name):
+                parts.declare(unfinished, folder, rank)
+        except FileNotFoundError:
+            if (parts.home_of(unfinished, rank) / folder).is_dir():
+                raise
+            # It was removed: rank 0 says so.
 
     def _waits_for(self, problem: str) -> bool:
         now_s = time.monotonic()
