@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
 from tests.models.brought import brought
 from tuner import assets
@@ -67,6 +67,17 @@ def test_the_decoder_layers_are_found_in_every_architecture(name: str) -> None:
 
     assert len(layers) == 3
     assert {type(layer).__name__ for layer in layers} <= set(model._no_split_modules)
+
+
+def test_the_decoder_layers_are_the_llms_where_a_vision_tower_has_as_many() -> None:
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tower = {**small, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 4}
+    llm = {**small, "model_type": "llama", "vocab_size": 50}
+    config = LlavaConfig(vision_config=tower, text_config=llm, image_token_index=3)
+    with torch.device("meta"):
+        model = LlavaForConditionalGeneration(config)
+
+    assert decoder_layers(model) is model.model.language_model.layers
 
 
 def test_the_last_layers_alone_are_trained() -> None:

@@ -358,7 +358,7 @@ def _freeze_all_but(model: PreTrainedModel, count: int) -> None:
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """Return the decoder layers: the module list with the length that the config states, whatever its name.
+    """Return the LLM's layers: its module list with the length that the config states, whatever its name.
 
     Raises:
         ModelError: there is no such list.
@@ -371,8 +371,10 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 def _layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
-    number = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    text = model.config.get_text_config()
+    number = getattr(text, "num_hidden_layers", None)
+    llm = model if text is model.config else model.get_decoder()  # a vision tower may have as many layers
+    lists = (module for module in llm.modules() if isinstance(module, torch.nn.ModuleList))
     return next((module for module in lists if len(module) == number), None)
 
 
