@@ -100,3 +100,15 @@ def test_a_checkpoint_that_is_removed_while_rank_0_waits_is_waited_for_no_longer
 
     with pytest.raises(FileNotFoundError):
         commit(home, remove)
+
+
+def test_no_file_of_a_rank_takes_the_place_of_anothers(home: Path) -> None:
+    unfinished = checkpoints.unfinished(home)
+    same = parts.home_of(unfinished, 2) / NAME / "global_step2" / "states-1"
+    same.write_text("of rank 2")
+    parts.declare(unfinished, NAME, 2)
+
+    with pytest.raises(DiskError, match="states-1"):
+        commit(home)
+
+    assert not (home / NAME).exists()

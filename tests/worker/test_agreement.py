@@ -48,7 +48,7 @@ def test_a_variable_is_either_compared_or_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     run = SimpleNamespace(resolved_recipe=Path("none"), deepspeed=Path("none"))
 
-    assert agreement.environment(run)["NCCL_ALGO"] == "Ring"
+    assert agreement.environment(run, needs_bitsandbytes=False)["NCCL_ALGO"] == "Ring"
     assert "NCCL_SOCKET_IFNAME" in agreement.own_variables()
     assert "NCCL_ALGO" not in agreement.own_variables()
 
@@ -97,12 +97,19 @@ def test_a_model_of_the_hub_is_known_by_its_commit_however_much_of_it_is_downloa
 
 def test_a_patch_release_of_python_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimpleNamespace(resolved_recipe=Path("none"), deepspeed=Path("none"))
-    before = agreement.environment(run)
+    before = agreement.environment(run, needs_bitsandbytes=False)
 
     monkeypatch.setattr("platform.python_version", lambda: "3.11.99")
 
-    assert agreement.environment(run) == before
+    assert agreement.environment(run, needs_bitsandbytes=False) == before
 
 
 def test_a_model_of_the_hub_that_is_not_here_is_not_compared() -> None:
     assert agreement.model_files("nobody/nothing", None) == {}
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_bitsandbytes_is_compared_where_a_run_needs_it(needed: bool) -> None:
+    run = SimpleNamespace(resolved_recipe=Path("none"), deepspeed=Path("none"))
+
+    assert ("bitsandbytes" in agreement.environment(run, needs_bitsandbytes=needed)) == needed

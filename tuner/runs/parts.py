@@ -110,6 +110,9 @@ def _moved(home: Path, target: Path, rank: int, gathered: dict[str, ManifestFile
         for (path, file), digest in zip(part.files.items(), digests, strict=True):
             if digest != file.xxh3_128:
                 return f"{path} of rank {rank} on {part.host} has another content here than there"
+    if twice := [path for path in part.files if (target / path).exists()]:
+        problem = f"{twice[0]} was written by rank {rank} and by an earlier rank too"
+        raise DiskError(problem, where=target, fix="Each rank needs names of its own: remove use_node_local_storage.")
     for path in part.files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).rename(target / path)

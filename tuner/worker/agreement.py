@@ -19,7 +19,7 @@ from tuner import __version__
 from tuner.data.prepared import Prepared
 from tuner.errors import MachineError
 from tuner.files import sha256
-from tuner.machine.libraries import versions
+from tuner.machine.libraries import QUANTIZED, versions
 from tuner.runs.directory import RunDirectory
 from tuner.worker.rank_data import RankRows
 
@@ -50,13 +50,20 @@ Facts = Mapping[str, str | None]
 """What is compared -> its value on this rank, as a message shows it; None: it is not there."""
 
 
-def environment(run: RunDirectory) -> dict[str, str | None]:
+def environment(run: RunDirectory, *, needs_bitsandbytes: bool) -> dict[str, str | None]:
     """Return the versions, the run's files and the variables that must be equal on all ranks."""
     environ = os.environ  # effect: they are compared
     python = f"{sys.version_info.major}.{sys.version_info.minor}"  # a patch release computes nothing else
-    libraries = {"tuner": __version__, "python": python, **versions()}
+    unused = () if needs_bitsandbytes else QUANTIZED
+    libraries = {name: version for name, version in versions().items() if name not in unused}
     files = {path.name: _hash(path) for path in (run.resolved_recipe, run.deepspeed)}
-    return {**libraries, **files, **{name: environ.get(name) for name in _EQUAL}}
+    return {
+        "tuner": __version__,
+        "python": python,
+        **libraries,
+        **files,
+        **{name: environ.get(name) for name in _EQUAL},
+    }
 
 
 def own_variables() -> dict[str, str | None]:

@@ -268,17 +268,18 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
 def sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return numbers on a device without a wait for it."""
-    in_memory = torch.tensor(numbers, dtype=torch.long, pin_memory=torch.device(device).type == "cuda")
-    return in_memory.to(device, non_blocking=True)
+    is_pinned = torch.device(device).type == "cuda"  # from other memory a copy that does not wait may read too late
+    return torch.tensor(numbers, dtype=torch.long, pin_memory=is_pinned).to(device, non_blocking=is_pinned)
 
 
 class LateNumbers:
     """Integers that a device computes, on their way to Python: `read` waits for these alone, not for what follows."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
-        self._event = None if numbers.device.type == "cpu" else get_accelerator().Event()
+        waits = numbers.device.type in ("cpu", "mps")  # MPS has no events
+        self._event = None if waits else get_accelerator().Event()
         # torch puts a copy that does not block into pinned memory.
-        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._numbers = numbers.to("cpu", non_blocking=not waits)
         if self._event is not None:
             self._event.record()
 

@@ -134,7 +134,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run, files.point, rank)
     process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
-    agreement.require(agreement.environment(run))
+    agreement.require(agreement.environment(run, needs_bitsandbytes=files.record.needs_bitsandbytes))
     if (names := agreement.differing_variables()) and rank.rank == 0:
         warn(run, f"Nodes differ in {', '.join(names)}.")
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
