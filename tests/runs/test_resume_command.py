@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import written_run
-from tuner.runs.directory import resume_command
+from tests.runs.made_records import run_json
+from tuner.files import write_text
+from tuner.runs.directory import RunDirectory, resume_command
 from tuner.runs.resume_advice import resume_advice
 
 
@@ -58,6 +60,19 @@ def test_a_run_needs_a_flag_only_where_its_recipe_names_code(tmp_path: Path) -> 
     run = written_run(tmp_path / "run")
 
     assert resume_advice(run.path) == resume_command(run.path)
+
+
+def test_a_run_of_two_nodes_is_resumed_on_each_of_them(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    argv = ["python", "--nnodes=2", "--node-rank=0", "--master-addr=a; touch canary", "--master-port=29500"]
+    write_text(run.run_json, run_json(num_nodes=2, argv=argv))
+
+    advice = resume_advice(tmp_path)
+
+    assert advice.startswith(
+        f"{resume_command(tmp_path)} --nnodes=2 '--master-addr=a; touch canary' --master-port=29500 "
+    )
+    assert "--node-rank=0 (" in advice
 
 
 @pytest.mark.parametrize("text", ['{"recipe": {"log": null}}', '{"recipe": []}', "{", "\0"])

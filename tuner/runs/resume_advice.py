@@ -1,18 +1,22 @@
-"""How to resume a run whose recipe names code: the command, and beside each flag all that the flag allows."""
+"""How to resume a run: the command, the flags of its nodes, and those for code with all that each allows."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from tuner import remote_code
 from tuner.runs.directory import RunDirectory, resume_command
 
+_NODE_FLAGS = ("--nnodes=", "--master-addr=", "--master-port=")
 _MOST_SHOWN = 300
 """Characters: what a flag allows must be shown whole."""
 
 
 def resume_advice(path: Path) -> str:
-    """Return the command of `resume_command` with the flags that the run's recipe needs, and what each of them allows.
+    """Return the command of `resume_command` with the flags that the run's nodes and its recipe need.
+
+    Beside a flag that allows code stands what it allows.
 
     Whose run it is cannot be known, so a flag never stands without the code that it allows: if that is too long to be
     shown, the flag is left out, and the command says where the recipe names it. A recipe.json that cannot be read
@@ -32,6 +36,16 @@ def resume_advice(path: Path) -> str:
     if model.get("trust_remote_code") is True:
         allowed[remote_code.FLAG] = [remote_code.described(str(model.get("path")), str(model.get("revision")))]
     meanings = "; ".join(f"{flag} allows {', '.join(shown)}" for flag, shown in allowed.items())
-    if not allowed or len(meanings) > _MOST_SHOWN:
-        return resume_command(path)
-    return f"{resume_command(path)} {' '.join(allowed)} ({meanings})"
+    flags, notes = _of_nodes(run_dir)
+    if allowed and len(meanings) <= _MOST_SHOWN:
+        flags, notes = [*flags, *allowed], [*notes, meanings]
+    return " ".join((resume_command(path), *flags, *(f"({note})" for note in notes)))
+
+
+def _of_nodes(run_dir: RunDirectory) -> tuple[list[str], list[str]]:
+    """Return the flags with which each node of a run was started, and what to change of them."""
+    record = run_dir.run_or_none
+    known = [] if record is None else [word for word in record.argv if word.startswith(_NODE_FLAGS)]
+    if record is None or record.num_nodes == 1 or not known:  # Slurm and others start the ranks
+        return [], []
+    return [*map(shlex.quote, known), "--node-rank=0"], ["on every node, with its own --node-rank"]
