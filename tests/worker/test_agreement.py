@@ -89,7 +89,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit_however_much_of_it_is_downloa
 
     def on(node: str) -> Facts:
         config = str(tmp_path / node / "c0ffee" / "config.json")
-        monkeypatch.setattr(agreement, "try_to_load_from_cache", lambda *_, **__: config)
+        monkeypatch.setattr(agreement, "hf_hub_download", lambda *_, **__: config)
         return agreement.model_files("some/model", None)
 
     assert on("a") == on("b") == {"the commit of the model": "c0ffee"}

@@ -10,10 +10,11 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch.distributed as dist
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import hf_hub_download
 
 from tuner import __version__
 from tuner.data.prepared import Prepared
@@ -38,10 +39,12 @@ _EQUAL = (
 """Variables that choose how numbers are computed or how ranks talk: with different ones ranks hang or differ."""
 _OWN = ("NCCL_", "GLOO_", "UCX_")
 """The beginnings of variables that a node may have of its own, such as NCCL_SOCKET_IFNAME: they only warn."""
-_JSON = ("config.json", "generation_config.json", "*processor_config.json", "*.index.json")
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_JSON = ("config.json", "adapter_config.json", "generation_config.json", "*processor_config.json", "*.index.json")
+_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin")
 """Of a model's folder, what `from_pretrained` reads: other tools leave more files there. Its tokenizer makes the rows,
 which are compared."""
+ADAPTER = "adapter"
+"""The role of an adapter that training continues."""
 _FIX = "Give every node the same data, model, versions and variables, or one shared folder with them."
 _MAX_TOLD = 3
 _HASH_CHARACTERS = 12
@@ -83,8 +86,11 @@ def model_files(path: str, revision: str | None, role: str = "model") -> dict[st
     """
     folder = Path(path)
     if not folder.is_dir():
-        config = try_to_load_from_cache(path, "config.json", revision=revision)
-        return {f"the commit of the {role}": Path(config).parent.name} if isinstance(config, str) else {}
+        file = "adapter_config.json" if role == ADAPTER else "config.json"
+        with suppress(OSError, ValueError):  # the load, which needs it too, says what is wrong
+            config = Path(hf_hub_download(path, file, revision=revision))
+            return {f"the commit of the {role}": config.parent.name}
+        return {}
     files = {file: _hash(file) for pattern in _JSON for file in folder.glob(pattern)}
     files |= {file: _size(file) for pattern in _WEIGHTS for file in folder.glob(pattern)}
     return {f"{file.name} of the {role}": files[file] for file in sorted(files)}

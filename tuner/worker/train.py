@@ -160,6 +160,8 @@ def _require_same_inputs(config: RecipeConfig, path: str, rows: RankRows) -> Non
     inputs = {**agreement.rows(rows), **agreement.model_files(path, config.model.revision)}
     if (teacher := config.objective.taught_by) and teacher.path:
         inputs |= agreement.model_files(teacher.path, teacher.revision, "teacher")
+    if config.adapter and config.adapter.path:
+        inputs |= agreement.model_files(config.adapter.path, None, agreement.ADAPTER)
     agreement.require(inputs)
 
 
