@@ -64,11 +64,11 @@ def with_large_buckets(least: Level, config: RecipeConfig, gpus: int) -> Level:
     assert architecture is not None
     if gpus == 1 or least.offloads or not least.stage:
         return least
-    layer = max(one.parameters for one in built(architecture).layers)
+    layer = 0 if config.adapter else max(one.parameters for one in built(architecture).layers)
     reduced = max(least.reduce_bucket, min(100_000_000, count(config, architecture).trainable))
     if least.stage < 3:
         return least._replace(reduce_bucket=reduced, overlap=True)
-    return least._replace(reduce_bucket=reduced, prefetch=max(least.prefetch, min(layer, 500_000_000)))
+    return least._replace(reduce_bucket=reduced, prefetch=max(least.prefetch, layer if layer <= 500_000_000 else 0))
 
 
 def by_the_rule(pairs: list[Pair], gpus: int) -> tuple[str, Split]:

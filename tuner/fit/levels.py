@@ -107,7 +107,7 @@ def _buffers_of_disk(zero: Mapping[str, Any], block: str, defaults: Mapping[str,
 
 
 _MOST_PREFETCHED = 500_000_000
-"""No more weights are gathered ahead, such as those of a layer with many experts."""
+"""A layer of more weights, as of many experts, is not gathered ahead: it takes long, and so hides what it gathers."""
 _REDUCED = 100_000_000
 """Gradients that are sent at a time, where there is room: 0.2 GB in 16 bits, those of a few matrices of 8B."""
 
@@ -117,14 +117,14 @@ def large_buckets(hidden_size: int, largest_layer: int, trained: int, *, overlap
 
     Args:
         hidden_size: Of the model; nothing is smaller than its `bucket_sizes`.
-        largest_layer: Parameters of its largest layer.
+        largest_layer: Parameters of its largest layer; 0: none is gathered ahead.
         trained: Parameters that are trained: no more gradients are sent at a time.
         overlaps: This DeepSpeed has no known error with overlapping at stages 1 and 2.
     """
     least = bucket_sizes(hidden_size)
     return Buckets(
         max(least["reduce_bucket_size"], min(_REDUCED, trained)),
-        max(least["stage3_prefetch_bucket_size"], min(largest_layer, _MOST_PREFETCHED)),
+        max(least["stage3_prefetch_bucket_size"], largest_layer if largest_layer <= _MOST_PREFETCHED else 0),
         overlaps,
     )
 
