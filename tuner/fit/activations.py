@@ -150,8 +150,7 @@ def _num_recomputed(recipe: RecipeConfig, architecture: Architecture) -> int:
         return 0
     num_layers, trained = architecture.num_hidden_layers, recipe.train_cfg.trainable_layers
     frozen = num_layers - trained if trained else 0  # they have no backward pass
-    wanted = recipe.split.recomputed_layers
-    return max(1, min(num_layers, num_layers if wanted is None else wanted) - frozen)
+    return max(1, recipe.split.num_recomputed(num_layers) - frozen)
 
 
 def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:

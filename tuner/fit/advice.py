@@ -133,7 +133,7 @@ Step = Callable[[RecipeConfig], tuple[RecipeConfig, Option] | None]
 
 
 def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
-    if recipe.split.recompute and recipe.split.recomputed_layers is None:
+    if not recipe.split.keeps_layers:
         return None
     flags = Key("gradient_checkpointing", True)
     if recipe.split.recomputed_layers is not None:

@@ -119,8 +119,8 @@ def candidates(
     found = []
     for name, ways in levels.items():
         for split in splits:
+            of_split = config.with_split(split)
             for level in ways:
-                of_split = config.with_split(split)
                 settled = settle(of_split, level) if settle else of_split
                 fit = fit_on(settled, architecture, name, level, machines)
                 if fit.room >= MARGIN:

@@ -137,16 +137,9 @@ def _passes(recipe: RecipeConfig, layers: tuple[Layer, ...]) -> Iterable[_Pass]:
     """Yield each layer with its passes; gradients pass through the last layers alone where only these are trained."""
     forward = 1 + recipe.objective.loads_reference
     first = len(layers) - (recipe.train_cfg.trainable_layers or len(layers))
-    recomputed = recomputed_layers(recipe, len(layers))
+    recomputed = recipe.split.num_recomputed(len(layers))
     for number, layer in enumerate(layers):
         yield _Pass(layer, forward, number >= first, first <= number < recomputed)
-
-
-def recomputed_layers(recipe: RecipeConfig, layers: int) -> int:
-    """Return how many of the layers, from the first on, are computed again in the backward pass."""
-    if not recipe.split.recompute:
-        return 0
-    return min(layers, recipe.split.recomputed_layers or layers)
 
 
 def lora_of(recipe: RecipeConfig, level: Level) -> Lora:

@@ -35,7 +35,7 @@ def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Pi
     smaller = _smaller_batch(config)
     if smaller:
         return Pins(ON_OOM, smaller)
-    if cause == GPU_MEMORY and (not config.split.recompute or config.split.recomputed_layers is not None):
+    if cause == GPU_MEMORY and config.split.keeps_layers:
         return Pins(ON_OOM, {"train_cfg.gradient_checkpointing": True, "train_cfg.recomputed_layers": None})
     higher = _next_level(level, world_size, offload=_OFFLOADS[cause])
     return Pins(ON_OOM, level=higher) if higher else None

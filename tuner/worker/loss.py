@@ -277,7 +277,6 @@ def _fold(
     values = {"log_probs": log_probs_NV.gather(-1, targets_N[:, None])[:, 0]}
     if "is_top1" in metrics:
         values["is_top1"] = log_probs_NV.argmax(-1) == targets_N
-    probs_NV = None
     if "entropy" in metrics:
         values["entropy"] = _metric("entropy", capped_NV, log_probs_NV, targets_N)
     if weights_N is not None:
@@ -318,7 +317,7 @@ def tiles_give_its_logits(model: PreTrainedModel, call: Callable[..., Any]) -> b
         logits_BTV = call(input_ids=ids_BT, use_cache=False).logits
     finally:
         model.train(was_training)
-    log_probs_BT = of_logits(logits_BTV, F.pad(ids_BT[:, 1:], (0, 1), value=IGNORED), ())["log_probs"][:, :-1]
+    log_probs_BT = of_logits(logits_BTV, next_labels(ids_BT, None), ())["log_probs"][:, :-1]
     # Relative to the largest logit: bfloat16 has 8 bits; TF32, which a GPU may use for fp32, has 11.
     rtol = 2e-3 if logits_BTV.dtype == torch.float32 else 2e-2
     return bool(torch.allclose(tiled_BT, log_probs_BT, rtol=rtol, atol=rtol * float(logits_BTV.abs().max()) + 1e-5))

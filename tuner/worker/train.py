@@ -134,13 +134,15 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run, files.point, rank)
     process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
-    agreement.require(agreement.environment(run, needs_bitsandbytes=files.record.needs_bitsandbytes))
-    if (names := agreement.differing_variables()) and rank.rank == 0:
-        warn(run, f"Nodes differ in {', '.join(names)}.")
+    if rank.world_size > 1:
+        agreement.require(agreement.environment(run, needs_bitsandbytes=files.record.needs_bitsandbytes))
+        if (names := agreement.differing_variables()) and rank.rank == 0:
+            warn(run, f"Nodes differ in {', '.join(names)}.")
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments(files, process.device)
     rows = prepare_rows(files, process, encoder_of(config, path, run.day))
-    _require_same_inputs(config, path, rows)
+    if rank.world_size > 1:  # a rank alone asks no hub for what it would compare
+        _require_same_inputs(config, path, rows)
     if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
         bind_cores(rank.local_rank, files.record.world_size // files.record.num_nodes)
     if isinstance(rows.train, Prepared):

@@ -477,6 +477,12 @@ class Split(NamedTuple):
         """Whether some layers keep all of their activations."""
         return not self.recompute or self.recomputed_layers is not None
 
+    def num_recomputed(self, layers: int) -> int:
+        """Return how many of so many decoder layers, from the first on, are computed again in the backward pass."""
+        if not self.recompute:
+            return 0
+        return layers if self.recomputed_layers is None else min(layers, self.recomputed_layers)
+
     @property
     def recomputes(self) -> str:
         """Which layers are computed again, in a word or two: 'all', '13 layers', 'none'."""
