@@ -456,6 +456,19 @@ def test_a_second_signal_leaves_no_rank_that_is_just_being_started(run: RunDirec
     assert driven.end()[0] == 128 + signal.SIGTERM
 
 
+def test_a_second_signal_leaves_nothing_that_a_rank_is_just_starting(run: RunDirectory) -> None:
+    starts = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))\nsaid('ready')\n"
+    loop = "for i in $(seq 400); do sleep 60 & sleep 0.001; done"
+    rank = f"subprocess.Popen(['sh', '-c', {loop!r}, sys.argv[1]], start_new_session=True)"
+    driven = _Driven(run, f"import subprocess\n{starts}{rank}\ntime.sleep(60)")
+
+    driven.send(signal.SIGTERM)
+    wait_until((run.path / "asked").exists)
+    driven.send(signal.SIGTERM)
+
+    assert driven.end()[0] == 128 + signal.SIGTERM  # the process that it is forked from counts what is left
+
+
 @pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGINT", "SIGTERM")])
 def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, first: str, second: str) -> None:
     rank = f"{IGNORES_TERM}{STAYS}"

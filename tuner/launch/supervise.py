@@ -270,7 +270,7 @@ class _Watch:
         """Note the children's descendants while they have a parent: orphans cannot be found later."""
         for child in self.alive.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                self.ranks |= set(psutil.Process(child.pid).children(recursive=True))
+                self.ranks |= _children(psutil.Process(child.pid))
 
     def forward(self) -> None:
         """Pass the first signal on as SIGTERM (finish the step, save, stop); at the second, kill at once."""
@@ -358,7 +358,16 @@ class _Watch:
         return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
-        """Kill the remaining ranks and their descendants; a psutil.Process never means a reused pid."""
+        """Kill the remaining ranks and their descendants; a psutil.Process never means a reused pid.
+
+        They are stopped first: what a rank starts while it is killed could not be found afterwards.
+        """
+        to_stop = {process for process in self.ranks if _runs(process)}
+        while to_stop:
+            for process in to_stop:
+                _send(process, signal.SIGSTOP)
+            to_stop = {child for process in to_stop for child in _children(process)} - self.ranks
+            self.ranks |= to_stop
         for process in self.ranks:
             _kill(process)
         deadline = time.monotonic() + _REAP_S
@@ -431,6 +440,13 @@ def _runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def _children(process: psutil.Process) -> set[psutil.Process]:
+    """Return all descendants of a process."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return set(process.children(recursive=True))
+    return set()
 
 
 def _kill(process: psutil.Process) -> None:
