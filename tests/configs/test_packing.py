@@ -1,7 +1,7 @@
 """A model packs exactly where transformers keeps the samples of a packed row apart; measured on a small model.
 
-What is measured is the separation by `position_ids`, which is all that a packed row says of its samples. Where there is
-none rows are padded, and a padded row has the logits that it has alone.
+What is measured is the separation by `position_ids`, which is all that a packed row says of its samples, in a model as
+it is loaded. Where there is none rows are padded, and a padded row has the logits that it has alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
 from tuner.data.batches import side_by_side
 from tuner.lab.shrink import config_of
+from tuner.models.mixers import keep_samples_apart
 from tuner.recipes import catalog
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
@@ -50,6 +51,7 @@ def model_of(kind: str) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.15)
+    keep_samples_apart(model)
     return model
 
 

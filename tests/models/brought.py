@@ -17,6 +17,7 @@ _MAMBA = {**_BASE, "state_size": 8, "time_step_rank": 4}
 _MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _BOTH = ["mamba", "attention", "mamba", "attention"]
 _CONVOLUTIONS = ["conv", "full_attention", "conv", "full_attention"]
+_LINEAR_LAYERS = ["linear_attention", "full_attention"] * 2
 _LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 
 BROUGHT: dict[str, dict[str, Any]] = {
@@ -34,6 +35,13 @@ BROUGHT: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_DENSE, **_MAMBA_2, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": _BOTH},
     "helium": {**_DENSE, "head_dim": 8},
     "jamba": {**_DENSE, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 8},
+    "kimi_linear": {
+        **{**_DENSE, "num_key_value_heads": 4},
+        **{**_EXPERTS, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_token": 2, "n_shared_experts": 1},
+        **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": None},
+        **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 16},
+        **{"layer_types": _LINEAR_LAYERS, "linear_num_heads": 4, "linear_head_dim": 16},
+    },
     "lfm2": {**_DENSE, "layer_types": _CONVOLUTIONS},
     "lfm2_moe": {**_DENSE, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1, "layer_types": _CONVOLUTIONS},
     "mamba": _MAMBA,

@@ -1,7 +1,8 @@
 """A mixture of experts as published code often has it, a list of modules, whose router sends each rank to other ones.
 
-`torchrun --nproc-per-node 2 -m tests.worker.experts 0 2 3` trains a few steps at each of these ZeRO stages, and rank 0
-prints their losses and gradient norms as JSON.
+`torchrun --nproc-per-node 2 -m tests.worker.experts listed 0 2 3` trains a few steps at each of these ZeRO stages, and
+rank 0 prints their losses and gradient norms as JSON. Another word than `listed` names a hybrid of `brought`: its ranks
+have rows of one and of three samples.
 """
 
 from __future__ import annotations
@@ -85,13 +86,25 @@ def write(folder: Path, tokenizer: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "auto_map": auto_map}))
 
 
-def _trained(stage: int) -> list[tuple[float, float]]:
+def _hybrid(kind: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from tests.models.brought import brought
+    from tuner.models.mixers import keep_samples_apart
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(brought(kind), experts_implementation="eager")
+    keep_samples_apart(model)
+    return model
+
+
+def _trained(kind: str, stage: int) -> list[tuple[float, float]]:
     """Return the loss of both ranks, and the norm of the gradient, of each step."""
     import deepspeed
 
     from tuner.worker.experts import let_ranks_choose
 
-    model = make()
+    model = make() if kind == "listed" else _hybrid(kind)
     let_ranks_choose(model, stage)
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -101,9 +114,10 @@ def _trained(stage: int) -> list[tuple[float, float]]:
     }
     engine, *_ = deepspeed.initialize(model=model, config=config)
     ids = torch.arange(8)[None] + dist.get_rank()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]]) if kind != "listed" and dist.get_rank() else None
     found = []
     for _ in range(NUM_STEPS):
-        loss = engine(input_ids=ids, labels=ids).loss
+        loss = engine(input_ids=ids, labels=ids, position_ids=positions, use_cache=False).loss
         engine.backward(loss)
         engine.step()
         mean = loss.detach().clone()
@@ -113,14 +127,15 @@ def _trained(stage: int) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    """Train at the stages that the command line names."""
+    """Train the model and at the stages that the command line names."""
     import deepspeed
 
     from tuner.worker import compat
 
     compat.build_no_collective()
     deepspeed.init_distributed(dist_backend="gloo")
-    found = {stage: _trained(int(stage)) for stage in sys.argv[1:]}
+    kind, *stages = sys.argv[1:]
+    found = {stage: _trained(kind, int(stage)) for stage in stages}
     dist.barrier()
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Mixtra
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.e2e.runs import environment, ok, quick, train
+from tests.models.brought import brought
 from tests.refused import refused
 from tests.worker.experts import Experts, make, write
 from tests.worker.test_loss import JUDGED, PAIR, SFT
@@ -25,6 +26,7 @@ from tests.worker.test_trainers import tokenizer
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, RecipeError
 from tuner.lab.stand_ins import tokenizer_of
+from tuner.models.mixers import mixers
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker import trainer_setup
@@ -45,11 +47,13 @@ def mixtral(**more: Any) -> Any:
 
 @pytest.mark.long
 @pytest.mark.e2e
-def test_ranks_that_choose_other_experts_train_as_without_zero_at_every_stage() -> None:
+@pytest.mark.parametrize("kind", ["listed", "olmo_hybrid"])
+def test_ranks_that_run_other_modules_train_as_without_zero_at_every_stage(kind: str) -> None:
+    """They choose other experts; or a layer mixes the tokens of three samples on one rank and of one on the other."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     stages = ["0", "1", "2", "3"]
     ended = subprocess.run(
-        [*command, "-m", "tests.worker.experts", *stages],
+        [*command, "-m", "tests.worker.experts", kind, *stages],
         cwd=ROOT,
         env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT)),
         capture_output=True,
@@ -105,7 +109,16 @@ def test_lists_in_a_layer_that_are_no_experts_are_left_alone(kind: str) -> None:
 
     let_ranks_choose(model, 3)
 
-    assert get_z3_leaf_modules(model) == []
+    assert not [module for module in get_z3_leaf_modules(model) if module not in mixers(model)]
+
+
+def test_a_layer_that_mixes_the_tokens_of_one_sample_after_the_other_is_gathered_whole() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(brought("olmo_hybrid"))
+
+    let_ranks_choose(model, 3)
+
+    assert get_z3_leaf_modules(model) == mixers(model) != []
 
 
 def backward(chosen: int, prepared: bool) -> tuple[dict[str, torch.Tensor | None], list[str]]:

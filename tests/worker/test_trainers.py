@@ -22,6 +22,7 @@ from tests.refused import refused
 from tuner.data import batches
 from tuner.errors import ModelError
 from tuner.models.compat import name_parts
+from tuner.models.mixers import keep_samples_apart
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import LOADERS
@@ -239,6 +240,7 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
             if weight.ndim > 1:
                 weight.normal_(0, 0.15)  # large enough that a sample that sees another differs plainly
         alone = [made(**{name: torch.tensor([ids]) for name, ids in row.items()}, use_cache=False).loss for row in ROWS]
+    keep_samples_apart(made)
     config = load(
         "tiny_full_sample_e1", Overrides(pairs=[("--set", f"{key}.dataset.packing=False") for key in LOADERS])
     )
@@ -254,7 +256,7 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
 
 
 def test_packed_rows_of_a_model_that_turns_out_not_to_keep_samples_apart_are_refused(tmp_path: Path) -> None:
-    config, made = load("tiny_full_sample_e1").config, AutoModelForCausalLM.from_config(brought("jamba"))
+    config, made = load("tiny_full_sample_e1").config, AutoModelForCausalLM.from_config(brought("mamba2"))
     settings = SFTConfig(tmp_path, **QUIET)
 
     with refused(ModelError, "train_dataloader.dataset.packing") as caught:

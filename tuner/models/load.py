@@ -22,7 +22,7 @@ from tuner import vocabulary as vocabularies
 from tuner.errors import Key, ModelError
 from tuner.files import read_bytes
 from tuner.machine.libraries import FLASH
-from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, vision
+from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, mixers, vision
 from tuner.models.arguments import LoadOptions, at, load_options
 from tuner.models.made import made_once
 from tuner.pretrained import explained
@@ -310,6 +310,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     compat.keep_4_bits_as_stored(loaded)
     compat.forget_unused_conversions(loaded)
     compat.name_parts(loaded)
+    mixers.keep_samples_apart(loaded)
     return loaded
 
 

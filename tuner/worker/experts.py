@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tuner.errors import Key, ModelError
+from tuner.models.mixers import mixers
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -25,7 +26,7 @@ _COEFFICIENT = "router_aux_loss_coef"
 
 
 def let_ranks_choose(model: PreTrainedModel, stage: int) -> None:
-    """Let the ranks of ZeRO send their tokens to different experts, if each expert is a module.
+    """Let the ranks of ZeRO run different modules: experts of their own tokens, or a mixer for each sample of a row.
 
     ZeRO-3 gathers weights module by module: ranks that run different modules wait for each other, or take each other's
     weights. Stages 1 and 2 add gradients in the order in which they arrive: if one rank skips an expert, ranks silently
@@ -33,8 +34,9 @@ def let_ranks_choose(model: PreTrainedModel, stage: int) -> None:
     the experts of a layer are one module and need nothing; remote code often has a list of modules.
     """
     owners = _owners_of_experts(model)
-    if stage == 3 and owners:
-        set_z3_leaf_modules(model, list({type(owner) for owner in owners}))
+    gathered_whole = {type(module) for module in (*owners, *mixers(model))}
+    if stage == 3 and gathered_whole:
+        set_z3_leaf_modules(model, list(gathered_whole))
     if stage in (1, 2):
         for owner in owners:
             owner.forward = partial(_with_all_gradients, _Forward(owner))

@@ -79,17 +79,18 @@ _ATTENTION_BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "bias", "use_
 _FOUR_TIMES_HIDDEN = ("bloom", "falcon", "gpt2", "gpt_bigcode")
 KEEPS_APART = frozenset(
     (
-        *("apertus", "arcee", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1"),
-        *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text"),
-        *("gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
-        *("gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
-        *("internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm3", "minimax_m2"),
-        *("ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe"),
-        *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
-        *("stablelm", "starcoder2"),
+        *("afmoe", "apertus", "arcee", "bamba", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3"),
+        *("dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "flex_olmo", "gemma", "gemma2"),
+        *("gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2"),
+        *("gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid"),
+        *("granitemoeshared", "helium", "hunyuan_v1_dense", "internlm", "internlm2", "internlm3", "jamba"),
+        *("kimi_linear", "lfm2", "lfm2_moe", "llama", "llama4_text", "minicpm3", "minimax_m2", "ministral"),
+        *("ministral3", "mistral", "mixtral", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid"),
+        *("olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text"),
+        *("qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2", "zamba2"),
     )
 )
-"""model_types in which the samples of one row do not see each other in transformers 5.23 (measured).
+"""model_types in which the samples of one row do not see each other, as `models.load` loads them (measured).
 
 In other models a mask ignores position_ids, or a convolution or a state carries one sample into the next, usually
 without an error. They get one sample a row, padded.
@@ -99,11 +100,11 @@ without an error. They get one sample a row, padded.
 VARLEN = "varlen"
 """The name of `models.attention` as `model.attn_implementation`."""
 WITH_VARLEN = KEEPS_APART - {
-    *("codegen", "gemma2", "gpt_bigcode", "gpt_neo", "gptj", "llama4_text", "persimmon", "phimoe"),
-    "qwen2_moe",
+    *("codegen", "gemma2", "gpt_bigcode", "gpt_neo", "gpt_oss", "gptj", "granitemoehybrid", "llama4_text"),
+    *("persimmon", "phimoe", "qwen2_moe"),
 }
 """model_types that compute the same with it (measured). The others cap their scores, have chunks or a window in the
-mask alone or in the attention alone, tell it no positions, or have an attention of their own."""
+mask alone or in the attention alone, have sinks, tell it no positions, or have an attention of their own."""
 KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
 """The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
 or let the tokens of an image see each other (Gemma)."""

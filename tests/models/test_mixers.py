@@ -1,0 +1,145 @@
+"""Samples of one row stay apart in models with convolutions, states, or masks that know no positions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
+
+from tests.configs.test_packing import LENGTHS, samples, small_config
+from tests.each import each
+from tuner.models import mixers
+
+KINDS = ("qwen3_5_text", "jamba", "lfm2", "granitemoehybrid")
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def made(kind: str, *, apart: bool = True) -> PreTrainedModel:
+    set_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(small_config(kind), experts_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.15)
+    if apart:
+        mixers.keep_samples_apart(model)
+    return model.double()
+
+
+def gradients(model: PreTrainedModel, batches: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return the gradients of a sum over the logits of all batches, in which each token has a factor of its own."""
+    model.zero_grad()
+    logits = torch.cat([model(**batch, use_cache=False).logits.flatten(0, 1) for batch in batches])
+    factors = torch.randn(len(logits), 1, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
+    (logits * factors).sum().backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def farthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - grad).abs().max() / grad.abs().max()) for name, grad in expected.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_packed_samples_give_the_gradients_that_they_give_alone(kind: str, recomputes: bool) -> None:
+    model = made(kind)
+    alone = gradients(model, [{"input_ids": part} for part in samples(model)])
+    if recomputes:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+
+    row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
+
+    assert farthest(gradients(model, [row]), alone) < 1e-5
+
+
+def test_a_layer_that_is_recomputed_after_another_batch_keeps_its_own_samples_apart() -> None:
+    model = made("qwen3_5_text")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
+    expected = gradients(model, [row])
+
+    model.zero_grad()
+    logits = model(**row, use_cache=False).logits.flatten(0, 1)
+    with torch.no_grad():  # as a reference does, between the forward and the backward pass
+        model(input_ids=row["input_ids"], use_cache=False)
+    factors = torch.randn(len(logits), 1, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
+    (logits * factors).sum().backward()
+
+    assert farthest({name: weight.grad for name, weight in model.named_parameters() if name in expected}, expected) == 0
+
+
+@each(KINDS)
+def test_a_batch_of_single_samples_is_computed_as_before(kind: str) -> None:
+    changed, plain = made(kind).eval(), made(kind, apart=False).eval()
+    ids = torch.randint(3, 100, (2, 8))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8])
+    positions = (mask.cumsum(1) - 1).clamp(min=1)  # generation's, which jump where padding ends
+
+    for batch in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask, "position_ids": positions}):
+        with torch.no_grad():
+            assert torch.equal(*(model(**batch, use_cache=False).logits for model in (changed, plain)))
+
+
+def test_answers_are_generated_as_before() -> None:
+    prompts = {"input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]), "attention_mask": torch.ones(2, 4).long()}
+    prompts["attention_mask"][0, :2] = 0
+
+    answers = [
+        made("lfm2", apart=apart).eval().generate(**prompts, max_new_tokens=8, do_sample=False)
+        for apart in (True, False)
+    ]
+
+    assert answers[0].tolist() == answers[1].tolist()
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
+    model = made("lfm2").eval()
+    copied = copy.deepcopy(model)
+    row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
+    with torch.no_grad():
+        before = copied(**row, use_cache=False).logits
+        for mixer in mixers.mixers(model):
+            for weight in mixer.parameters():
+                weight.zero_()
+
+        assert torch.equal(copied(**row, use_cache=False).logits, before)
+        assert not torch.equal(model(**row, use_cache=False).logits, before)
+
+
+def test_padding_at_the_end_of_a_row_is_one_piece_for_a_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("lfm2").eval()
+    lengths: list[int] = []
+    mixer = mixers.mixers(model)[0]
+    compute = type(mixer).forward
+
+    def counted(module: Any, states: torch.Tensor, **options: Any) -> Any:
+        lengths.append(states.shape[1])
+        return compute(module, states, **options)
+
+    monkeypatch.setattr(type(mixer), "forward", counted)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 0]])
+    model(input_ids=torch.ones(1, 8, dtype=torch.long), position_ids=positions, use_cache=False)
+
+    assert lengths == [3, 2, 3] * 2  # in two layers
+
+
+def test_a_model_of_attention_alone_is_left_as_it_is() -> None:
+    model = made("llama")
+
+    assert not mixers.mixers(model)
+    assert not model.get_decoder()._forward_pre_hooks
