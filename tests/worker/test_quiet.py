@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 
-CODE = """
-import json, os, warnings
+from tests.e2e.warm import warm
+
+SAYS = """
+import json, os, sys, warnings
 from tuner.worker.quiet import quiet_libraries
 quiet_libraries()
 import transformers
@@ -16,46 +18,45 @@ warnings.warn("heard")
 heard = [os.environ["TRANSFORMERS_VERBOSITY"], transformers.logging.get_verbosity(), os.environ["DS_LOG_LEVEL"]]
 print(json.dumps(heard))
 """
+LOOKS_FOR_A_GPU = """
+from deepspeed.accelerator import real_accelerator
+real_accelerator.ds_accelerator = None  # as if nobody had asked for it
+print(real_accelerator.get_accelerator()._name)
+"""
+SPINS = "import os; from tuner.worker.quiet import quiet_libraries; quiet_libraries(); print(os.getenv('GOMP_SPINCOUNT'))"
+SET_BY_USERS = ("PYTHONWARNINGS", "DS_LOG_LEVEL", "TRANSFORMERS_VERBOSITY", "GOMP_SPINCOUNT", "DS_ACCELERATOR")
 
 
-def _quieted(**variables: str) -> tuple[list[object], str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONWARNINGS", "DS_LOG_LEVEL")}
-    kept.pop("TRANSFORMERS_VERBOSITY", None)
-    done = subprocess.run([sys.executable, "-c", CODE], env={**kept, **variables}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+def _environ(**variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in SET_BY_USERS}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", **variables}
 
 
 def test_libraries_tell_errors_alone() -> None:
-    assert _quieted() == (["error", 40, "error"], "")
+    done = warm().run([], code=SAYS, env=_environ())
+
+    assert (json.loads(done.stdout), done.stderr) == (["error", 40, "error"], "")
 
 
 def test_deepspeed_does_not_report_that_there_is_no_gpu() -> None:
-    code = "from tuner.worker.quiet import quiet_libraries\nquiet_libraries()\nimport deepspeed"
-    kept = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    done = warm().run([], code=LOOKS_FOR_A_GPU, env=_environ())
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**kept, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
-
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.stdout, done.stderr) == ("cpu\n", "")
 
 
 def test_what_the_user_asked_to_hear_is_heard() -> None:
     asked = {"TRANSFORMERS_VERBOSITY": "info", "DS_LOG_LEVEL": "debug", "PYTHONWARNINGS": "default::UserWarning"}
 
-    found, told = _quieted(**asked)
+    # Python and transformers read them when they start: a process of its own.
+    done = subprocess.run([sys.executable, "-c", SAYS], env=_environ(**asked), capture_output=True, text=True)
 
-    assert found == ["info", 20, "debug"]
-    assert "UserWarning: heard" in told
+    assert json.loads(done.stdout) == ["info", 20, "debug"]
+    assert "UserWarning: heard" in done.stderr
 
 
 def _spins(**variables: str) -> str:
-    imports = "import os; from tuner.worker.quiet import quiet_libraries"
-    code = f"{imports}; quiet_libraries(); print(os.getenv('GOMP_SPINCOUNT'))"
-    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "DS_ACCELERATOR")}
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, **variables}, capture_output=True, text=True)
-    return done.stdout.strip()
+    return warm().run([], code=SPINS, env=_environ(**variables)).stdout.strip()
+
 
 
 def test_idle_threads_of_a_command_sleep_soon_unless_the_user_says_how_they_wait() -> None:
