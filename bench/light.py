@@ -34,6 +34,7 @@ COMMANDS = {
     "tuner show": [*TUNER, "show", RECIPE],
     "tuner plan": [*TUNER, "plan", RECIPE, "--gpus", "8", "--gpu", "a100-80g"],
     "tuner train --dry-run": [*TUNER, "train", RECIPE, "--deepspeed", "deepspeed_zero2", "--dry-run"],
+    "tuner train --dry-run, a sample of rows rendered": [*TUNER, "train", "tiny_full_sample", "--dry-run"],
     "torchrun --help": [str(SCRIPTS / "torchrun"), "--help"],
     "accelerate --help": [str(SCRIPTS / "accelerate"), "--help"],
     "trl --help": [str(SCRIPTS / "trl"), "--help"],

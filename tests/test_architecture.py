@@ -420,7 +420,7 @@ def test_a_command_that_trains_nothing_loads_nothing_heavy(tmp_path: Path) -> No
     for command, (code, loaded) in ends.items():
         assert code == 0, (command, done.stderr)
         assert "click" in loaded
-        assert set(loaded) & (HEAVY | {"numpy"}) == set(), command
+        assert set(loaded) & (HEAVY | {"numpy", "PIL"}) == set(), command
 
 
 @each(EFFECTS)

@@ -160,6 +160,7 @@ def _size_of(image: Image) -> tuple[int, int] | None:
         return None
 
 
+@limits.memory()  # not for each text: it takes 40 us, and a sample of rows has hundreds
 def _texts(sample: Chat | str, chat_template: str | None, *, splits: bool) -> list[str]:
     """Return the texts that a sample becomes; `splits` if each answer is trained as a server renders it."""
     if isinstance(sample, str):
@@ -216,7 +217,7 @@ def _rendered(messages: Sequence[Message], tools: list[Any] | None, chat_templat
     for turns in (texts, parts):
         options = {"messages": turns, "tools": tools, "bos_token": "", "add_generation_prompt": prompt}
         try:
-            with limits.memory(), limits.processor_time(TimeoutError()):
+            with limits.processor_time(TimeoutError()):
                 text = str(_compiled(chat_template).render(**options))
         except Exception:  # noqa: S112  # a template is someone else's program; training reports what it cannot render
             continue

@@ -179,7 +179,8 @@ def _leak_warning(config: RecipeConfig) -> str | None:
     if val is None or val.dataset.held_out:
         return None
     objective = config.objective.type
-    trained, validated = read_rows(config.train_dataloader.dataset, objective), read_rows(val.dataset, objective)
+    trained = read_rows(config.train_dataloader.dataset, objective)
+    validated = None if trained is None else read_rows(val.dataset, objective)
     if trained is None or validated is None:
         return None
     place_of_key = {row.key: row.place for row in reversed(trained)}

@@ -8,17 +8,20 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-
-import PIL.Image
+from typing import TYPE_CHECKING, TypeGuard
 
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Image, Message, Sample, turns_of
 from tuner.errors import DataError
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 COLUMNS = ("images", "image")
 """The columns that hold a row's images."""
@@ -92,7 +95,7 @@ def is_image(value: object) -> bool:
         return any(map(is_image, value.values()))
     if isinstance(value, str):
         return (_ENDING.search(value) or _DATA_URI.match(value)) is not None
-    return isinstance(value, bytes | PIL.Image.Image)
+    return isinstance(value, bytes) or _is_picture(value)
 
 
 def _parts_of(turn: Message) -> list[Message]:
@@ -174,7 +177,7 @@ def _before_first_question(turns: list[Message], count: int) -> list[Message]:
 
 def _image(value: object, paths: ImagePaths, place: str) -> Image:
     """Return the image of a cell or of a part: a path, a data URI, the bytes of a file, or an object of these."""
-    if isinstance(value, PIL.Image.Image):
+    if _is_picture(value):
         return Image(data=_file_of(value))
     if isinstance(value, bytes | bytearray):
         return Image(data=bytes(value))
@@ -212,10 +215,15 @@ def data_uri(value: object) -> str:
     Raises:
         TypeError: it is something else.
     """
-    data = _file_of(value) if isinstance(value, PIL.Image.Image) else value
+    data = _file_of(value) if _is_picture(value) else value
     if not isinstance(data, bytes | bytearray):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")  # as json's own
     return f"data:image/octet-stream;base64,{base64.b64encode(data).decode()}"
+
+
+def _is_picture(value: object) -> TypeGuard[PIL.Image.Image]:
+    pil = sys.modules.get("PIL.Image")  # who holds a picture has imported it; a plan, which needs none, saves 10 ms
+    return pil is not None and isinstance(value, pil.Image)
 
 
 def _file_of(picture: PIL.Image.Image) -> bytes:

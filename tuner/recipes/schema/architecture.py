@@ -132,7 +132,7 @@ NOT_ON_IMAGES = {
 class Tower(BaseModel):
     """What config.json says about the half of a model that reads images. No key of it can be set alone."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
     # Of the whole model: 'llava', 'qwen2_5_vl' ...
     model_type: str
     num_hidden_layers: Layers | None = None
