@@ -36,7 +36,7 @@ def test_a_run_that_is_done_means_its_result(run: RunDirectory, weights: Path) -
     found = find(run.path)
 
     assert (found.folder, found.step, found.is_adapter) == (run.final, 3, False)
-    assert find(run.final).run == run
+    assert find(run.final).run_dir == run
 
 
 def test_a_run_that_is_not_done_means_its_newest_valid_checkpoint_and_says_so(run: RunDirectory, weights: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_run_that_is_not_done_means_its_newest_valid_checkpoint_and_says_so(ru
 def test_a_checkpoint_knows_its_run_and_is_hashed_first(run: RunDirectory, weights: Path) -> None:
     folder = checkpoint(run, 2, weights)
 
-    assert (find(folder).run, find(folder).step) == (run, 2)
+    assert (find(folder).run_dir, find(folder).step) == (run, 2)
     (folder / "model.safetensors").write_bytes(b"WEIGHTS")
     with refused(RunDirectoryError, "SOURCE") as told:
         find(folder)

@@ -71,7 +71,7 @@ def counts_of(level: str, method: str, model: Path, folder: Path) -> dict[str, i
     os.environ |= render.environment(made)
     run, rank = creation.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
     with contextlib.ExitStack() as at_the_end:
-        built = train.build(train.prepare(run, rank, Guard(run, rank), at_the_end))
+        built = train.build_rank(train.prepare_rank(run, rank, Guard(run, rank), at_the_end))
         built.trainer.add_callback(_callback())
         with contextlib.suppress(_Counted):
             train.train(built)

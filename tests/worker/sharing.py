@@ -77,7 +77,7 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
     from transformers import AutoModelForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from tuner.worker.long_rows import Share
+    from tuner.worker.long_rows import RowPart
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(kind), attn_implementation="sdpa").train()
@@ -86,7 +86,7 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
     rows = {name: whole[name] for name in ("input_ids", "position_ids")}
     whole_labels_BT = F.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED)
     expected = gradients(model, rows, whole_labels_BT)
-    part, *_ = Share(rank, 2).of(whole)
+    part, *_ = RowPart(rank, 2).of(whole)
     labels_BT = part.pop("shift_labels")
     validated, whole_bytes = validation(model, rows, whole_labels_BT)
     try:

@@ -107,7 +107,7 @@ def test_a_folder_of_checkpoints_that_somebody_removed_is_made_again(
     saver: CheckpointSaver, seal: SimpleNamespace, tmp_path: Path
 ) -> None:
     seal.goes_on.set()
-    saver.run.ranks.mkdir()
+    saver.run_dir.ranks.mkdir()
     save(saver, 1)
     saver.wait()
     shutil.rmtree(saver.home)
@@ -116,20 +116,20 @@ def test_a_folder_of_checkpoints_that_somebody_removed_is_made_again(
 
     saver.wait()
     assert checkpoints.inspect(second) is None
-    assert str(saver.home) in saver.run.warnings.read_text()
+    assert str(saver.home) in saver.run_dir.warnings.read_text()
 
 
 def test_a_checkpoint_that_is_removed_before_it_is_whole_ends_nothing(
     saver: CheckpointSaver, seal: SimpleNamespace
 ) -> None:
-    saver.run.ranks.mkdir()
+    saver.run_dir.ranks.mkdir()
     save(saver, 1)
 
     shutil.rmtree(saver.home)
     seal.goes_on.set()
 
     saver.wait()
-    assert "checkpoint-1" in saver.run.warnings.read_text()
+    assert "checkpoint-1" in saver.run_dir.warnings.read_text()
 
 
 def test_a_rank_whose_disk_is_half_as_fast_is_waited_for(

@@ -81,10 +81,10 @@ def test_a_trainer_keeps_the_promises_of_all_trainers(objective: str) -> None:
 @each(OBJECTIVES)
 def test_trl_takes_the_settings_of_a_block(objective: str) -> None:
     training = training_of(objective)
-    known = {field.name for field in dataclasses.fields(training.arguments)}
+    known = {field.name for field in dataclasses.fields(training.arguments_type)}
 
     block = OBJECTIVES[objective]
-    assert {*block.model_fields, *training.settings} - block.own_keys <= known
+    assert {*block.model_fields, *training.fixed_arguments} - block.own_keys <= known
 
 
 def test_each_objective_has_a_part_of_the_catalog() -> None:

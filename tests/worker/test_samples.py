@@ -102,7 +102,7 @@ def test_a_model_before_training_that_cannot_answer_has_no_column(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", result_alone)
 
-    (line,) = samples(run, guard(run=run))
+    (line,) = samples(run, guard(run_dir=run))
 
     assert line["before"] is None
     table = capfd.readouterr().out

@@ -15,7 +15,7 @@ from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch, config_of
 from tests.worker.test_batching import dealt
 from tuner.recipes.schema.long_context import TESTED_TYPES
-from tuner.worker.long_rows import Share
+from tuner.worker.long_rows import RowPart
 
 TOLERANCE = 1e-5
 """Sums of fp32 in another order; what sees a token too many or too few is off by a tenth and more."""
@@ -47,7 +47,7 @@ def test_every_kind_that_is_said_to_be_shared_computes_the_same_with_a_window_to
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_the_parts_of_a_row_are_the_row_and_its_padding_is_a_sample_without_loss(size: int) -> None:
     whole, length = batch(50), sum(SAMPLES)
-    parts = [Share(index, size).of(whole) for index in range(size)]
+    parts = [RowPart(index, size).of(whole) for index in range(size)]
 
     joined = {name: torch.cat([part[name] for part, *_ in parts], dim=1) for name in ("input_ids", "position_ids")}
     assert {part["input_ids"].shape[1] for part, *_ in parts} == {-(-length // size)}

@@ -245,7 +245,7 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
         "tiny_full_sample_e1", Overrides(pairs=[("--set", f"{key}.dataset.packing=False") for key in LOADERS])
     )
     sft = training_of("sft")
-    settings = SFTConfig(tmp_path, per_device_eval_batch_size=2, **QUIET, **sft.settings)
+    settings = SFTConfig(tmp_path, per_device_eval_batch_size=2, **QUIET, **sft.fixed_arguments)
 
     sft.before(settings, config.config, made)
     trainer = SFTTrainer(made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=tokenizer())

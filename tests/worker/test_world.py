@@ -13,7 +13,7 @@ from tests.launch.plans import written_run
 from tuner.errors import UsageError
 from tuner.machine.topology import Rank
 from tuner.worker.guard import Guard
-from tuner.worker.train import prepare
+from tuner.worker.train import prepare_rank
 
 
 @pytest.mark.parametrize("started", [3, 5])
@@ -22,6 +22,6 @@ def test_ranks_that_are_fewer_or_more_than_the_planned_ones_are_refused(tmp_path
     run = written_run(tmp_path / "run", flags=several)
 
     with contextlib.ExitStack() as at_the_end, pytest.raises(UsageError) as caught:
-        prepare(run, Rank(0, 0, started, supervised=True), cast(Guard, Mock(Guard)), at_the_end)
+        prepare_rank(run, Rank(0, 0, started, supervised=True), cast(Guard, Mock(Guard)), at_the_end)
 
     assert f"{started} ranks" in caught.value.what and caught.value.where == "--nproc-per-node"

@@ -115,7 +115,7 @@ def check_stream(place: str, files: Sequence[Path]) -> None:
 def _local(place: Path, files: list[Path]) -> Source:
     for file in files:
         if readers.kind(file) is None:
-            raise DataError(f"{file.name!r} has an unsupported file type", where=file, fix=readers.KNOWN_KINDS)
+            raise DataError(f"{file.name!r} has an unsupported file type", where=file, fix=readers.SUPPORTED)
     return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files), tuple(files))
 
 
@@ -253,7 +253,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
         patterns = {}
     splits = {str(key): files for key, names in patterns.items() if (files := _data_files(names))}
     if not splits:
-        raise DataError("the folder has no data files", where=folder, fix=readers.KNOWN_KINDS)
+        raise DataError("the folder has no data files", where=folder, fix=readers.SUPPORTED)
     if split not in splits:
         raise _no_split(folder, split, splits)
     return splits[split]
@@ -268,7 +268,7 @@ def _files_of_url(url: str) -> Source:
     """Return the rows of files on the hub or elsewhere: hf://datasets/OWNER/NAME/FOLDER/*.parquet."""
     kind = readers.kind(Path(url))
     if kind is None:
-        raise DataError(f"the files of {url!r} have an unsupported file type", fix=readers.KNOWN_KINDS)
+        raise DataError(f"the files of {url!r} have an unsupported file type", fix=readers.SUPPORTED)
     return _loaded(url, _BUILDERS.get(kind, kind.lstrip(".")), data_files=url, split="train")
 
 

@@ -40,7 +40,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
         scores: The model scores texts and generates none.
         needs_tuner: transformers does not know its architecture without tuner.
     """
-    recipe, run = saved.recipe(), saved.run
+    recipe, run_dir = saved.recipe(), saved.run_dir
     published = hub_id(base) if base else None
     data = ModelCardData(
         base_model=published,
@@ -51,7 +51,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
         tags=["tuner", "trl", "deepspeed", *([recipe.objective.type] if recipe else [])],
     )
     rows: list[Row] = [("what", _KINDS[kind]), ("base model", _base(base))]
-    rows += [*_method(recipe), *_training(recipe, run, saved.step)] if recipe and run else []
+    rows += [*_method(recipe), *_training(recipe, run_dir, saved.step)] if recipe and run_dir else []
     auto = f"Auto{'Peft' if kind == 'adapter' else ''}ModelFor{'SequenceClassification' if scores else 'CausalLM'}"
     peft = f"from peft import {auto}\nfrom transformers import AutoTokenizer"
     imports = peft if kind == "adapter" else f"from transformers import {auto}, AutoTokenizer"
@@ -64,10 +64,10 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
         _table("Trained with tuner", rows),
         f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name, head=head)}```\n",
     ]
-    if run:
+    if run_dir:
         parts += [
-            _table("Results", _losses(run, saved.step)),
-            _table("Versions", run.read_run().versions.items()),
+            _table("Results", _losses(run_dir, saved.step)),
+            _table("Versions", run_dir.read_run().versions.items()),
         ]
     return ModelCard("\n".join(part for part in parts if part))
 

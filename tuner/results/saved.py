@@ -33,7 +33,7 @@ class SavedModel:
 
     folder: Path
     description: str
-    run: RunDirectory | None = None
+    run_dir: RunDirectory | None = None
     step: int | None = None
     trust_remote_code: bool = False
     """Whether this command may run the code that comes with the model."""
@@ -48,9 +48,9 @@ class SavedModel:
         Raises:
             RecipeError: the run trusted the code of its model, and this command does not.
         """
-        if self.run is None:
+        if self.run_dir is None:
             return None
-        recipe = load(str(self.run.recipe), trust.granted(trusted=self.trust_remote_code))
+        recipe = load(str(self.run_dir.recipe), trust.granted(trusted=self.trust_remote_code))
         trust.refuse_remote_code(recipe, self.folder)
         return recipe.config
 
@@ -129,9 +129,9 @@ def _whole(source: SavedModel) -> SavedModel:
             problem = f"{source.description}, holds {pickles}"
             fix = "If you trust it, convert it: load and save it once with transformers."
             raise UsageError(problem, where=SOURCE, fix=fix)
-        if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
+        if source.run_dir and checkpoints.inspect(source.folder, hashes=False) is None:
             problem = f"{source.description}, holds only the trained layers and not the frozen ones"
-            fix = f"Finish the run: {resume_advice(source.run.path)}"
+            fix = f"Finish the run: {resume_advice(source.run_dir.path)}"
             raise UsageError(problem, where=SOURCE, fix=fix)
         problem = f"{source.folder} has no {' or '.join(WEIGHTS)}"
         raise UsageError(problem, where=SOURCE, fix="Give a run directory of tuner, or a checkpoint in it.")

@@ -17,18 +17,18 @@ from tuner.worker.quiet import quiet_libraries
 
 
 def main() -> None:
-    run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
-    guard = Guard(run, rank, Job.of(os.environ), hooks.run_has_ended)
+    run_dir, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
+    guard = Guard(run_dir, rank, Job.of(os.environ), hooks.run_has_ended)
     guard.install()
     guard.take_output()
     if rank.local_rank == 0:
         show_on(guard.terminal or sys.stdout)
     quiet_libraries()
-    guard.finish(lambda: _train(run, rank, guard))
+    guard.finish(lambda: _train(run_dir, rank, guard))
 
 
-def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
-    record = run.read_run()
+def _train(run_dir: RunDirectory, rank: Rank, guard: Guard) -> None:
+    record = run_dir.read_run()
     if record.swaps_to and not rank.supervised:  # otherwise the supervisor claims them
         for line in guard.swapped.claim(record.swaps_to, record.launch_id):
             print(line, file=sys.stderr)
@@ -40,7 +40,7 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
 
     gc.freeze()
     gc.enable()
-    run_rank(run, rank, guard)
+    run_rank(run_dir, rank, guard)
 
 
 main()

@@ -53,13 +53,13 @@ Facts = Mapping[str, str | None]
 """What is compared -> its value on this rank, as a message shows it; None: it is not there."""
 
 
-def environment(run: RunDirectory, *, needs_bitsandbytes: bool) -> dict[str, str | None]:
+def environment(run_dir: RunDirectory, *, needs_bitsandbytes: bool) -> dict[str, str | None]:
     """Return the versions, the run's files and the variables that must be equal on all ranks."""
     environ = os.environ  # effect: they are compared
     python = f"{sys.version_info.major}.{sys.version_info.minor}"  # a patch release computes nothing else
     unused = () if needs_bitsandbytes else QUANTIZED
     libraries = {name: version for name, version in versions().items() if name not in unused}
-    files = {path.name: _hash(path) for path in (run.resolved_recipe, run.deepspeed)}
+    files = {path.name: _hash(path) for path in (run_dir.resolved_recipe, run_dir.deepspeed)}
     return {
         "tuner": __version__,
         "python": python,

@@ -81,10 +81,10 @@ def _is_installed(package: str) -> bool:
 class AnswersValidationPrompts:
     """Answers `log.generate` validation prompts greedily and measures the answers. All ranks call it together."""
 
-    def __init__(self, config: RecipeConfig, encoder: Encoder, run: RunDirectory, consensus: RankConsensus) -> None:
+    def __init__(self, config: RecipeConfig, encoder: Encoder, run_dir: RunDirectory, consensus: RankConsensus) -> None:
         self.consensus = consensus
         assert config.val_dataloader, "the schema asks for it"
-        self.run, self.encoder, self.max_new_tokens = run, encoder, config.log.max_new_tokens
+        self.run_dir, self.encoder, self.max_new_tokens = run_dir, encoder, config.log.max_new_tokens
         dataset = config.val_dataloader.dataset
         self.questions: list[torch.Tensor] = []
         self.pixels: list[dict[str, torch.Tensor]] = []
@@ -102,7 +102,7 @@ class AnswersValidationPrompts:
                 self.prompts.append(shown(prompt))
                 self.right.append(right_answer(encoder, chat))
         if not self.questions and dist.get_rank() == 0:
-            warn(run, "log.generate is ignored: no validation row has a prompt that fits dataset.max_length.")
+            warn(run_dir, "log.generate is ignored: no validation row has a prompt that fits dataset.max_length.")
 
     def measure(self, model: PreTrainedModel, step: int) -> dict[str, float]:
         """Return the metrics of `answer_metrics` under names that begin with `eval_`; append to answers.jsonl.
@@ -159,6 +159,6 @@ class AnswersValidationPrompts:
             for prompt, right, answer in zip(self.prompts, self.right, answers, strict=True):
                 line = {"step": step, "prompt": prompt, "right": right, "answer": answer}
                 line["is_right"] = same_text(answer, right)
-                append_line(self.run.answers, json.dumps(line, ensure_ascii=False))
+                append_line(self.run_dir.answers, json.dumps(line, ensure_ascii=False))
         except DiskError as error:  # a full disk must not cost the steps since the last checkpoint
-            warn(self.run, f"{error} Training continues without these answers.")
+            warn(self.run_dir, f"{error} Training continues without these answers.")

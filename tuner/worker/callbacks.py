@@ -138,8 +138,8 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
 class CheckHead(TrainerCallback):  # type: ignore[misc]
     """Computes the loss from whole logits if TRL's head, which computes them in tiles, would give other values."""
 
-    def __init__(self, trainer: BuiltTrainer, use_whole_logits: Callable[[], None], run: RunDirectory) -> None:
-        self.trainer, self.use_whole_logits, self.run = trainer, use_whole_logits, run
+    def __init__(self, trainer: BuiltTrainer, use_whole_logits: Callable[[], None], run_dir: RunDirectory) -> None:
+        self.trainer, self.use_whole_logits, self.run_dir = trainer, use_whole_logits, run_dir
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -155,7 +155,7 @@ class CheckHead(TrainerCallback):  # type: ignore[misc]
             if args.process_index == 0:
                 name = type(trained).__name__
                 why = f"{name} changes its logits behind the head, so train_cfg.loss='chunked' would be a wrong loss"
-                warn(self.run, f"{why}: whole logits are computed, which takes more memory than planned.")
+                warn(self.run_dir, f"{why}: whole logits are computed, which takes more memory than planned.")
 
 
 class ValidateFirst(TrainerCallback):  # type: ignore[misc]
@@ -268,8 +268,8 @@ class WatchRewards(TrainerCallback):  # type: ignore[misc]
     It reads the values that TRL logs and changes nothing.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
-        self.run = run
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self.run_dir = run_dir
         self.since: dict[str, int] = {}
         self.warned: set[str] = set()
         self.last = 0
@@ -297,5 +297,5 @@ class WatchRewards(TrainerCallback):  # type: ignore[misc]
             steps = state.global_step - self.since.setdefault(sign.key, self.last)
             if steps >= REWARD_STEPS and sign.key not in self.warned:
                 self.warned.add(sign.key)
-                warn(self.run, f"At step {state.global_step}: {sign.text.format(steps=steps)}.")
+                warn(self.run_dir, f"At step {state.global_step}: {sign.text.format(steps=steps)}.")
         self.last = state.global_step

@@ -57,7 +57,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         trainer: BuiltTrainer,
-        run: RunDirectory,
+        run_dir: RunDirectory,
         facts: Callable[[int], ManifestFacts],
         keep: int,
         *,
@@ -73,7 +73,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
         """
         self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
-        self.run, self.home, self._on_valid = run, run.checkpoints, on_valid
+        self.run_dir, self.home, self._on_valid = run_dir, run_dir.checkpoints, on_valid
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
         self._seen_by_s = self._written_s = self._said_s = 0.0
@@ -126,16 +126,16 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
     def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
         try:
             with undo_on_disk_error(self.home, name):
-                num_ranks, recipe = dist.get_world_size(), self.run.recipe
+                num_ranks, recipe = dist.get_world_size(), self.run_dir.recipe
                 self._last_bytes = checkpoints.commit(self.home, step, facts, recipe, num_ranks, self._waits_for)
                 checkpoints.prune(self.home, self.keep, step, best)
         except FileNotFoundError:
             if (checkpoints.unfinished(self.home) / f"checkpoint-{step}").is_dir():
                 raise
-            warn(self.run, f"checkpoint-{step} was removed before it was whole.")
+            warn(self.run_dir, f"checkpoint-{step} was removed before it was whole.")
             return
-        if self.run.universal.is_dir():  # a newer checkpoint replaces it
-            shutil.rmtree(self.run.universal)
+        if self.run_dir.universal.is_dir():  # a newer checkpoint replaces it
+            shutil.rmtree(self.run_dir.universal)
         self._on_valid(self.home / f"checkpoint-{step}", time.monotonic() - began_s)
 
     def _declare(self, step: int, name: str) -> None:
@@ -194,7 +194,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         dist.all_reduce(num_bytes)
         if dist.get_rank() == 0:
             if not self.home.is_dir():
-                warn(self.run, f"{self.home} was removed while the run trained; it is made again.")
+                warn(self.run_dir, f"{self.home} was removed while the run trained; it is made again.")
                 make_folder(self.home)
             checkpoints.clear_unfinished(self.home)
             needed, free = max(int(num_bytes), self._last_bytes), shutil.disk_usage(self.home).free
@@ -273,8 +273,8 @@ class CheckpointUploads:
     is a warning of the run.
     """
 
-    def __init__(self, run: RunDirectory, target: Target) -> None:
-        self._run, self._target = run, target
+    def __init__(self, run_dir: RunDirectory, target: Target) -> None:
+        self._run_dir, self._target = run_dir, target
         self._upload: Upload | None = None
 
     def push(self, checkpoint: Path) -> None:
@@ -282,7 +282,7 @@ class CheckpointUploads:
         if self._upload and not self._upload.has_ended:
             return
         self._report()
-        self._upload = Upload(self._run, checkpoint, checkpoint.name, self._target)
+        self._upload = Upload(self._run_dir, checkpoint, checkpoint.name, self._target)
 
     def finish(self, tick: Callable[[], None], is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for the last upload: two at once would change the repository under each other.
@@ -305,7 +305,7 @@ class CheckpointUploads:
     def _report(self) -> None:
         if self._upload and self._upload.has_ended:
             if problem := self._upload.problem:
-                warn(self._run, problem)
+                warn(self._run_dir, problem)
             self._upload = None
 
 

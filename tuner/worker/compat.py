@@ -189,10 +189,10 @@ def num_compiled_graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def use_one_gpu(settings: TrainingArguments) -> None:
+def use_one_gpu(arguments: TrainingArguments) -> None:
     """Keep the Trainer from copying a model to every GPU, also a model that already spans several GPUs."""
-    if settings.n_gpu > 1:
-        settings._n_gpu = 1
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
 
 
 def give_config_as_written(trainer: BuiltTrainer, zero: JsonObject) -> None:

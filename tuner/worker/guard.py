@@ -43,12 +43,12 @@ class Guard:
 
     def __init__(
         self,
-        run: RunDirectory,
+        run_dir: RunDirectory,
         rank: Rank,
         job: Job | None = None,
         tell_end: Callable[[RunDirectory, int], Callable[[], None]] | None = None,
     ) -> None:
-        self.run, self.rank, self.job = run, rank, job
+        self.run_dir, self.rank, self.job = run_dir, rank, job
         self._tell_end = tell_end
         """Called at the end of a run without a supervisor; it returns a function that waits for the user's command."""
         self._wait_at_the_end: Callable[[], None] = lambda: None
@@ -63,7 +63,7 @@ class Guard:
         """The current optimizer step, from 1; None before the first."""
         self.terminal: TextIO | None = None
         """The terminal of rank 0, if it has one: the progress bar is drawn there, not in the log."""
-        self.heart = Heartbeat(run, rank)
+        self.heart = Heartbeat(run_dir, rank)
         self.swapped = Swapped()
         """The folders on disks that this rank claimed; only a rank without a supervisor claims any."""
         self._stdout, self._stderr = os.dup(1), os.dup(2)
@@ -94,7 +94,7 @@ class Guard:
 
     def take_output(self) -> None:
         """Send the output of this rank to its log; the output of rank 0 is also shown, here or by the supervisor."""
-        log = self.run.ranks / f"{self.rank.rank}.log"
+        log = self.run_dir.ranks / f"{self.rank.rank}.log"
         terminal = send_to(log)
         self.heart.open()
         if self.rank.rank == 0:
@@ -116,10 +116,10 @@ class Guard:
 
     def _log_before_failure(self) -> int | None:
         # A beat needs a file, which a full disk may not have.
-        return self.heart.log_bytes if self.heart.log_bytes is not None else beats.log_before_failure(self.run)
+        return self.heart.log_bytes if self.heart.log_bytes is not None else beats.log_before_failure(self.run_dir)
 
     def _has_failed(self) -> bool:
-        return bool(self.run.failures())
+        return bool(self.run_dir.failures())
 
     def _listen(self, reader: socket.socket) -> None:
         while True:
@@ -166,18 +166,18 @@ class Guard:
             self._say(f"Job {self.job.id} is not requeued: {error.what}.")
 
     def _requeue_job(self, job: Job, saved: int | None, number: int | None) -> None:
-        began = self.run.read_run().resume_step or 0
+        began = self.run_dir.read_run().resume_step or 0
         # Slurm warns of a time limit by the signal of `--signal`, and of a preemption by SIGTERM, while the job runs.
         cause = attempts.PREEMPTED if number == signal.SIGTERM else attempts.TIME_LIMIT
         ended = EndedAttempt(cause=cause, step=self.step, began=began, saved=began if saved is None else saved)
         # Slurm requeues jobs that it kills, but not a job that ends in time after a signal.
-        refusal = attempts.requeue_refusal(self.run, job.id, ended, job.max_requeues, job.num_restarts)
+        refusal = attempts.requeue_refusal(self.run_dir, job.id, ended, job.max_requeues, job.num_restarts)
         if refusal := refusal or slurm.not_running(job.id):
             self._say(f"Job {job.id} is not requeued: {refusal}.")
             return
         # Printed and written first, because Slurm ends this process when it requeues the job.
         self._say(f"Job {job.id} is requeued after {_SAYS[cause]}: restart {job.num_restarts + 1}.")
-        attempts.note_requeue(self.run, job.id, ended)
+        attempts.note_requeue(self.run_dir, job.id, ended)
         slurm.requeue(job.id)
 
     def _say(self, line: str) -> None:
@@ -201,7 +201,7 @@ class Guard:
         report = self._report(error)
         self.heart.fail()
         with contextlib.suppress(DiskError):  # a full disk must not hide the first error
-            self.run.report_failure(**report)
+            self.run_dir.report_failure(**report)
         print(report["message"], file=sys.stderr, flush=True)
         exit_code = int(report["exit_code"])
         if not self.rank.supervised and is_first and report.get("origin", self.rank.rank) == self.rank.rank:
@@ -225,10 +225,10 @@ class Guard:
     def _end_run(self, report: JsonObject) -> int:
         """Do what a supervisor would do at the end of a run that is not done; return its exit code."""
         if report["exit_code"] == Stopped.exit_code:
-            exit_code = ending.end(self.run, self._show, "stopped", Stopped.exit_code, str(report["message"]))
+            exit_code = ending.end(self.run_dir, self._show, "stopped", Stopped.exit_code, str(report["message"]))
         else:
-            frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run).items()})
-            exit_code = ending.fail(self.run, self._show, Watched(stopped=frozen), own_report=report)
+            frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run_dir).items()})
+            exit_code = ending.fail(self.run_dir, self._show, Watched(stopped=frozen), own_report=report)
         self.tell_end(exit_code)
         return exit_code
 
@@ -241,7 +241,7 @@ class Guard:
         This rank waits for the command after the job is requeued: between a time limit and SIGKILL there is no time.
         """
         if self._tell_end:
-            self._wait_at_the_end = self._tell_end(self.run, exit_code)
+            self._wait_at_the_end = self._tell_end(self.run_dir, exit_code)
 
     @staticmethod
     def _teardown() -> None:
@@ -259,6 +259,6 @@ class Guard:
         if self._follower:
             self._follower.stop()
         if self.rank.rank == 0 and not self.rank.supervised:
-            lock.release(self.run.path)  # this process took the lock before it became a rank
+            lock.release(self.run_dir.path)  # this process took the lock before it became a rank
         self.swapped.let_go()
         os._exit(exit_code)

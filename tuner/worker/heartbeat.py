@@ -39,8 +39,8 @@ class Heartbeat:
     that can calls `on_hang`, and the beats show which rank is behind.
     """
 
-    def __init__(self, run: RunDirectory, rank: Rank) -> None:
-        self.run, self.rank = run, rank
+    def __init__(self, run_dir: RunDirectory, rank: Rank) -> None:
+        self.run_dir, self.rank = run_dir, rank
         self._count, self._doing, self._save_s = 0, "starting", 0.0
         self.log_bytes: int | None = None
         """The size of this rank's log when it failed."""
@@ -54,7 +54,7 @@ class Heartbeat:
         """Create the file; on a full disk there is no file, and the rank goes on."""
         with contextlib.suppress(OSError):
             self._file = os.open(
-                beats.path_of(self.run, self.rank.rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
+                beats.path_of(self.run_dir, self.rank.rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
         self.write()
 
@@ -80,7 +80,7 @@ class Heartbeat:
         if self.log_bytes is None:
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
-            self.log_bytes = beats.log_size(self.run, self.rank.rank)
+            self.log_bytes = beats.log_size(self.run_dir, self.rank.rank)
             self.write()
 
     def end(self) -> None:
@@ -138,7 +138,7 @@ class Heartbeat:
 
     def _others(self) -> dict[int, int]:
         """Return when the beats of the other ranks were written."""
-        return {rank: at for rank, at in beats.written(self.run).items() if rank != self.rank.rank}
+        return {rank: at for rank, at in beats.written(self.run_dir).items() if rank != self.rank.rank}
 
     def write(self) -> None:
         """Write the beat now; `tick` writes at most once a second, to spare a shared file system."""

@@ -76,7 +76,7 @@ def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Share:
+class RowPart:
     """A rank's part of the tokens of a row: part `index` of `size` equal parts."""
 
     index: int
@@ -106,11 +106,11 @@ class Share:
         return part, max(0, min(length - start, width)), num_trained
 
 
-WHOLE = Share(0, 1)
-"""The share of a rank that computes whole rows."""
+WHOLE = RowPart(0, 1)
+"""The part of a rank that computes whole rows."""
 
 
-def share_of(arguments: TrainingArguments) -> Share:
+def part_of(arguments: TrainingArguments) -> RowPart:
     """Return the part of each row that this rank computes."""
     config = arguments.parallelism_config
-    return Share(arguments.process_index % config.sp_size, config.sp_size) if config else WHOLE
+    return RowPart(arguments.process_index % config.sp_size, config.sp_size) if config else WHOLE

@@ -62,11 +62,11 @@ def send_to(log: Path) -> TextIO | None:
     return terminal
 
 
-def warn(run: RunDirectory, text: str) -> None:
+def warn(run_dir: RunDirectory, text: str) -> None:
     """Print a warning of rank 0 and store it for the report; a full disk is ignored."""
     print(f"WARNING: {text}", flush=True)
     with contextlib.suppress(DiskError, OSError):
-        run.log_warning(text)
+        run_dir.log_warning(text)
 
 
 def _stream(number: int) -> TextIO:

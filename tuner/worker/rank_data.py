@@ -40,9 +40,9 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, files: RunFiles, rank: Rank) -> None:
         """Find the folder of the node's blocks; every rank takes part."""
-        self.config, self.run, self.point, self.rank = files.config, files.run, files.point, rank
+        self.config, self.run_dir, self.point, self.rank = files.config, files.run_dir, files.point, rank
         self.global_batch = files.record.batch.global_batch
-        self.home = self.run.stream / str(_leader(rank))
+        self.home = self.run_dir.stream / str(_leader(rank))
         self._maker: Maker | None = None
         self._files: JsonObject = {}
         self._reported = 0
@@ -65,7 +65,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
             self._maker.passed(first)
         rows = StreamedRows(self.home, num_rows, config.randomness.seed, config.objective.type)
         go_on = self._maker.go_on if self._maker else None
-        self.stream = Stream(rows, first, go_on, is_over=lambda: bool(self.run.failures()), tick=tick)
+        self.stream = Stream(rows, first, go_on, is_over=lambda: bool(self.run_dir.failures()), tick=tick)
         if self._maker and self._maker.ready:
             self._reported = self._maker.ready[0].end
         if point and sha256 not in (None, self.stream.first.sha256):
@@ -105,7 +105,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
             if start.first >= self._reported and not start.epoch:
                 block = Prepared.load(folder, self.config.objective.type)
                 print(describe(block, f"train, from {start.first:,} on"), flush=True)
-                self.run.add_to_data_report({"split": "train", **line} for line in block.changed())
+                self.run_dir.add_to_data_report({"split": "train", **line} for line in block.changed())
             self._reported = max(self._reported, end)
 
     def __enter__(self) -> NodeStream:
@@ -119,7 +119,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         if kind is None or issubclass(kind, Stopped):
             shutil.rmtree(self.home, ignore_errors=True)
             with contextlib.suppress(OSError):  # it holds the blocks of another node
-                self.run.stream.rmdir()
+                self.run_dir.stream.rmdir()
 
 
 def _leader(rank: Rank) -> int:
@@ -174,7 +174,7 @@ def prepare_rows(files: RunFiles, process: RankProcess, encoder: Encoder) -> Ran
 
     Local rank 0 prepares them first; the other ranks of the node then read its files.
     """
-    config, run, rank, heart = files.config, files.run, process.rank, process.guard.heart
+    config, run_dir, rank, heart = files.config, files.run_dir, process.rank, process.guard.heart
     streams = config.train_dataloader.dataset.streaming
     stream = process.at_the_end.enter_context(NodeStream(files, rank)) if streams else None
     heart.beat("preparing the data")
@@ -193,35 +193,37 @@ def prepare_rows(files: RunFiles, process: RankProcess, encoder: Encoder) -> Ran
         dist.barrier()
     if rank.rank == 0:
         first = train_data.first if isinstance(train_data, Stream) else train_data
-        show_data({"train": first} | ({"validation": val_data} if val_data else {}), run)
+        show_data({"train": first} | ({"validation": val_data} if val_data else {}), run_dir)
         leaks = val_data.in_training(train_data) if val_data and isinstance(train_data, Prepared) else 0
         of_leaks = [copies.leak_warning(leaks, val_data.counts.read)] if val_data and leaks else []
-        warn_unless_planned((*first.hints, *of_leaks), run)
-        warn_of_few_steps(config, first, run)
+        warn_unless_planned((*first.hints, *of_leaks), run_dir)
+        warn_of_few_steps(config, first, run_dir)
     return RankRows(train_data, val_data, encoder, stream)
 
 
-def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
+def show_data(prepared: dict[str, Prepared], run_dir: RunDirectory) -> None:
     """Print a summary of the data, and write each changed or dropped sample to data_report.jsonl."""
     for name, result in prepared.items():
         print(describe(result, name), flush=True)
     if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
-        warn(run, warning)
+        warn(run_dir, warning)
     if warning := outcomes.unread_warning({name: result.unread for name, result in prepared.items()}):
-        warn(run, warning)
+        warn(run_dir, warning)
     counts = {name: result.facts() for name, result in prepared.items()}
-    run.write_data(counts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
+    run_dir.write_data(
+        counts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed())
+    )
 
 
-def warn_unless_planned(warnings: Iterable[str], run: RunDirectory) -> None:
+def warn_unless_planned(warnings: Iterable[str], run_dir: RunDirectory) -> None:
     """Print the warnings that the plan has not printed: it reads few rows, and none of the hub."""
-    planned = run.read_run().warnings
+    planned = run_dir.read_run().warnings
     for text in warnings:
         if not any(warning.startswith(text) for warning in planned):
-            warn(run, text)
+            warn(run_dir, text)
 
 
-def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirectory) -> None:
+def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run_dir: RunDirectory) -> None:
     """Warn if the rows make too few optimizer steps to learn from, or fewer than the warm-up has.
 
     It is silent if the plan has said so of the rows that it counted. Of a number of steps that the recipe sets the plan
@@ -229,7 +231,7 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
     """
     if rows is None or config.train_cfg.max_steps:
         return
-    planned = run.read_run().batch
+    planned = run_dir.read_run().batch
     batch = Batch(planned.micro_batch, planned.accumulation, planned.ranks)
     counts, samples_a_row = rows.counts, config.objective.samples_a_row if config.objective.facts.generates else 1
     num_samples = counts.packed_rows * samples_a_row
@@ -249,4 +251,4 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirec
     foreseen = [None, None] if planned.samples is None else warnings(planned.samples)
     for warning, told in zip(warnings(num_samples), foreseen, strict=True):
         if warning and not told:
-            warn(run, f"{warning}.")
+            warn(run_dir, f"{warning}.")

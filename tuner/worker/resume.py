@@ -72,7 +72,7 @@ class EndIfNothingIsLeft(TrainerCallback):  # type: ignore[misc]
             raise NothingLeft
 
 
-def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path | None:
+def converted(run_dir: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path | None:
     """Return the folder that these ranks resume from, or None in a new run; rank 0 converts it if necessary.
 
     Call it before the process group exists: the other ranks wait without a time limit, which a collective has.
@@ -87,18 +87,18 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
     compat_checkpoints.load_swapped_whole()
     if point is None:
         return None
-    folder = point.folder(run)
+    folder = point.folder(run_dir)
     if folder == point.path:
         return folder
     if rank.rank == 0 and not _is_made_of(folder, point.checkpoint):
         print(f"Converting {point.path} for this run.", flush=True)
-        with undo_on_disk_error(run.checkpoints, "the converted checkpoint"), data_alone(point.path), silenced():
-            checkpoints.clear_unfinished(run.checkpoints)
-            _convert(point, checkpoints.unfinished(run.checkpoints) / folder.name)
-            run.universal.mkdir(exist_ok=True)
-            checkpoints.put_in_place(run.checkpoints, folder)
+        with undo_on_disk_error(run_dir.checkpoints, "the converted checkpoint"), data_alone(point.path), silenced():
+            checkpoints.clear_unfinished(run_dir.checkpoints)
+            _convert(point, checkpoints.unfinished(run_dir.checkpoints) / folder.name)
+            run_dir.universal.mkdir(exist_ok=True)
+            checkpoints.put_in_place(run_dir.checkpoints, folder)
     while not (folder / checkpoints.MANIFEST).is_file():
-        if run.failures():
+        if run_dir.failures():
             raise TunerError(f"rank 0 could not convert {point.path}", where="ranks/0.log")
         time.sleep(POLL_S)
     return folder
@@ -317,7 +317,7 @@ def _put(
         assert parameter.dtype == torch.float32, f"{type(engine.optimizer)} has unknown masters"
 
 
-def load_best(trainer: BuiltTrainer, run: RunDirectory, record: RunRecord, *, is_adapter: bool) -> int | None:
+def load_best(trainer: BuiltTrainer, run_dir: RunDirectory, record: RunRecord, *, is_adapter: bool) -> int | None:
     """Load the weights of the best checkpoint into the trained model; every rank takes part.
 
     Returns:
@@ -328,7 +328,7 @@ def load_best(trainer: BuiltTrainer, run: RunDirectory, record: RunRecord, *, is
         DiskError: there is no room to convert its weights for these ranks.
     """
     engine, step = trainer.model_wrapped, best_step(trainer.state)
-    folder = run.checkpoints / f"checkpoint-{step}"
+    folder = run_dir.checkpoints / f"checkpoint-{step}"
     if step in (None, trainer.state.global_step):
         return None
     # Rank 0, which has made it, looks for all: a node that saw it later would leave the others alone in the load.
@@ -345,18 +345,18 @@ def load_best(trainer: BuiltTrainer, run: RunDirectory, record: RunRecord, *, is
         if as_saved:
             deepspeed_load_checkpoint(engine, str(folder), load_module_strict=not is_adapter)
         else:
-            _load_converted(engine, run, folder)
+            _load_converted(engine, run_dir, folder)
     return step
 
 
-def _load_converted(engine: DeepSpeedEngine, run: RunDirectory, checkpoint: Path) -> None:
-    folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
-    with undo_on_disk_error(run.checkpoints, f"the weights of {checkpoint.name}"), silenced():
+def _load_converted(engine: DeepSpeedEngine, run_dir: RunDirectory, checkpoint: Path) -> None:
+    folder = checkpoints.unfinished(run_dir.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
+    with undo_on_disk_error(run_dir.checkpoints, f"the weights of {checkpoint.name}"), silenced():
         if dist.get_rank() == 0:
-            checkpoints.clear_unfinished(run.checkpoints)
+            checkpoints.clear_unfinished(run_dir.checkpoints)
             write_weights(checkpoint, folder)
     dist.barrier()
     put_weights(engine, folder)
     dist.barrier()
     if dist.get_rank() == 0:
-        checkpoints.clear_unfinished(run.checkpoints)
+        checkpoints.clear_unfinished(run_dir.checkpoints)

@@ -59,7 +59,7 @@ class _OutOfTime(Exception):
 
 
 def show_samples(
-    config: RecipeConfig, encoder: Encoder, run: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int
+    config: RecipeConfig, encoder: Encoder, run_dir: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int
 ) -> None:
     """Print `log.num_samples` validation prompts with the reference and the model's answers; write samples.jsonl.
 
@@ -91,9 +91,9 @@ def show_samples(
         return
     try:
         conversations = prompts(config.val_dataloader.dataset, count, config.objective.type)
-        _show(config, encoder, conversations, run, guard, seconds, device)
+        _show(config, encoder, conversations, run_dir, guard, seconds, device)
     except Exception as error:
-        warn(run, f"no samples: {_message(error)}")
+        warn(run_dir, f"no samples: {_message(error)}")
 
 
 def _device(config: RecipeConfig, num_parameters: int, *, asks_host: bool) -> torch.device | None:
@@ -118,7 +118,7 @@ def _show(
     config: RecipeConfig,
     encoder: Encoder,
     conversations: list[Chat],
-    run: RunDirectory,
+    run_dir: RunDirectory,
     guard: Guard,
     seconds: float,
     device: torch.device,
@@ -129,10 +129,10 @@ def _show(
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
     questions = [before_answer(chat) for chat in conversations]
-    result = load_options(written(config.model, run.final))
+    result = load_options(written(config.model, run_dir.final))
     if not config.reads_images:
-        encoder = TextEncoder(AutoTokenizer.from_pretrained(run.final, **result), day=run.day)
-    model = _auto(config).from_pretrained(run.final, device_map={"": device}, **result)  # and an adapter's base
+        encoder = TextEncoder(AutoTokenizer.from_pretrained(run_dir.final, **result), day=run_dir.day)
+    model = _auto(config).from_pretrained(run_dir.final, device_map={"": device}, **result)  # and an adapter's base
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
@@ -161,7 +161,7 @@ def _show(
         if pictures := images_of(chat.messages)[:_MAX_PICTURES]:
             line["images"] = [images.thumbnail(picture) for picture in pictures]
         lines.append(json.dumps(line))
-    write_text(run.samples, "\n".join(lines) + "\n")
+    write_text(run_dir.samples, "\n".join(lines) + "\n")
     Console(width=_width(guard.terminal)).print(table)
     print(f"{num_right} of {len(answers)} right to the letter.", flush=True)
 
@@ -237,7 +237,7 @@ def _before(
             model.disable_adapters()
         return _answers(model, encoder, prompts, guard, deadline)
     except Exception as error:  # a base model may not know the tokens of the chat template
-        warn(guard.run, f"no answers from before training: {_message(error)}")
+        warn(guard.run_dir, f"no answers from before training: {_message(error)}")
         return []
 
 

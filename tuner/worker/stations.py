@@ -32,18 +32,18 @@ class RunFiles:
         point: The checkpoint that the run resumes from.
     """
 
-    run: RunDirectory
+    run_dir: RunDirectory
     config: RecipeConfig
     record: RunRecord
     zero: JsonObject
     point: ResumePoint | None
 
     @classmethod
-    def read(cls, run: RunDirectory) -> RunFiles:
+    def read(cls, run_dir: RunDirectory) -> RunFiles:
         """Read the files of a run directory."""
-        config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
-        record = run.read_run()
-        return cls(run, config, record, run.read_json(run.deepspeed), ResumePoint.of(record))
+        config = resolved_recipe(run_dir.read_json(run_dir.resolved_recipe), run_dir.resolved_recipe)
+        record = run_dir.read_run()
+        return cls(run_dir, config, record, run_dir.read_json(run_dir.deepspeed), ResumePoint.of(record))
 
     @property
     def zero_stage(self) -> int:

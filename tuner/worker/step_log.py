@@ -91,8 +91,8 @@ class LogsSteps(TrainerCallback):  # type: ignore[misc]
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]
     """Writes metrics.jsonl and the progress bar on rank 0; a validation loss that is not finite ends the run."""
 
-    def __init__(self, run: RunDirectory, record: RunRecord, show: ProgressBar | None) -> None:
-        self.run, self.show = run, show
+    def __init__(self, run_dir: RunDirectory, record: RunRecord, show: ProgressBar | None) -> None:
+        self.run_dir, self.show = run_dir, show
         self.world_size, self.arithmetic = record.world_size, record.arithmetic
         self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
         self.earlier_peak = 0
@@ -101,7 +101,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
-        self.earlier_peak = metrics.peak_bytes(self.run)
+        self.earlier_peak = metrics.peak_bytes(self.run_dir)
         if self.show:
             self.show.start(state.max_steps, state.global_step)
 
@@ -150,9 +150,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
 
     def _record(self, line: Logs) -> None:
         try:
-            self.run.log_metrics(line)
+            self.run_dir.log_metrics(line)
         except DiskError as error:  # a full disk must not cost the steps since the last checkpoint
-            warn(self.run, f"{error} Training continues without this line: {line}")
+            warn(self.run_dir, f"{error} Training continues without this line: {line}")
 
     def _measured(self, tokens: float) -> Logs:
         """Return tokens per second of all ranks since the last call, the MFU if known, and the memory."""
@@ -277,12 +277,12 @@ def _step_values(logs: Logs, num_ranks: int) -> Iterator[str]:
 class Tracker(TrainerCallback):  # type: ignore[misc]
     """One integration of transformers. If it raises an error or hangs, it gives one warning and is switched off."""
 
-    def __init__(self, name: str, run: RunDirectory) -> None:
-        self.name, self._run = name, run
+    def __init__(self, name: str, run_dir: RunDirectory) -> None:
+        self.name, self._run_dir = name, run_dir
         self._inner: TrainerCallback | None = None
         # All calls run in one thread, because a call may hang, and MLflow and Trackio keep one run per thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        _set_places(run)
+        _set_places(run_dir)
         self._inner = self._within_patience(INTEGRATION_TO_CALLBACK[name])
 
     def _forward(self, event: str, *args: object, **kwargs: object) -> None:
@@ -301,7 +301,7 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
             why = f"{type(error).__name__}: {error}"
         self._inner = None
         self._thread.shutdown(wait=False, cancel_futures=True)
-        warn(self._run, f"the tracker {self.name} is disabled for the rest of the run: {why}")
+        warn(self._run_dir, f"the tracker {self.name} is disabled for the rest of the run: {why}")
         return None
 
 
@@ -313,14 +313,18 @@ for _event in _EVENTS:
     setattr(Tracker, _event, _forwarding(_event))
 
 
-def trackers(names: Iterable[str], run: RunDirectory) -> list[Tracker]:
+def trackers(names: Iterable[str], run_dir: RunDirectory) -> list[Tracker]:
     """Return a callback for each tracker; rank 0 alone uses them."""
-    return [Tracker(name, run) for name in names]
+    return [Tracker(name, run_dir) for name in names]
 
 
-def _set_places(run: RunDirectory) -> None:
+def _set_places(run_dir: RunDirectory) -> None:
     """Let trackers write into the run directory, unless the user has set another place."""
-    places = {"TENSORBOARD_LOGGING_DIR": run.path / "tensorboard", "WANDB_DIR": run.path, "WANDB_PROJECT": "tuner"}
+    places = {
+        "TENSORBOARD_LOGGING_DIR": run_dir.path / "tensorboard",
+        "WANDB_DIR": run_dir.path,
+        "WANDB_PROJECT": "tuner",
+    }
     for name, value in places.items():
         os.environ.setdefault(name, str(value))
 
@@ -337,8 +341,8 @@ def _finish_wandb() -> None:
 class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
     """Stores what DeepSpeed measures on rank 0: times of the parts of a step, memory between them, communication."""
 
-    def __init__(self, trainer: BuiltTrainer, run: RunDirectory, zero: JsonObject) -> None:
-        self.trainer, self.run, self.zero = trainer, run, zero
+    def __init__(self, trainer: BuiltTrainer, run_dir: RunDirectory, zero: JsonObject) -> None:
+        self.trainer, self.run_dir, self.zero = trainer, run_dir, zero
         self.logs_communication = bool((zero.get("comms_logger") or {}).get("enabled"))
         if zero.get("memory_breakdown") is True:
             compat.on_memory_breakdown(self._log_memory)
@@ -347,31 +351,31 @@ class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         if self.logs_communication:  # not earlier: transformers sets the logger's level when it builds the engine
-            _send_log(self.run)
+            _send_log(self.run_dir)
         if self.zero.get("wall_clock_breakdown") is True:
             timers = self.trainer.deepspeed.timers
             # The timers' own `log` prints at any log level.
-            timers.log = partial(_log_times, timers, self.run)
+            timers.log = partial(_log_times, timers, self.run_dir)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.logs_communication:
             communication = comms_logger.log_all(print_log=False, return_dict=True)
-            self.run.log_measured("communication.jsonl", {"step": state.global_step, **communication["summary"]})
+            self.run_dir.log_measured("communication.jsonl", {"step": state.global_step, **communication["summary"]})
 
     def _log_memory(self, where: str) -> None:
         device = get_accelerator()
         line = {"at": where, "allocated": device.memory_allocated(), "max_allocated": device.max_memory_allocated()}
-        self.run.log_measured("memory.jsonl", {**line, "host_available": psutil.virtual_memory().available})
+        self.run_dir.log_measured("memory.jsonl", {**line, "host_available": psutil.virtual_memory().available})
         device.reset_peak_memory_stats()
 
 
-def _send_log(run: RunDirectory) -> None:
+def _send_log(run_dir: RunDirectory) -> None:
     """Write DeepSpeed's log to a file; the part that is printed stays as `quiet` has set it."""
-    run.measurements.mkdir(exist_ok=True)
+    run_dir.measurements.mkdir(exist_ok=True)
     logger = logging.getLogger("DeepSpeed")
     for handler in logger.handlers:
         handler.setLevel(max(handler.level, logger.level))
-    to_file = logging.FileHandler(run.measurements / "deepspeed.log")
+    to_file = logging.FileHandler(run_dir.measurements / "deepspeed.log")
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(to_file)
     logger.setLevel(logging.INFO)
@@ -379,7 +383,7 @@ def _send_log(run: RunDirectory) -> None:
 
 def _log_times(
     timers: SynchronizedWallClockTimer,
-    run: RunDirectory,
+    run_dir: RunDirectory,
     names: list[str],
     normalizer: float = 1.0,
     **options: bool,
@@ -388,4 +392,4 @@ def _log_times(
     known = {name: timers.timers[name] for name in names if name in timers.timers}
     reset = options.get("reset", True)
     line = {name: round(timer.elapsed(reset=reset) / normalizer, 3) for name, timer in known.items()}
-    run.log_measured("wall_clock.jsonl", line)
+    run_dir.log_measured("wall_clock.jsonl", line)

@@ -1,9 +1,9 @@
 """One rank's training, from the files of the run directory to the saved result: read it from top to bottom.
 
-    prepare   read the run's files, join the other ranks, turn rows into tokens
-    build     load the model, build TRL's trainer on DeepSpeed, add the callbacks
-    train     take the steps, from the checkpoint if the run is resumed
-    finish    save the result, and report what the run has learned
+    prepare_rank   read the run's files, join the other ranks, turn rows into tokens
+    build_rank     load the model, build TRL's trainer on DeepSpeed, add the callbacks
+    train          take the steps, from the checkpoint if the run is resumed
+    finish         save the result, and report what the run has learned
 
 Each function takes the object that the one before it returned. No value is decided here: all come from recipe.json,
 deepspeed.json and run.json. The rank itself adds the model's path on this node (`models.load.source`) and the prepared
@@ -71,7 +71,7 @@ from tuner.worker.trainer_types import BuiltTrainer
 
 @dataclass(frozen=True)
 class PreparedRank:
-    """One rank with its rows: the result of `prepare`.
+    """One rank with its rows: the result of `prepare_rank`.
 
     Attributes:
         files: What the run directory says.
@@ -92,7 +92,7 @@ class PreparedRank:
 
 @dataclass(frozen=True)
 class BuiltRank:
-    """A rank that is ready to train: the result of `build`. `train` returns it again after the last step."""
+    """A rank that is ready to train: the result of `build_rank`. `train` returns it again after the last step."""
 
     prepared: PreparedRank
     trainer: BuiltTrainer
@@ -102,8 +102,8 @@ class BuiltRank:
     uploads: CheckpointUploads | None
 
 
-def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
-    """Train, save the result to `run.final`, and show what it learned.
+def run_rank(run_dir: RunDirectory, rank: Rank, guard: Guard) -> None:
+    """Train, save the result to `run_dir.final`, and show what it learned.
 
     Raises:
         TunerError: data, model or machine do not fit the recipe, or no weight has changed.
@@ -111,13 +111,13 @@ def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
         Stopped: a signal asked for it; a checkpoint of the last step is saved.
     """
     with contextlib.ExitStack() as at_the_end:
-        finish(train(build(prepare(run, rank, guard, at_the_end))))
+        finish(train(build_rank(prepare_rank(run_dir, rank, guard, at_the_end))))
 
 
 # prepare
 
 
-def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> PreparedRank:
+def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> PreparedRank:
     """Read the run's files, join the other ranks, and turn rows into tokens.
 
     Raises:
@@ -127,20 +127,20 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     started_s = time.monotonic()
     compat.check_names()
     compat.print_no_memory()
-    files = RunFiles.read(run)
+    files = RunFiles.read(run_dir)
     config = files.config
     guard.watch(config.train_cfg.hang_timeout)
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     _refuse_other_world(rank, files.record)
-    checkpoint = resume.converted(run, files.point, rank)
+    checkpoint = resume.converted(run_dir, files.point, rank)
     process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
     if rank.world_size > 1:
-        agreement.require(agreement.environment(run, needs_bitsandbytes=files.record.needs_bitsandbytes))
+        agreement.require(agreement.environment(run_dir, needs_bitsandbytes=files.record.needs_bitsandbytes))
         if (names := agreement.differing_variables()) and rank.rank == 0:
-            warn(run, f"Nodes differ in {', '.join(names)}.")
+            warn(run_dir, f"Nodes differ in {', '.join(names)}.")
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
-    arguments = trainer_setup.arguments(files, process.device)
-    rows = prepare_rows(files, process, encoder_of(config, path, run.day))
+    arguments = trainer_setup.arguments_of(files, process.device)
+    rows = prepare_rows(files, process, encoder_of(config, path, run_dir.day))
     if rank.world_size > 1:  # a rank alone asks no hub for what it would compare
         _require_same_inputs(config, path, rows)
     if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
@@ -186,7 +186,7 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
 # build
 
 
-def build(prepared: PreparedRank) -> BuiltRank:
+def build_rank(prepared: PreparedRank) -> BuiltRank:
     """Load the model, build TRL's trainer on DeepSpeed, and add the callbacks."""
     files, process, rows = prepared.files, prepared.process, prepared.rows
     config, guard = files.config, process.guard
@@ -201,12 +201,12 @@ def build(prepared: PreparedRank) -> BuiltRank:
     saver = _saver(files, guard, rows, trainer, uploads)
     consensus = RankConsensus(trainer, guard, rows.encoder)
     if config.log.generate:
-        trainer.measure_answers = AnswersValidationPrompts(config, rows.encoder, files.run, consensus).measure
+        trainer.measure_answers = AnswersValidationPrompts(config, rows.encoder, files.run_dir, consensus).measure
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(files, process)]
     callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer), SpareSteps(trainer)]
     if process.rank.rank == 0:
-        callbacks.append(KeepMeasurements(trainer, files.run, files.zero))
+        callbacks.append(KeepMeasurements(trainer, files.run_dir, files.zero))
     if rows.stream:
         callbacks.append(rows.stream)
     consensus.interrupts = config.train_cfg.torch_compile != "deepcompile"  # which cannot validate after a resume
@@ -239,7 +239,7 @@ def _uploads(files: RunFiles, process: RankProcess) -> CheckpointUploads | None:
     checkpoint = files.config.checkpoint
     if not checkpoint.push or not checkpoint.repository or process.rank.rank != 0:
         return None
-    uploads = CheckpointUploads(files.run, Target(checkpoint.repository, checkpoint.private))
+    uploads = CheckpointUploads(files.run_dir, Target(checkpoint.repository, checkpoint.private))
     process.at_the_end.callback(uploads.stop)
     return uploads
 
@@ -262,18 +262,18 @@ def _saver(
             uploads.push(folder)
 
     keep, keeps_best = checkpoint.max_keep_ckpts, bool(checkpoint.save_best)
-    saver = CheckpointSaver(trainer, files.run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
+    saver = CheckpointSaver(trainer, files.run_dir, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
     guard.before_leaving = saver.wait
     return saver
 
 
 def _callbacks(files: RunFiles, process: RankProcess) -> tuple[TrainerCallback, ...]:
     """Return the callbacks that need no trainer."""
-    run, config, guard, leads = files.run, files.config, process.guard, process.rank.rank == 0
-    metrics_callback = MetricsCallback(run, files.record, ProgressBar(guard.terminal) if leads else None)
-    of_rank_0 = trackers(config.log.trackers, run) if leads else []
+    run_dir, config, guard, leads = files.run_dir, files.config, process.guard, process.rank.rank == 0
+    metrics_callback = MetricsCallback(run_dir, files.record, ProgressBar(guard.terminal) if leads else None)
+    of_rank_0 = trackers(config.log.trackers, run_dir) if leads else []
     logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
-    watch = [WatchRewards(run)] if config.objective.facts.generates else []
+    watch = [WatchRewards(run_dir)] if config.objective.facts.generates else []
     return logs_steps, validation, metrics_callback, HeartbeatCallback(guard), *watch, *of_rank_0
 
 
@@ -283,7 +283,7 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
     cfg = config.train_cfg
     if cfg.loss == "chunked" and config.objective.facts.chooses_loss and not cfg.torch_compile:
         whole_logits = partial(trainer_setup.use_whole_logits, trainer, models, config)
-        callbacks.append(CheckHead(trainer, whole_logits, files.run))
+        callbacks.append(CheckHead(trainer, whole_logits, files.run_dir))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.
     if cfg.torch_compile != "deepcompile":
         callbacks += [ValidateFirst(trainer, files.record.batch.global_batch), ValidateDue(trainer)]
@@ -312,7 +312,7 @@ def train(built: BuiltRank) -> BuiltRank:
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     if step := built.consensus.stopped_at:
         message = f"at step {step} on request; its checkpoint is saved"
-        raise Stopped(message, fix=f"Resume: {resume_advice(built.prepared.files.run.path)}")
+        raise Stopped(message, fix=f"Resume: {resume_advice(built.prepared.files.run_dir.path)}")
     built.weights_check.check()
     return built
 
@@ -335,16 +335,16 @@ def _save_last_step(built: BuiltRank) -> None:
 def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
     files, process, trainer = built.prepared.files, built.prepared.process, built.trainer
-    run, config, rank, guard = files.run, files.config, process.rank, process.guard
+    run_dir, config, rank, guard = files.run_dir, files.config, process.rank, process.guard
     guard.heart.beat("saving the result")
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
-    best = resume.load_best(trainer, run, files.record, is_adapter=is_adapter) if keeps_best else None
+    best = resume.load_best(trainer, run_dir, files.record, is_adapter=is_adapter) if keeps_best else None
     if files.record.saves_result:
-        with undo_on_disk_error(run.checkpoints, "the result"):
-            unfinished = checkpoints.unfinished(run.checkpoints) / run.final.name
+        with undo_on_disk_error(run_dir.checkpoints, "the result"):
+            unfinished = checkpoints.unfinished(run_dir.checkpoints) / run_dir.final.name
             save_final_model(trainer, built.prepared.rows.encoder, unfinished)
             if rank.rank == 0:
-                checkpoints.put_in_place(run.checkpoints, run.final)
+                checkpoints.put_in_place(run_dir.checkpoints, run_dir.final)
     guard.heart.beat("at the end")
     if built.uploads:
         built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
@@ -362,7 +362,7 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         best: The step of the checkpoint that the result has; None if the result has the last step.
     """
     files, trainer = built.prepared.files, built.trainer
-    run, config = files.run, files.config
+    run_dir, config = files.run_dir, files.config
     step, max_steps = trainer.state.global_step, trainer.state.max_steps
     first_step = files.record.resume_step or 0
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -376,7 +376,7 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         first_step=first_step,
     )
     # The file has a validation after the last checkpoint; the log has what a run in another directory logged before.
-    verdict = judge([*trainer.state.log_history, *metrics.every_line(run)], trained)
+    verdict = judge([*trainer.state.log_history, *metrics.every_line(run_dir)], trained)
     status = RunStatus(
         state="done",
         exit_code=0,
@@ -390,12 +390,12 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     )
     if config.train_cfg.torch_compile:
         status = status.model_copy(update={"num_compiled_graphs": compat.num_compiled_graphs()})
-    run.write_status(status)
+    run_dir.write_status(status)
     print(_taken(first_step, step, max_steps, seconds), flush=True)
     if verdict:
         print(f"Verdict: {verdict}", flush=True)
     if status.num_compiled_graphs == 0:
-        warn(run, "torch.compile compiled nothing in this model: the steps ran uncompiled.")
+        warn(run_dir, "torch.compile compiled nothing in this model: the steps ran uncompiled.")
     if step < max_steps:
         reason = "the validation loss no longer improved"
         print(f"Early stopping ended the run before step {max_steps}: {reason}.", flush=True)
@@ -403,16 +403,18 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         print(f"The result has the weights of step {best}, with the lowest validation loss.", flush=True)
     elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
-        warn(run, f"{gone}: the result has the weights of step {step}.")
+        warn(run_dir, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
     encoder, guard = built.prepared.rows.encoder, built.prepared.process.guard
-    show_samples(config, encoder, run, guard, run_s=seconds, num_parameters=num_parameters)
-    most_bytes = max(peak_bytes(), metrics.peak_bytes(run))  # saving and samples may need the most
-    run.write_status(status.model_copy(update={"peak_bytes": most_bytes}))
-    print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
-    print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
+    show_samples(config, encoder, run_dir, guard, run_s=seconds, num_parameters=num_parameters)
+    most_bytes = max(peak_bytes(), metrics.peak_bytes(run_dir))  # saving and samples may need the most
+    run_dir.write_status(status.model_copy(update={"peak_bytes": most_bytes}))
+    print(
+        f"\nResult:  {run_dir.final}\nReport:  {run_dir.report}\nMetrics: {run_dir.metrics}\nRecipe:  {run_dir.recipe}"
+    )
+    print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run_dir.recipe))} --set lr=...")
     use = "eval" if config.objective.facts.scores else "chat"
-    print(f"Next: tuner {use} {shlex.quote(str(run.path))}", flush=True)
+    print(f"Next: tuner {use} {shlex.quote(str(run_dir.path))}", flush=True)
 
 
 def _taken(first_step: int, step: int, max_steps: int, seconds: float) -> str:

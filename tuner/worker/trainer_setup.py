@@ -41,24 +41,24 @@ if TYPE_CHECKING:
     """The model to train, and the frozen copy that it is compared with if the objective needs one."""
 
 
-def arguments(files: RunFiles, device: torch.device) -> TrainingArguments:
+def arguments_of(files: RunFiles, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
     config = files.config
     training = training_of(config.objective.type)
     objective = config.objective.model_dump(mode="json", exclude=set(config.objective.own_keys))
     offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
-    return training.arguments(**_common(files, device), **objective, **offloads, **training.settings)
+    return training.arguments_type(**_common(files, device), **objective, **offloads, **training.fixed_arguments)
 
 
 def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
-    config, zero, run = files.config, files.zero, files.run
+    config, zero, run_dir = files.config, files.zero, files.run_dir
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
     constant = schedule.type == "constant" and schedule.warmup > 0
     if config.train_cfg.sequence_parallel_size > 1:
         # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
     return dict(
-        output_dir=str(parts.home_of(unfinished(run.checkpoints), dist.get_rank())),
+        output_dir=str(parts.home_of(unfinished(run_dir.checkpoints), dist.get_rank())),
         deepspeed=zero,
         per_device_train_batch_size=config.split.micro_batch,
         per_device_eval_batch_size=config.val_dataloader.micro_batch if config.val_dataloader else 1,
@@ -97,7 +97,7 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         logging_first_step=True,
         logging_nan_inf_filter=False,
         report_to="none",  # `trackers` holds them off the run
-        run_name=f"{run.path.parent.name}/{run.path.name}",
+        run_name=f"{run_dir.path.parent.name}/{run_dir.path.name}",
         project="tuner",
         seed=config.randomness.seed,
         data_seed=config.randomness.seed,
@@ -112,7 +112,7 @@ def _validates(config: RecipeConfig) -> str:
     return "steps" if config.train_cfg.val_interval else "epoch"
 
 
-def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: RankRows) -> BuiltTrainer:
+def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows: RankRows) -> BuiltTrainer:
     """Return the objective's trainer, ready to train.
 
     Args:
@@ -123,15 +123,15 @@ def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: 
     stream = rows.train if isinstance(rows.train, Stream) else None
     first = rows.train.first if isinstance(rows.train, Stream) else rows.train
     train_rows, eval_rows = training_of(config.objective.type).ordered(config, first.dataset), None
-    train_rows = _of_launch(config, _whole(config, train_rows, settings.train_batch_size), launch)
+    train_rows = _of_launch(config, _whole(config, train_rows, arguments.train_batch_size), launch)
     if rows.val:
-        eval_rows = _of_launch(config, _whole(config, rows.val.dataset, settings.eval_batch_size), launch)
+        eval_rows = _of_launch(config, _whole(config, rows.val.dataset, arguments.eval_batch_size), launch)
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
-        settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
+        arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
-    built = _constructed(config, settings, models, rows.encoder, train_rows, eval_rows, files.run.path)
+    built = _constructed(config, arguments, models, rows.encoder, train_rows, eval_rows, files.run_dir.path)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         built.train_dataset, built.stream = stream.rows, stream
     if shared_by > 1:
@@ -151,7 +151,7 @@ def trainer(files: RunFiles, settings: TrainingArguments, models: Models, rows: 
 
 def _constructed(
     config: RecipeConfig,
-    settings: TrainingArguments,
+    arguments: TrainingArguments,
     models: Models,
     encoder: Encoder,
     train_rows: Dataset,
@@ -159,7 +159,7 @@ def _constructed(
     folder: Path,
 ) -> BuiltTrainer:
     training = training_of(config.objective.type)
-    training.before(settings, config, models[0])
+    training.before(arguments, config, models[0])
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if collate := training.collator(config, encoder.pad_id):
         more["data_collator"] = collate
@@ -167,7 +167,7 @@ def _constructed(
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
         built: BuiltTrainer = training.trainer(
-            model=models[0], args=settings, processing_class=encoder.library_object, **rows, **more
+            model=models[0], args=arguments, processing_class=encoder.library_object, **rows, **more
         )
     built.remove_callback(PrinterCallback)
     training.after(built, config)
@@ -204,7 +204,7 @@ def evaluator(
     training = training_of(config.objective.type)
     # The reference model judges what it is asked for, when it is asked.
     beforehand = {*config.objective.own_keys, "precompute_ref_log_probs", "precompute_ref_batch_size"}
-    settings = training.arguments(
+    arguments = training.arguments_type(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,
         # TRL checks it, and nothing is trained: all completions of a prompt, and enough rows for the loss.
@@ -219,10 +219,10 @@ def evaluator(
         log_level="error",
         seed=config.randomness.seed,
         **config.objective.model_dump(mode="json", exclude=beforehand),
-        **training.settings,
+        **training.fixed_arguments,
     )
-    compat.use_one_gpu(settings)
-    built = _constructed(config, settings, models, encoder, rows, rows, Path(folder))
+    compat.use_one_gpu(arguments)
+    built = _constructed(config, arguments, models, encoder, rows, rows, Path(folder))
     fit_adapters(models[0], models[0].dtype, config, judges=True)
     return built
 

@@ -33,7 +33,7 @@ from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
 from tuner.worker import compat
 from tuner.worker.consensus import random_states, sent, set_random_states
-from tuner.worker.long_rows import WHOLE, Share, share_of
+from tuner.worker.long_rows import WHOLE, RowPart, part_of
 from tuner.worker.trainer_types import Batch, MixedIn
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ class Collator:
 
     collate: Callable[[Sequence[Row]], Batch]
     stand_in: Row
-    share: Share = WHOLE
+    part: RowPart = WHOLE
     """The part of the tokens that this rank gets, and counts."""
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        if self.share != WHOLE:
-            batch, num_tokens, trained = self.share.of(self.collate(rows or [self.stand_in]))
+        if self.part != WHOLE:
+            batch, num_tokens, trained = self.part.of(self.collate(rows or [self.stand_in]))
         else:
             batch = self.collate(rows or [self.stand_in])
             num_tokens, trained = _num_tokens(rows, batch), num_trained(batch["labels"]) if "labels" in batch else 0
@@ -204,13 +204,13 @@ class TunerTrainer(CheckpointHooks):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the loader of this rank's micro-batches."""
-        args, stream, share = self.args, self.stream, share_of(self.args)
+        args, stream, part = self.args, self.stream, part_of(self.args)
         rows = self.train_dataset if stream else in_arrays(self.train_dataset)
         sampler = stream.order() if stream else compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
-            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, share.size),
-            collate_fn=Collator(self.data_collator, self.stand_in(rows[stream.start if stream else 0]), share),
+            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, part.size),
+            collate_fn=Collator(self.data_collator, self.stand_in(rows[stream.start if stream else 0]), part),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),
@@ -287,14 +287,14 @@ class TunerTrainer(CheckpointHooks):
         """Return the loader of this rank's validation rows. Ranks that share rows in training share them here."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         assert rows is not None, "transformers asks for it"
-        args, share = self.args, share_of(self.args)
+        args, part = self.args, part_of(self.args)
         rows = rows if self.generates else in_arrays(rows)
         self._num_rows = len(rows)
-        self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // share.size))
+        self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // part.size))
         return DataLoaderShard(
             rows,
-            batch_sampler=[list(of_groups[args.process_index // share.size]) for of_groups in self._rounds],
-            collate_fn=self.data_collator if share == WHOLE else partial(_part, share, self.data_collator),
+            batch_sampler=[list(of_groups[args.process_index // part.size]) for of_groups in self._rounds],
+            collate_fn=self.data_collator if part == WHOLE else partial(_collate_part, part, self.data_collator),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             device=args.device,
@@ -381,8 +381,8 @@ def _gathers_of_rows(accelerator: Accelerator, rows_R: Tensor) -> Iterator[None]
         accelerator.gather, accelerator.gather_for_metrics = gather, gather_for_metrics
 
 
-def _part(share: Share, collate: Callable[..., Batch], rows: Sequence[Row]) -> Batch:
-    return share.of(collate(rows))[0]
+def _collate_part(part: RowPart, collate: Callable[..., Batch], rows: Sequence[Row]) -> Batch:
+    return part.of(collate(rows))[0]
 
 
 def _weight(inputs: Batch, num_rows: int) -> int:

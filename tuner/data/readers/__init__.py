@@ -19,9 +19,9 @@ _TEXT = {
     ".txt": text_files.read_txt,
 }
 _TABLES = (".parquet", ".arrow")
-KINDS = (*_TEXT, *_TABLES)
+ENDINGS = (*_TEXT, *_TABLES)
 _CAN_SEEK = (".jsonl", ".txt", *_TABLES)
-KNOWN_KINDS = f"Supported: {', '.join(KINDS)}, and text compressed as {', '.join(PACKED)}."
+SUPPORTED = f"Supported: {', '.join(ENDINGS)}, and text compressed as {', '.join(PACKED)}."
 """What messages say of them."""
 
 
@@ -34,7 +34,7 @@ def kind(path: Path) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packed = suffixes[-1:] and suffixes[-1] in PACKED
     last = suffixes[-2:-1] if packed else suffixes[-1:]
-    return last[0] if last and last[0] in (_TEXT if packed else KINDS) else None
+    return last[0] if last and last[0] in (_TEXT if packed else ENDINGS) else None
 
 
 def can_seek(path: Path) -> bool:

@@ -34,8 +34,8 @@ class Training:
 
     trainer: ClassVar[type[Any]]
     """A class with `TunerTrainer` and the trainer of TRL as its bases."""
-    arguments: ClassVar[type[transformers.TrainingArguments]]
-    settings: ClassVar[Mapping[str, Any]] = {"max_length": None}  # the rows are cut already
+    arguments_type: ClassVar[type[transformers.TrainingArguments]]
+    fixed_arguments: ClassVar[Mapping[str, Any]] = {"max_length": None}  # the rows are cut already
     """Arguments that a recipe does not choose."""
     logit_metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that the trainer reads if the loss is computed from whole logits; see `worker.loss`."""
@@ -61,7 +61,7 @@ class Training:
         return rows
 
     def before(
-        self, settings: transformers.TrainingArguments, config: RecipeConfig, model: transformers.PreTrainedModel
+        self, arguments: transformers.TrainingArguments, config: RecipeConfig, model: transformers.PreTrainedModel
     ) -> None:
         """Change the arguments for a model that is loaded, before the trainer is built.
 

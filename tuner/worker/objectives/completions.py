@@ -316,27 +316,27 @@ def _same(rows: Any) -> Any:
 class GeneratingTraining(Training):
     """The rows are prompts; TRL collates nothing."""
 
-    settings: ClassVar = {}
+    fixed_arguments: ClassVar = {}
     of_trl: ClassVar[type]
     """TRL's trainer."""
 
     def constructor(self, config: RecipeConfig, folder: Path) -> dict[str, Any]:
         return {"completions_file": RunDirectory(folder).completions}
 
-    def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
+    def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Choose the program that generates; take the reentrant form of recomputation where DeepSpeed needs it."""
         compat.check_generates(self.of_trl)
         generation = config.objective.generated_by
         if generation is not None and generation.engine == "vllm":
-            settings.use_vllm, settings.vllm_mode = True, "server" if generation.server else "colocate"
-            settings.vllm_server_base_url, settings.vllm_group_port = generation.server, generation.group_port
-            settings.vllm_gpu_memory_utilization = generation.gpu_memory_utilization
-            settings.vllm_tensor_parallel_size = generation.tensor_parallel_size
-            settings.vllm_enable_sleep_mode = generation.enable_sleep_mode
-            settings.vllm_max_model_length = tokens_per_sample(config)
-        if settings.gradient_checkpointing and isinstance(model, PeftModel) and is_deepspeed_zero3_enabled():
+            arguments.use_vllm, arguments.vllm_mode = True, "server" if generation.server else "colocate"
+            arguments.vllm_server_base_url, arguments.vllm_group_port = generation.server, generation.group_port
+            arguments.vllm_gpu_memory_utilization = generation.gpu_memory_utilization
+            arguments.vllm_tensor_parallel_size = generation.tensor_parallel_size
+            arguments.vllm_enable_sleep_mode = generation.enable_sleep_mode
+            arguments.vllm_max_model_length = tokens_per_sample(config)
+        if arguments.gradient_checkpointing and isinstance(model, PeftModel) and is_deepspeed_zero3_enabled():
             # The other form fails while weights are gathered: DeepSpeed issue 8130.
-            settings.gradient_checkpointing_kwargs = {"use_reentrant": True}
+            arguments.gradient_checkpointing_kwargs = {"use_reentrant": True}
 
     def after(self, built: Any, config: RecipeConfig) -> None:
         """End completions where answers end in the chat template."""

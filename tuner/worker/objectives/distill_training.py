@@ -69,7 +69,7 @@ class DistillTraining(GeneratingTraining):
     """The rows are prompts."""
 
     trainer = Distill
-    arguments = DistillationConfig
+    arguments_type = DistillationConfig
     of_trl = DistillationTrainer
 
 

@@ -65,7 +65,7 @@ class DpoTraining(Training):
     """The rows are pairs; log-probabilities of the reference may be columns of theirs."""
 
     trainer = Dpo
-    arguments = DPOConfig
+    arguments_type = DPOConfig
     logit_metrics = ("entropy", "mean_logits", "is_top1")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:

@@ -58,14 +58,14 @@ def _finite(value: float) -> float | None:
 class GroupRewardsTraining(GeneratingTraining):
     """The rewards come from the recipe."""
 
-    settings: ClassVar = {"num_generations_eval": 1}
+    fixed_arguments: ClassVar = {"num_generations_eval": 1}
 
     def constructor(self, config: RecipeConfig, folder: Path) -> dict[str, Any]:
         rewards = reward_functions(rewards_of(config.objective), folder=folder)
         return {"reward_funcs": list(rewards), **super().constructor(config, folder)}
 
-    def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
+    def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Weigh the rewards."""
-        super().before(settings, config, model)
+        super().before(arguments, config, model)
         compat.keep_order(self.of_trl)
-        settings.reward_weights = [reward.weight for reward in rewards_of(config.objective)]
+        arguments.reward_weights = [reward.weight for reward in rewards_of(config.objective)]

@@ -56,7 +56,7 @@ class GrpoTraining(GroupRewardsTraining):
     """The rows are prompts."""
 
     trainer = Grpo
-    arguments = GRPOConfig
+    arguments_type = GRPOConfig
     of_trl = GRPOTrainer
 
 

@@ -44,7 +44,7 @@ class KtoTraining(Training):
     """The rows are judged answers."""
 
     trainer = Kto
-    arguments = KTOConfig
+    arguments_type = KTOConfig
     logit_metrics = ("entropy", "mean_logits")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:

@@ -34,7 +34,7 @@ class OrpoTraining(Training):
     """The rows are pairs."""
 
     trainer = Orpo
-    arguments = ORPOConfig
+    arguments_type = ORPOConfig
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
         return partial(batches.odds, pad_id=pad_id)

@@ -16,7 +16,7 @@ class RewardTraining(Training):
     """The rows are pairs, collated by TRL."""
 
     trainer = Reward
-    arguments = RewardConfig
+    arguments_type = RewardConfig
 
 
 TRAINING = RewardTraining()

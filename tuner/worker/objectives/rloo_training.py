@@ -15,7 +15,7 @@ class RlooTraining(GroupRewardsTraining):
     """The rows are prompts."""
 
     trainer = Rloo
-    arguments = RLOOConfig
+    arguments_type = RLOOConfig
     of_trl = RLOOTrainer
 
 

@@ -95,22 +95,22 @@ class SftTraining(Training):
     """The rows come tokenized and packed; position_ids keep the samples of a row apart, or rows are padded."""
 
     trainer = Sft
-    arguments = SFTConfig
-    settings: ClassVar = {
-        **Training.settings,
+    arguments_type = SFTConfig
+    fixed_arguments: ClassVar = {
+        **Training.fixed_arguments,
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "packing": False,
         "shuffle_dataset": False,
     }
 
-    def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
+    def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Let the rows of a batch lie end to end if the model keeps them apart; otherwise they are padded.
 
         Raises:
             ModelError: they are packed, and which model it is was not known before it was loaded.
         """
-        settings.padding_free = batches.lays_end_to_end(model, reads_images=config.reads_images)
-        for key in () if settings.padding_free else LOADERS:
+        arguments.padding_free = batches.lays_end_to_end(model, reads_images=config.reads_images)
+        for key in () if arguments.padding_free else LOADERS:
             loader = getattr(config, key)
             if loader and loader.dataset.packing:
                 kind = model.config.get_text_config().model_type
