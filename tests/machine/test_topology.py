@@ -16,7 +16,6 @@ from tuner.machine.launchers import contradiction, filled, resolve, without_vari
 from tuner.machine.topology import (
     DEFAULT_PORT,
     SUPERVISED,
-    Batch,
     LaunchFlags,
     Rank,
     Topology,
@@ -472,14 +471,6 @@ def test_a_worker_reads_its_rank_and_whether_it_is_watched() -> None:
     assert Rank.of(environ | {SUPERVISED: "1"}).supervised
     assert Rank.of(environ | {"SLURM_STEP_ID": "0"}).of_srun
     assert not Rank.of(environ | {"SLURM_STEP_ID": "0", SUPERVISED: "1"}).of_srun
-
-
-@pytest.mark.parametrize(("samples", "steps"), [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3)])
-def test_steps_of_an_epoch_round_up(samples: int, steps: int) -> None:
-    batch = Batch(micro_batch=3, accumulation=4, ranks=2)
-
-    assert batch.global_batch == 24
-    assert batch.steps_per_epoch(samples) == steps
 
 
 def test_every_error_names_a_place() -> None:

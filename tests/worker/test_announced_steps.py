@@ -13,6 +13,7 @@ import pytest
 from tests.data.conftest import cache as cache
 from tests.launch.plans import made
 from tuner.data.prepare import prepare
+from tuner.data.step_count import count_steps
 from tuner.data.text_encoder import TextEncoder
 from tuner.machine.topology import Batch
 from tuner.models.load import source, tokenizer_of
@@ -80,7 +81,7 @@ def real_steps(config: RecipeConfig, batch: Batch) -> int:
     """Return the optimizer steps that the trainer takes on the rows as they are packed."""
     tokenizer = tokenizer_of(config, source(config.model))
     prepared = prepare(config.train_dataloader.dataset, TextEncoder(tokenizer), objective=config.objective.type)
-    return batch.steps_per_epoch(len(prepared.dataset)) * config.train_cfg.max_epochs
+    return count_steps(config, batch, len(prepared.dataset))
 
 
 QUICK = (

@@ -14,5 +14,6 @@
     batches     rows                     -> what a trainer computes on
 
 `inspection` shows people the result; `processes` takes all cores; `fast_tokens` encodes many rows; `limits` bounds what
-one row may become; `thinking` decides what happens to the reasoning before an answer.
+one row may become; `thinking` decides what happens to the reasoning before an answer; `step_count` says how many steps
+so many rows are, and whether they are too few.
 """

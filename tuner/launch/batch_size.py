@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 
+from tuner.data.step_count import ENOUGH, count_steps, splits_generation
 from tuner.errors import RecipeError
 from tuner.fit.shares import samples_of_rank
 from tuner.launch import row_counts, steps
-from tuner.machine.topology import ENOUGH, Batch
+from tuner.machine.topology import Batch
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
@@ -128,20 +129,10 @@ def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: 
 def _samples(config: RecipeConfig, rows: int | None, unit: int, ranks: int) -> int:
     """Return a global batch of samples: halved from `MAX_SAMPLES` until the run has enough steps."""
     samples = unit * max(1, MAX_SAMPLES * min(config.objective.samples_a_row, MAX_PROMPTS) // unit)
-    epochs = config.train_cfg.max_epochs
-    while rows and samples % (2 * unit) == 0 and Batch(samples // ranks, 1, ranks).steps(rows, epochs) < ENOUGH:
+    while rows and samples % (2 * unit) == 0 and count_steps(config, Batch(samples // ranks, 1, ranks), rows) < ENOUGH:
         samples //= 2
-    shared = (size for size in range(samples, 0, -unit) if _can_share_generation(config, size, ranks))
+    shared = (size for size in range(samples, 0, -unit) if not splits_generation(config, size, ranks))
     return next(shared, samples)
-
-
-def _can_share_generation(config: RecipeConfig, size: int, ranks: int) -> bool:
-    """Return whether steps of this batch can share the completions that are generated at once.
-
-    If they are several steps, all completions of a prompt have to be in the same rank.
-    """
-    at_once = config.objective.generated_at_once(size)
-    return at_once == size or at_once % size == 0 == size // ranks % config.objective.samples_a_row
 
 
 def _power_of_2(number: float) -> int:

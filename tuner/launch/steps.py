@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tuner.machine.topology import Batch, few_steps_warning, long_warm_up_warning
+from tuner.data import step_count
+from tuner.machine.topology import Batch
 from tuner.recipes.schema import RecipeConfig
 
 _BYTES_PER_TOKEN = 4
@@ -178,18 +179,10 @@ def count_steps(
     if resumed and resumed.samples is not None:
         samples = Count(resumed.samples)
     per_epoch = samples._replace(
-        value=None if samples.value is None else _steps_per_epoch(samples.value, config, batch)
+        value=None if samples.value is None else step_count.steps_per_epoch(config, batch, samples.value)
     )
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
-
-
-def _steps_per_epoch(samples: int, config: RecipeConfig, batch: Batch) -> int:
-    """Return the steps of an epoch; completions that are generated at once are all trained on."""
-    objective, size = config.objective, batch.global_batch
-    if not objective.facts.generates:
-        return batch.steps_per_epoch(samples)
-    return -(-samples // objective.generated_at_once(size)) * objective.steps_per_generation(size)
 
 
 def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
@@ -238,16 +231,12 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
 
 def warnings(config: RecipeConfig, batch: Batch, steps: Steps) -> tuple[str, ...]:
     """Return warnings about a run of too few steps, unless the recipe sets them, and about a warm-up beyond its end."""
-    samples, total, warm_up = steps.samples, steps.total.value, config.param_scheduler.warmup_steps
-    few = None
-    if not config.train_cfg.max_steps and samples.value is not None:
-        few = few_steps_warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
-    long = long_warm_up_warning(warm_up, total) if warm_up and total else None
-    return tuple(filter(None, (few, long)))
+    samples = steps.samples
+    return tuple(filter(None, step_count.warnings(config, batch, samples.value, _described(samples))))
 
 
 def _described(samples: Count) -> str:
-    return samples.why if samples.certainty is Certainty.ABOUT else f"{samples.value:,} samples"
+    return samples.why if samples.certainty is Certainty.ABOUT else f"{samples.value or 0:,} samples"
 
 
 def packs(config: RecipeConfig) -> bool:

@@ -1,15 +1,12 @@
-"""Nodes, processes and ranks of a run, its batch arithmetic, and the warning that it makes too few steps.
+"""Nodes, processes and ranks of a run, and its batch.
 
 `launchers` reads a topology from flags and variables.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
-
-from tuner.errors import Key, Option, Text
 
 DEFAULT_PORT = 29500
 SUPERVISED = "TUNER_SUPERVISED"
@@ -120,71 +117,3 @@ class Batch(NamedTuple):
     @property
     def global_batch(self) -> int:
         return self.micro_batch * self.accumulation * self.ranks
-
-    def steps_per_epoch(self, num_samples: int) -> int:
-        """Return the optimizer steps that one pass over `num_samples` samples takes."""
-        micro_batches = -(-num_samples // (self.micro_batch * self.ranks))
-        return -(-micro_batches // self.accumulation)
-
-    def steps(self, num_samples: int, epochs: float) -> int:
-        """Return the optimizer steps of so many passes over `num_samples` samples, as transformers 5.23 counts them."""
-        return math.ceil(epochs * self.steps_per_epoch(num_samples))
-
-
-# --- Runs with so few optimizer steps that they learn little ---
-
-MIN_STEPS = 30
-"""Fewer optimizer steps than this teach little at the default learning rates (docs/learning.md): on 135 rows, 12 steps
-reached a held-out loss of 3.70, 51 steps 3.08 and 105 steps 3.00."""
-
-ENOUGH = 1000
-"""A global batch of our choice is made smaller until a run takes as many: on 1,000 rows 1,000 steps reached a held-out
-loss of 2.72, 131 steps 2.89 (docs/learning.md). On a GPU so many small steps cost minutes."""
-
-
-def long_warm_up_warning(warm_up: int, total: int) -> str | None:
-    """Return that a warm-up of `warm_up` steps ends behind the last of `total` steps; None if it does not."""
-    if warm_up <= total:
-        return None
-    return (
-        f"The warm-up takes {warm_up:,} steps and the run {total:,}: the learning rate only rises, to "
-        f"{total / warm_up:.0%} of lr. Use a smaller warmup_steps, or warmup_ratio"
-    )
-
-
-def few_steps_warning(
-    batch: Batch, epochs: float, rows: int, description: str, *, unpacked: int | None = None
-) -> str | None:
-    """Return that a run takes too few steps, with the arithmetic and what changes it; None if it takes enough.
-
-    Args:
-        batch: Of all ranks.
-        epochs: Passes over the rows.
-        rows: Those that the batch counts: packed rows, with packing.
-        description: Those rows in words.
-        unpacked: The samples that were packed into these rows, if any were.
-    """
-    if not rows:
-        return f"{description}: there is nothing to train on"
-    total = batch.steps(rows, epochs)
-    if total >= MIN_STEPS:
-        return None
-    steps = f"{total} optimizer step{'s' * (total > 1)}"
-    why = f"{description}, global batch {batch.global_batch}, {epochs:g} epoch{'s' * (epochs != 1)}"
-    ways = " or ".join(_ways(batch, epochs, rows, unpacked))
-    return Text(f"This run makes only {steps} ({why}) and will learn very little. Try {ways}")
-
-
-def _ways(batch: Batch, epochs: float, rows: int, unpacked: int | None) -> list[str]:
-    """Return the options that give more steps, each with how many."""
-    each, ways = batch.steps_per_epoch(rows), []
-    smaller = max(batch.ranks, batch.global_batch // 2 ** math.ceil(math.log2(MIN_STEPS / batch.steps(rows, epochs))))
-    smaller -= smaller % batch.ranks
-    if smaller < batch.global_batch:
-        steps = Batch(1, smaller // batch.ranks, batch.ranks).steps(rows, epochs)
-        ways.append(f"{Option('batch_size', smaller)} ({steps} steps)")
-    if unpacked and batch.steps_per_epoch(unpacked) > each:
-        key = Key("train_dataloader.dataset.packing", False)
-        ways.append(f"{key} ({batch.steps(unpacked, epochs)} steps)")
-    enough = -(-MIN_STEPS // each)
-    return [*ways, f"{Option('epochs', enough)} ({enough * each} steps)"]

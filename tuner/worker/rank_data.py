@@ -15,7 +15,7 @@ from functools import partial
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tuner.data import blocks, copies, outcomes
+from tuner.data import blocks, copies, outcomes, step_count
 from tuner.data.blocks import BlockStart, Maker
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
@@ -24,7 +24,7 @@ from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream, StreamedRows
 from tuner.errors import DataError, Option, Stopped
 from tuner.files import JsonObject, make_folder
-from tuner.machine.topology import Batch, Rank, few_steps_warning, long_warm_up_warning
+from tuner.machine.topology import Batch, Rank
 from tuner.recipes.schema import PREFETCHED, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import StreamData, TrainedData
@@ -226,10 +226,9 @@ def warn_unless_planned(warnings: Iterable[str], run_dir: RunDirectory) -> None:
 def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run_dir: RunDirectory) -> None:
     """Warn if the rows make too few optimizer steps to learn from, or fewer than the warm-up has.
 
-    It is silent if the plan has said so of the rows that it counted. Of a number of steps that the recipe sets the plan
-    has said all.
+    It is silent if the plan has said so of the rows that it counted.
     """
-    if rows is None or config.train_cfg.max_steps:
+    if rows is None:
         return
     planned = run_dir.read_run().batch
     batch = Batch(planned.micro_batch, planned.accumulation, planned.ranks)
@@ -241,14 +240,9 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run_dir: RunD
         if counts.packing
         else f"{num_samples:,} samples"
     )
-    unpacked = counts.kept if counts.packing else None
-    epochs, warm_up = config.train_cfg.max_epochs, config.param_scheduler.warmup_steps or 0
-
-    def warnings(samples: int) -> list[str | None]:
-        few = few_steps_warning(batch, epochs, samples, description, unpacked=unpacked)
-        return [few, long_warm_up_warning(warm_up, batch.steps(samples, epochs)) if samples else None]
-
-    foreseen = [None, None] if planned.samples is None else warnings(planned.samples)
-    for warning, told in zip(warnings(num_samples), foreseen, strict=True):
+    warnings = partial(
+        step_count.warnings, config, batch, description=description, unpacked=counts.kept if counts.packing else None
+    )
+    for warning, told in zip(warnings(num_samples), warnings(planned.samples), strict=True):
         if warning and not told:
             warn(run_dir, f"{warning}.")
