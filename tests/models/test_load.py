@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from peft.tuners.lora import Linear
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
@@ -19,6 +20,7 @@ from tests.models.brought import brought
 from tuner import assets
 from tuner.errors import ModelError
 from tuner.models.adapters import commit
+from tuner.models.fused_lora import FusedLinear
 from tuner.models.load import CACHE, decoder_layers, load_model, load_reference, make_tiny
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -51,6 +53,25 @@ def tiny() -> str:
 
 def made(config: RecipeConfig) -> Any:
     return load_model(config, tiny(), torch.float32, "cpu", shards=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "is_fused"),
+    [
+        ("lora", (), True),
+        ("lora", ("lora_dropout=0.1",), False),
+        ("dpo_lora", ("lora_dropout=0.1",), True),  # DPO compares with a model that drops nothing
+        ("lora", ("use_dora=True",), False),
+        ("lora", ("train_cfg.torch_compile=True",), False),
+        ("full", (), False),
+    ],
+)
+def test_plain_lora_computes_as_one_function(name: str, pairs: tuple[str, ...], is_fused: bool) -> None:
+    model = made(recipe(name, *pairs)).train()
+
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    assert all(type(layer) is FusedLinear for layer in layers) is (is_fused or not layers)
+    assert any(type(layer) is FusedLinear for layer in layers) is is_fused
 
 
 def trained(model: Any) -> set[str]:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, masking_utils
 
+from bench.clock.bench_counts import counted
 from tests.e2e.runs import environment
 from tests.e2e.warm import warm
 from tests.worker.counting import FUSED
-from tests.worker.updates import counted_reads
 from tuner.worker import compat, compat_update
 from tuner.worker.trainers import TunerTrainer
 
@@ -50,13 +50,16 @@ def test_transformers_masks_of_rows_whose_samples_are_known_are_the_same_and_rea
     wanted = find(packed)
     assert find(single) is None
 
-    with counted_reads() as reads:
-        with compat.knowing(are_packed=True):
-            found = masking_utils.find_packed_sequence_indices(packed)
-        with compat.knowing(are_packed=False):
-            assert masking_utils.find_packed_sequence_indices(single) is None
-        assert not reads
+    counted.reset()
+    counted.start()
+    counted.keep((packed, single), of_python=False)  # they lie on the GPU
+    with compat.knowing(are_packed=True):
+        found = masking_utils.find_packed_sequence_indices(packed)
+    with compat.knowing(are_packed=False):
+        assert masking_utils.find_packed_sequence_indices(single) is None
+    counted.stop()
 
+    assert not counted.waits
     assert torch.equal(found, wanted)
     assert masking_utils.find_packed_sequence_indices is find
 

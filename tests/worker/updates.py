@@ -8,46 +8,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.clock.bench_counts import counted
 from tuner.worker import compat, compat_update
 
 NUM_STEPS, BAD = 6, 3
-_READS = ("item", "tolist", "__bool__", "__float__", "__int__")
 
 
 def model() -> Any:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
-
-
-@contextmanager
-def counted_reads() -> Iterator[list[str]]:
-    """Record what reads a tensor's value: on a GPU each waits for all kernels before it."""
-    reads: list[str] = []
-    real = {name: getattr(torch.Tensor, name) for name in _READS}
-
-    def reading(name: str) -> Any:
-        def read(*args: Any) -> Any:
-            reads.append(name)
-            return real[name](*args)
-
-        return read
-
-    for name in _READS:
-        setattr(torch.Tensor, name, reading(name))
-    try:
-        yield reads
-    finally:
-        for name in _READS:
-            setattr(torch.Tensor, name, real[name])
 
 
 def steps(dtype: str, *, at_once: bool) -> dict[str, Any]:
@@ -68,14 +44,15 @@ def steps(dtype: str, *, at_once: bool) -> dict[str, Any]:
     if at_once:
         compat_update.step_at_once(engine)
         assert "step" in vars(engine.optimizer), "the engine is not of this kind"
-    ids, taken, norms, num_reads = torch.arange(16).reshape(1, 16), [], [], 0
+    ids, taken, norms = torch.arange(16).reshape(1, 16), [], []
     for number in range(NUM_STEPS):
         engine.backward(engine(input_ids=ids, labels=ids).loss)
         if number == BAD:
             next(iter(llama.parameters())).grad[0, 0] = torch.inf
-        with counted_reads() as reads:
-            engine.step()
-        num_reads = len(reads)
+        counted.reset()
+        counted.start()
+        engine.step()
+        counted.stop()
         taken.append(engine.was_step_applied())
         norms.append(float(engine.get_global_grad_norm()))
     states = engine.optimizer.optimizer.state
@@ -86,7 +63,7 @@ def steps(dtype: str, *, at_once: bool) -> dict[str, Any]:
         "norms": norms,
         "num_updates": float(next(iter(states.values()))["step"]),
         "scale": engine.optimizer.loss_scale,
-        "reads": num_reads,
+        "waits": dict(counted.waits),
         "tensors": sum(1 for _ in llama.parameters()),
     }
 

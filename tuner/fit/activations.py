@@ -461,7 +461,7 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
     adapter = recipe.adapter
     assert adapter is not None
     low_rank = 2 * adapter.r * len(layer.linears)
-    if not adapter.lora_dropout or not recipe.objective.facts.packs:
+    if not recipe.drops_inputs:
         return low_rank
     copies = 3 * sum(linear.inputs for linear in layer.linears)
     # The undropped inputs of attention, MLP and its last layer are then saved no more.

@@ -143,17 +143,10 @@ def _passes(recipe: RecipeConfig, layers: tuple[Layer, ...]) -> Iterable[_Pass]:
 
 
 def lora_of(recipe: RecipeConfig, level: Level) -> Lora:
-    """Return how the worker computes an adapter (`models.load`)."""
+    """Return how the worker computes an adapter."""
     if recipe.train_cfg.torch_compile:
         return "compiled"
-    adapter = recipe.adapter
-    is_plain = adapter is not None and not (adapter.use_dora or recipe.quantization or _drops(recipe))
-    return "fused" if is_plain and level.stage < 3 else "peft"
-
-
-def _drops(recipe: RecipeConfig) -> bool:
-    """Return whether dropout changes the inputs of the adapters."""
-    return bool(recipe.adapter and recipe.adapter.lora_dropout and recipe.objective.facts.packs)
+    return "fused" if recipe.fuses_lora(shards=level.stage == 3) else "peft"
 
 
 def _attention(recipe: RecipeConfig, architecture: Architecture) -> Attention:
@@ -179,7 +172,7 @@ def _of_layer(step: _Step, one: _Pass) -> Operations:
     inputs, outputs = (sum(sizes) for sizes in ([a.inputs for a in adapters], [a.outputs for a in adapters]))
     of_lora = 2.0 * (recipe.adapter.r if recipe.adapter else 0) * (inputs + outputs)
     (fwd_in, fwd_out), (bwd_in, bwd_out) = _LORA[step.lora]
-    dropped = _DROPOUT * _drops(recipe) * inputs
+    dropped = _DROPOUT * recipe.drops_inputs * inputs
     forward = fwd_in * inputs + fwd_out * outputs + dropped
     on_forward, on_backward = _KERNELS
     of_adapters = tuple(len(adapters) * number for number in _KERNELS_OF_LORA[step.lora])

@@ -16,10 +16,7 @@ from torch.nn.functional import linear
 
 
 def fuse(model: torch.nn.Module) -> None:
-    """Let the LoRA layers of a model compute as one function; those of quantized weights stay as they are.
-
-    Not for ZeRO-3, which gathers the weights of a layer for that layer's own forward.
-    """
+    """Let the LoRA layers of a model compute as one function; those of quantized weights stay as they are."""
     for layer in model.modules():
         if type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear:
             layer.__class__ = FusedLinear

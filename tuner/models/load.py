@@ -149,7 +149,7 @@ def load_model(
     trained = model
     if config.adapter:
         trained = adapters.with_adapter(model, config, path)
-        if not shards and not config.train_cfg.torch_compile:  # a compiler fuses by itself
+        if config.fuses_lora(shards=shards):
             fused_lora.fuse(trained)
     elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)

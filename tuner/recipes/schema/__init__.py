@@ -554,6 +554,21 @@ class RecipeConfig(Block):
         return self.objective.facts.computes_logits_once and cfg.loss != "whole" and not cfg.torch_compile
 
     @property
+    def drops_inputs(self) -> bool:
+        """Whether dropout changes the inputs of the adapters."""
+        return bool(self.adapter and self.adapter.lora_dropout and self.objective.facts.packs)
+
+    def fuses_lora(self, *, shards: bool) -> bool:
+        """Return whether LoRA layers compute as one function: plain ones, on whole weights of 16 bits or more.
+
+        Args:
+            shards: ZeRO-3 shards the weights, and gathers those of a layer for that layer's own forward.
+        """
+        adapter = self.adapter
+        is_plain = adapter is not None and not (adapter.use_dora or self.quantization or self.drops_inputs)
+        return is_plain and not shards and not self.train_cfg.torch_compile  # a compiler fuses by itself
+
+    @property
     def may_recompute_some_layers(self) -> bool:
         """Whether the plan may recompute some layers and keep the others: all have a backward pass, and a formula."""
         cfg = self.train_cfg
