@@ -148,7 +148,7 @@ def test_the_loss_holds_what_is_planned(objective: str, method: str, tmp_path: P
     found, (work, peak) = held(recipe, tmp_path, FACTS), planned(recipe, FACTS)
 
     assert found.peak == pytest.approx(peak, rel=0.05)
-    if objective != "orpo":  # which keeps logits too
+    if not recipe.objective.facts.keeps_logits:
         assert found.kept == pytest.approx(work.kept + work.at_loss, rel=0.05)
 
 
