@@ -278,7 +278,8 @@ def test_heavy_libraries_are_imported_where_models_and_rows_are_alone(path: Path
 
 COMMANDS_IMPORT_LATER = {"launch", "lab", "results", "worker", "data", "models", "rewards"}
 """What takes a third of a second or more, which `--help` of a command and the Tab key do not wait for."""
-HELD_BACK = HEAVY | {"numpy", "pyarrow", "huggingface_hub", "fastapi", "uvicorn"}  # slow ones, and extras
+# Slow ones, and extras; asyncio takes a tenth of a second, and a run of one node has nobody to meet.
+HELD_BACK = HEAVY | {"numpy", "pyarrow", "huggingface_hub", "fastapi", "uvicorn", "asyncio"}
 
 
 def statements(path: Path, *, at_top: bool) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -30,6 +30,7 @@ from tuner.launch.announcement import announcement
 from tuner.launch.checking import Report as CheckReport
 from tuner.launch.execute import execute
 from tuner.launch.machines import MachineFlags
+from tuner.launch.meeting.joined import joined
 from tuner.launch.planning import Plan
 from tuner.launch.previewing import Preview
 from tuner.launch.resolve import resolve_run
@@ -289,10 +290,14 @@ def train(
     )
     show_on(sys.stderr)
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
-    resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
-    for line in announcement(resolved, preflight.check(resolved)):
-        print(visible(line.in_python), file=sys.stderr)  # effect: what the command line says there too
-    code = execute(resolved)
+    here = hardware.detect(environ)
+    with joined(request, environ, here) as others:
+        resolved = resolve_run(request, environ, here, datetime.now().astimezone())
+        others.planned(resolved)
+        for line in announcement(resolved, preflight.check(resolved)):
+            print(visible(line.in_python), file=sys.stderr)  # effect: what the command line says there too
+        others.ready(resolved)
+        code = execute(resolved, others.meeting)
     run = Run(resolved.run_path)
     require_done(run, code)
     return run

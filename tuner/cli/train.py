@@ -102,6 +102,15 @@ if TYPE_CHECKING:
     "checkpoint starts the count anew.",
 )
 @click.option(
+    "--start-timeout",
+    "start_timeout_s",
+    type=Finite(min=0, min_open=True),
+    default=600,
+    metavar="SECONDS",
+    show_default=True,
+    help="How long to wait for the other nodes, at the start and after a node was lost.",
+)
+@click.option(
     "--grace",
     "grace_s",
     type=Finite(min=0, min_open=True),
@@ -166,18 +175,25 @@ def command(
     else:
         hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
     environ = dict(os.environ)
-    run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
-    if is_guided and not dry_run and not guide.agrees(run, preflight.foresee(run), request.command):
-        return
+    here = hardware.detect(environ)
     if dry_run:
+        run = resolve_run(request, environ, here, datetime.now().astimezone())
         print_plan(run, preflight.foresee(run), as_json=as_json)
         return
     from tuner.launch.execute import execute  # psutil, which a plan does not need
+    from tuner.launch.meeting.joined import joined
 
-    warnings = preflight.check(run)
-    if run.topology.leads and not is_guided:  # the plan was shown
-        announce(run, warnings)
-    sys.exit(execute(run))
+    with joined(request, environ, here) as others:
+        run = resolve_run(request, environ, here, datetime.now().astimezone())
+        others.planned(run)
+        if is_guided and not guide.agrees(run, preflight.foresee(run), request.command):
+            return
+        warnings = preflight.check(run)
+        if run.topology.leads and not is_guided:  # the plan was shown
+            announce(run, warnings)
+        others.ready(run)
+        code = execute(run, others.meeting)
+    sys.exit(code)
 
 
 def _refuse_without_hostfile(flags: dict[str, str | None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -17,13 +18,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from tuner import __version__
 from tuner.errors import MachineError, Stopped, TunerError, UsageError, together, words_of
-from tuner.machine.hostfile import NODE, Host
+from tuner.machine.hostfile import MEETING, NODE, Host
 from tuner.machine.kernel import INSISTING, heard
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.progress import POLL_S
@@ -69,6 +70,7 @@ class Launch:
     nproc_per_node: int
     master_addr: str | None
     master_port: int | None
+    secret: str = field(default_factory=secrets.token_hex, repr=False)
 
     def of(self, number: int, address: str) -> str:
         """Return the shell line that starts one host.
@@ -83,6 +85,7 @@ class Launch:
         if len(self.hosts) > 1:
             port = str(self.master_port or DEFAULT_PORT)
             variables |= {"NNODES": str(len(self.hosts)), "NODE_RANK": str(number), "ADDR": address, "PORT": port}
+            variables[MEETING] = " ".join((self.secret, *(each.name for each in self.hosts)))
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
         if "\n" in line:

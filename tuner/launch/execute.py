@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tuner import hooks, remote_code
 from tuner.errors import TunerError
@@ -23,21 +25,32 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
 from tuner.runs.records import RunStatus
 
+if TYPE_CHECKING:  # asyncio, which a run of one node does not need
+    from tuner.launch.meeting.caller import Caller
+    from tuner.launch.meeting.leader import Leader
+
 OnEvent = Callable[[JsonObject], None]
 _STDOUT = 1
 _STARTED = {"name", "launch_id", "started", "world_size", "resume_step"}
 """The keys of run.json in the first event."""
 
 
-def execute(resolved: ResolvedRun) -> int:
+def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> int:
     """Train and return the exit code; as one rank of Slurm (or the only rank), never return.
 
+    Args:
+        meeting: The other nodes: no rank starts before all nodes are there.
+
     Raises:
-        TunerError: the run directory cannot be written, or an op of DeepSpeed does not compile.
+        TunerError: the run directory cannot be written, an op of DeepSpeed does not compile, or another node failed.
     """
     try:
         while True:
+            if meeting and (launch_id := meeting.wait()):
+                resolved = replace(resolved, launch_id=launch_id)
             run_dir, leads = _directory(resolved), resolved.topology.leads
+            if meeting:
+                meeting.go(resolved.launch_id)
             if not resolved.topology.is_supervised:
                 with _failure_kept(run_dir, leads):
                     supervise.become_rank(resolved, run_dir)
@@ -46,9 +59,9 @@ def execute(resolved: ResolvedRun) -> int:
             shown = events.printed() if events else nullcontext()
             with _failure_kept(run_dir, leads, events), shown:
                 code = supervise.run_ranks(
-                    resolved, run_dir, shows_rank_0=not prints_events
+                    resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting
                 )  # else its lines are in its log
-            following = retry.next_attempt(resolved, run_dir, code, resolve_run)
+            following = retry.next_attempt(resolved, run_dir, code, resolve_run, meeting)
             if following is None:
                 if leads:
                     wait = hooks.run_has_ended(run_dir, code)

@@ -45,6 +45,8 @@ class Request(NamedTuple):
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     grace_s: float = 300.0
     """Seconds for ranks that are told to stop: to finish the step and save, before they are killed."""
+    start_timeout_s: float = 600.0
+    """Seconds that a start waits for the other nodes."""
     bind_cores: bool = False
     """Bind each rank to its share of the node's cores."""
     saves_result: bool = True

@@ -15,16 +15,18 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from types import FrameType
-from typing import BinaryIO, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, exit_code_of
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine.hostfile import MEETING
 from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
@@ -36,6 +38,9 @@ from tuner.runs.follow import Follower
 from tuner.runs.records import State
 from tuner.zero.config import swap_paths
 
+if TYPE_CHECKING:  # asyncio, which a run of one node does not need
+    from tuner.launch.meeting.part import Interruption, Meeting
+
 _REAP_S = 10.0
 """A killed process in a slow write, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
@@ -44,6 +49,8 @@ _TELL_S = 10.0
 _AFTER_FAILURE_S = 10.0
 """Time for the other ranks to end once one has failed; they save nothing any more."""
 _STACKS_S = 1.0
+_WORD_S = 15.0
+"""For the other nodes to see that one is gone, or for one to end the ranks that its failed one has left behind."""
 _SAVES = 3.0
 """Ranks that are told to stop get at least this many times the longest save so far."""
 _STDOUT = 1
@@ -51,7 +58,12 @@ _Output = BinaryIO | int | None
 
 
 def run_ranks(
-    resolved: ResolvedRun, directory: RunDirectory, *, shows_rank_0: bool = True, tells_failure: bool = True
+    resolved: ResolvedRun,
+    directory: RunDirectory,
+    *,
+    shows_rank_0: bool = True,
+    tells_failure: bool = True,
+    meeting: Meeting | None = None,
 ) -> int:
     """Compile what the ranks need, run them to their end and return the run's exit code.
 
@@ -59,6 +71,7 @@ def run_ranks(
         directory: The run directory, with its files.
         shows_rank_0: Show the output of rank 0 on `resolved.request.output`; it is in its log in any case.
         tells_failure: Print a failure; it is in status.json in any case.
+        meeting: Tells that another node has failed.
 
     Raises:
         MachineError: an op of DeepSpeed does not compile, or another run swaps to the same folder.
@@ -79,6 +92,7 @@ def run_ranks(
             grace_s=resolved.request.grace_s,
             shows_rank_0=shows_rank_0,
             output=resolved.request.output,
+            meeting=meeting,
         )
 
 
@@ -97,7 +111,8 @@ def become_rank(resolved: ResolvedRun, directory: RunDirectory) -> NoReturn:
 
 
 def _environment(resolved: ResolvedRun) -> dict[str, str]:
-    return without_leftovers(resolved.environ) | render.environment(resolved)
+    environ = {name: value for name, value in resolved.environ.items() if name != MEETING}
+    return without_leftovers(environ) | render.environment(resolved)
 
 
 def _compile(resolved: ResolvedRun, env: dict[str, str], directory: RunDirectory) -> None:
@@ -114,6 +129,7 @@ def run(
     grace_s: float,
     shows_rank_0: bool = True,
     output: TextIO | None = None,
+    meeting: Meeting | None = None,
 ) -> int:
     """Run the ranks of this machine, or torchrun, to their end and return the run's exit code; leave no process behind.
 
@@ -126,11 +142,12 @@ def run(
         grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
         shows_rank_0: What rank 0 prints is shown, and not in its log alone.
         output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
+        meeting: As for `run_ranks`.
 
     Raises:
         MachineError: a process cannot be started.
     """
-    watch = _Watch(directory, grace_s, are_ranks=bool(ranks))
+    watch = _Watch(directory, grace_s, are_ranks=bool(ranks), meeting=meeting)
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(
         directory.ranks / "0.log",
@@ -151,6 +168,7 @@ def run(
         watch.reap()
         while watch.is_on:
             watch.forward()
+            watch.heed()
             watch.look()
             time.sleep(POLL_S)
             watch.reap()
@@ -168,7 +186,9 @@ def _say(text: str) -> None:
 
 
 class _Watch:
-    def __init__(self, directory: RunDirectory, grace_s: float, *, are_ranks: bool) -> None:
+    def __init__(
+        self, directory: RunDirectory, grace_s: float, *, are_ranks: bool, meeting: Meeting | None = None
+    ) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
         self.began_s = time.monotonic()
         self.are_ranks = are_ranks
@@ -190,6 +210,8 @@ class _Watch:
         self.stopped: list[int] = []
         self.overdue: list[int] = []
         self.overdue_s = 0.0
+        self.meeting = meeting
+        self.interruption: Interruption | None = None
 
     @contextlib.contextmanager
     def signals(self):  # type: ignore[no-untyped-def]
@@ -265,6 +287,16 @@ class _Watch:
         if not self.failed:
             self.failed, self.ending_since_s = True, time.monotonic()
             self._wake()
+
+    def heed(self) -> None:
+        """End the ranks of this node if another one has failed or is gone: they would wait for its ranks."""
+        interruption = self.meeting and self.meeting.interruption()
+        if interruption and not (self.interruption or self.failed or self.told_to_end):
+            self.interruption = interruption
+            _say(f"{interruption.text}: the ranks of this node are stopped.")
+            self.remember_ranks()
+            self.end()
+            self.fail()
 
     def remember_ranks(self) -> None:
         """Note the children's descendants while they have a parent: orphans cannot be found later."""
@@ -417,8 +449,18 @@ class _Watch:
             stopped=self.stopped,
             overdue=self.overdue,
             overdue_s=self.overdue_s,
+            other_node=self.interruption,
         )
+        if self.meeting and not self.interruption and ending.has_lost_others(self.directory, watched):
+            watched = replace(watched, other_node=self._await_word(self.meeting))
         return ending.fail(self.directory, _say, watched, signal=self._signal)
+
+    def _await_word(self, meeting: Meeting) -> Interruption | None:
+        """Wait for what has happened to another node: ranks often notice that they lost theirs before the nodes do."""
+        deadline = time.monotonic() + _WORD_S
+        while not (word := meeting.interruption()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return word
 
     def _end(self, state: State, code: int, text: str) -> int:
         return ending.end(self.directory, _say, state, code, text, signal=self._signal)

@@ -22,6 +22,9 @@ _MAX_BYTES = 1_000_000
 NODE = "TUNER_HOST"
 """Set on each host to its name: what is started there is a node, whatever hostfile its command names."""
 
+MEETING = "TUNER_MEETING"
+"""Set on each host to the secret by which the nodes know each other, and the hosts' names; ranks do not get it."""
+
 
 class Host(NamedTuple):
     """A host by its name for ssh, and which of its GPUs are used, counted from 0."""

@@ -40,6 +40,8 @@ class Watched:
         num_oom_kills: The number of the run's processes that the kernel killed for lack of memory.
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
+        other_node: Why the ranks of this node were told to end: what happened to another one in words, its cause, and
+            its exit code.
     """
 
     child_code: int = 1
@@ -48,6 +50,7 @@ class Watched:
     stopped: Sequence[int] = ()
     overdue: Sequence[int] = ()
     overdue_s: float = 0.0
+    other_node: tuple[str, str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Diagnosis:
     message: str
     detail: str
     folder: Path
+    role: Role = Role.CAUSE
 
     @property
     def lines(self) -> list[str]:
@@ -139,6 +143,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first cause. A rank's own error comes before a timeout, and a timeout before a lost peer."""
     reported = list(_reported(evidence))
     suspects = [*reported, *_silent(evidence, all(suspect.cause.role == Role.LOST for suspect in reported))]
+    if evidence.other_node:
+        suspects = [*(one for one in reported if one.cause.role == Role.CAUSE), _other_node(evidence)]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
     suspects = suspects or [_launcher(evidence)]
@@ -155,6 +161,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         message=first.message or first.problem,
         detail=first.detail,
         folder=evidence.folder,
+        role=first.cause.role,
     )
 
 
@@ -247,6 +254,14 @@ def _overdue(evidence: Evidence) -> _Suspect:
     who = "a rank" if len(evidence.overdue) == 1 else f"{len(evidence.overdue)} ranks"
     problem = f"{who} did not stop within {evidence.overdue_s:.0f} s of SIGTERM: killed by SIGKILL"
     return _Suspect(None, causes.OVERDUE, problem, causes.OVERDUE.exit_code, 0, _known_step(evidence))
+
+
+def _other_node(evidence: Evidence) -> _Suspect:
+    """Return the failure of another node, for which the ranks of this one were told to end."""
+    assert evidence.other_node
+    text, name, exit_code = evidence.other_node
+    cause = next((cause for cause in causes.every() if cause.name == name), None) or causes.named(name)
+    return _Suspect(None, cause._replace(role=Role.CAUSE), text, exit_code, _NEVER, _known_step(evidence))
 
 
 def _launcher(evidence: Evidence) -> _Suspect:

@@ -20,6 +20,7 @@ deepspeed/      what DeepSpeed measures where its config asks for that: wall_clo
                 communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
 lock            while a run is at work: its process
+meeting         while a run of several nodes is at work: the secret of their meeting, which each node must see
 submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out
 checkpoints/    checkpoint-STEP, to resume from
 universal/      the checkpoint that was resumed from, as another number of ranks loads it, until the next one is saved
@@ -57,8 +58,10 @@ from tuner.runs import lock
 from tuner.runs.records import RunRecord, RunStatus
 
 _WAIT_S = 300.0
-_OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
-"""`tuner submit` and Slurm put them there before the run begins."""
+MEETING = "meeting"
+"""The file with the secret by which the nodes of a run know each other."""
+_OF_A_JOB = r"submit\.sh|slurm-\d+\.out|meeting|\.meeting\..*\.tmp"
+"""`tuner submit`, Slurm and the nodes' meeting put them there before the run begins."""
 OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
 """Every file that a start can leave behind if it is killed before run.json exists."""
 

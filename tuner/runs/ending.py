@@ -13,6 +13,7 @@ from dataclasses import replace
 from tuner.errors import DiskError
 from tuner.files import JsonObject, ReadOnlyJson
 from tuner.runs import beats, metrics
+from tuner.runs.causes import Role
 from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
@@ -70,6 +71,11 @@ def fail(
             say("\n".join(str(report["message"]) for report in evidence.reports))
         raise
     return end(run_dir, say, "failed", diagnosis.exit_code, diagnosis.message, signal=signal, diagnosis=diagnosis)
+
+
+def has_lost_others(run_dir: RunDirectory, watched: Watched) -> bool:
+    """Return whether no rank here says more than that it has lost others, or was told to end."""
+    return diagnose(gather(run_dir, watched)).role == Role.LOST
 
 
 def gather(run_dir: RunDirectory, watched: Watched | None = None) -> Evidence:

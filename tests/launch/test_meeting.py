@@ -1,0 +1,470 @@
+"""The nodes' launchers meet: real sockets, the nodes in one process, and clocks that run fast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.place import FAST, PATIENT, Place, at_once, met, ready
+from tests.launch.place import place as place
+from tests.launch.processes import wait_until
+from tuner.errors import Hang, MachineError, RecipeError, TunerError, UsageError
+from tuner.launch.meeting.part import Meeting, NodeError, Plan, call_key, port_of
+from tuner.machine.topology import Topology
+
+pytestmark = pytest.mark.timeout(30)
+
+
+# Before the ranks start
+
+
+def test_nodes_that_are_ready_get_the_launch_of_node_0(place: Place, tmp_path: Path) -> None:
+    met(place, tmp_path / "run", num_nodes=3)
+
+    assert (tmp_path / "run" / "meeting").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_node_that_starts_first_waits_for_node_0_and_says_what_the_address_answers(
+    place: Place, tmp_path: Path
+) -> None:
+    second = ready(place.node(1), tmp_path)
+    waiting = threading.Thread(target=second.wait)
+    waiting.start()
+    wait_until(lambda: any("connection refused" in line for line in place.said))
+
+    first = ready(place.node(0), tmp_path)
+    first.wait()
+    first.go("first")
+
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_missing_node_is_named_again_and_again_with_growing_pauses_until_the_time_is_over(
+    place: Place, tmp_path: Path
+) -> None:
+    first = ready(place.node(0, start_timeout_s=0.9), tmp_path)
+
+    with pytest.raises(Hang) as caught:
+        first.wait()
+
+    assert caught.value.exit_code == 124
+    assert 3 <= len(place.said) <= 5, "after 0.05, 0.15, 0.35 and 0.75 s"
+    assert all("node 1 of 2" in line and "never seen" in line for line in place.said)
+
+
+def test_hosts_that_the_hostfile_names_are_named_before_they_were_seen(place: Place, tmp_path: Path) -> None:
+    first = ready(place.node(0, start_timeout_s=0.2, names=("here", "worker-2")), tmp_path)
+
+    with pytest.raises(Hang, match="worker-2, never seen"):
+        first.wait()
+
+
+def test_an_address_that_does_not_resolve_is_told(place: Place, tmp_path: Path) -> None:
+    second = ready(place.node(1, address="nowhere.invalid"), tmp_path)
+    threading.Thread(target=lambda: at_once(second.wait), daemon=True).start()
+
+    wait_until(lambda: any("nowhere.invalid" in line and "does not resolve" in line for line in place.said))
+    second.close()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_the_error_of_one_node_ends_all_with_its_text_code_and_exit_code(
+    place: Place, tmp_path: Path, failing: int
+) -> None:
+    nodes = [place.node(rank, nodes=3) for rank in range(3)]
+    for node in nodes:
+        if node is not nodes[failing]:
+            ready(node, tmp_path)
+    others = [node.wait for node in nodes if node is not nodes[failing]]
+    error = RecipeError("'nan' is no number", where="--lr", fix="Write 2e-4.")
+
+    _, *ended = at_once(lambda: nodes[failing].fail(error), *others)
+
+    for caught in ended:
+        assert isinstance(caught, NodeError)
+        assert (caught.code, caught.exit_code) == ("bad-recipe", 2)
+        assert str(caught.where).startswith(f"node {failing} (") and "--lr: 'nan' is no number" in caught.message
+
+
+def test_a_node_that_comes_after_the_error_of_node_0_is_told(place: Place, tmp_path: Path) -> None:
+    first = place.node(0, times=FAST._replace(linger=10))
+    failing = threading.Thread(target=first.fail, args=(RecipeError("wrong"),))
+    failing.start()
+
+    second = ready(place.node(1), tmp_path)
+
+    with pytest.raises(NodeError, match="wrong"):
+        second.wait()
+    failing.join(10)
+    assert not failing.is_alive()
+
+
+def test_an_error_of_several_parts_is_told_whole_and_in_bounds(place: Place, tmp_path: Path) -> None:
+    first, second = ready(place.node(0), tmp_path), place.node(1)
+    error = RecipeError("a" * 100_000)
+    error.others = tuple(RecipeError(f"part {number}\x1b[2J") for number in range(20))
+
+    _, caught = at_once(lambda: second.fail(error), first.wait)
+
+    assert isinstance(caught, NodeError)
+    assert 2 < len([*caught.each()]) <= 8
+    assert len(str(caught)) < 20_000 and "\x1b" not in str(caught)
+
+
+def test_nodes_that_would_run_something_else_are_refused_and_the_difference_is_named(
+    place: Place, tmp_path: Path
+) -> None:
+    first = ready(place.node(0, words=("train", "x")), tmp_path)
+    second = ready(place.node(1, words=("train", "x", "--lr", "2e-4")), tmp_path, Plan.of("other", {"lr": 2e-4}))
+
+    for caught in at_once(first.wait, second.wait):
+        assert isinstance(caught, TunerError)
+        assert caught.exit_code == 2
+        assert "lr = 0.0001" in caught.message and "0.0002" in caught.message
+
+
+def test_two_nodes_of_one_rank_are_named(place: Place, tmp_path: Path) -> None:
+    nodes = [ready(place.node(rank, nodes=3), tmp_path) for rank in (0, 1, 1)]
+
+    for caught in at_once(*(node.wait for node in nodes)):
+        assert isinstance(caught, TunerError)
+        assert (caught.exit_code, "node rank 1" in caught.message) == (2, True)
+        assert caught.message.count(", process ") == 2
+
+
+def test_a_node_that_was_started_for_another_number_of_nodes_is_refused(place: Place, tmp_path: Path) -> None:
+    first, second = ready(place.node(0), tmp_path), ready(place.node(1, nodes=3), tmp_path)
+
+    for caught in at_once(first.wait, second.wait):
+        assert isinstance(caught, TunerError) and caught.exit_code == 2
+        assert "one of 3 nodes" in caught.message
+
+
+def test_a_node_that_ends_before_the_start_may_come_again(place: Place, tmp_path: Path) -> None:
+    first, second = ready(place.node(0), tmp_path), place.node(1)
+    waiting = threading.Thread(target=first.wait)
+    waiting.start()
+    wait_until(lambda: any("not seen the run directory" in line for line in place.said))
+    second.close()
+    wait_until(lambda: any("gone since" in line for line in place.said))
+
+    ready(place.node(1), tmp_path)
+
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_port_that_is_taken_is_told(place: Place) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", place.port + 1))
+        taken.listen()
+
+        with pytest.raises(MachineError, match=str(place.port + 1)):
+            place.node(0)
+    place.nodes.clear()
+
+
+def test_the_port_is_beside_the_master_port() -> None:
+    topology = Topology("torchrun", 2, 0, 1, 2, master_addr="a", master_port=29_500)
+    assert (port_of(topology), port_of(topology._replace(master_port=65_535))) == (29_501, 65_534)
+
+
+# The shared folder
+
+
+def test_a_node_that_does_not_see_the_folder_ends_all_in_seconds(place: Place, tmp_path: Path) -> None:
+    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
+
+    for caught in at_once(first.wait, second.wait):
+        assert isinstance(caught, TunerError) and caught.exit_code == 2
+        assert str(tmp_path / "a") in caught.message and str(tmp_path / "b") in caught.message
+
+
+def test_another_file_at_the_same_path_is_not_the_shared_folder(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "meeting").write_text(json.dumps({"secret": "ab" * 32}))
+    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
+
+    for caught in at_once(first.wait, second.wait):
+        assert isinstance(caught, TunerError) and "another file" in caught.message
+
+
+def test_a_folder_that_shows_the_file_late_is_waited_for(place: Place, tmp_path: Path) -> None:
+    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1, times=PATIENT), tmp_path / "b")
+    waiting = threading.Thread(target=first.wait)
+    waiting.start()
+    wait_until(lambda: any("has not seen" in line for line in place.said))
+
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+
+    waiting.join(10)
+    assert not waiting.is_alive() and second
+
+
+def test_a_start_that_fails_leaves_no_folder(place: Place, tmp_path: Path) -> None:
+    first = ready(place.node(0, start_timeout_s=0.1), tmp_path / "run")
+    with pytest.raises(Hang):
+        first.wait()
+
+    first.close()
+
+    assert not (tmp_path / "run").exists()
+
+
+# Strangers
+
+
+def test_a_stranger_reads_a_random_number_and_nothing_else(place: Place, tmp_path: Path) -> None:
+    ready(place.node(0), tmp_path)
+    proofs = {"folder": "0" * 64, "call": "0" * 64}
+    with socket.create_connection(("127.0.0.1", place.port + 1), timeout=10) as stranger:
+        stranger.sendall(json.dumps({"random": "1", "proofs": proofs}).encode() + b"\n")
+        read = b""
+        while data := stranger.recv(4096):
+            read += data
+
+    assert json.loads(read).keys() == {"random"}
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[" * 100_000 + b"\n", b"a" * 1_000_000, b"\xff\n"])
+def test_strangers_do_not_keep_the_nodes_from_meeting(place: Place, tmp_path: Path, sent: bytes) -> None:
+    first = ready(place.node(0), tmp_path)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(150):
+            one = strangers.enter_context(socket.create_connection(("127.0.0.1", place.port + 1), timeout=10))
+            one.setblocking(False)
+            with contextlib.suppress(OSError):
+                one.send(sent)
+        ready(place.node(1), tmp_path)
+
+        assert first.wait() is None
+
+
+def test_a_stranger_in_node_0s_place_is_not_believed(place: Place, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", place.port + 1)) as fake:
+        second = ready(place.node(1, start_timeout_s=0.5), tmp_path)
+        taken: list[bytes] = []
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = fake.accept()
+                    with connection:
+                        connection.sendall(b'{"random": "1"}\n')
+                        taken.append(connection.recv(65536))
+                        connection.sendall(b'{"by": "call", "proof": "00"}\n')
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(Hang, match="not node 0 of this run"):
+            second.wait()
+        fake.shutdown(socket.SHUT_RDWR)
+
+    assert taken and all(json.loads(hello).keys() == {"random", "proofs"} for hello in taken)
+
+
+def test_who_knows_another_command_and_no_folder_is_turned_away_and_the_start_goes_on(
+    place: Place, tmp_path: Path
+) -> None:
+    first = ready(place.node(0, words=("train", "x")), tmp_path / "a")
+    stranger = place.node(1, words=("train", "y"))
+    stranger.fail(RecipeError("wrong"))
+    waiting = threading.Thread(target=first.wait)
+    waiting.start()
+    wait_until(lambda: any("turned away: 127.0.0.1" in line for line in place.said))
+    stranger.close()
+
+    ready(place.node(1, words=("train", "x", "--node-rank", "1")), tmp_path / "a")
+
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_the_key_of_the_call_is_the_same_for_every_node_rank_and_no_other_command() -> None:
+    topology = Topology("torchrun", 2, 0, 1, 2, master_addr="a", master_port=29_500)
+    keys = {
+        call_key("", ["train", "x", *words], topology)
+        for words in (["--node-rank", "0"], ["--node-rank=1"], ["--node-rank", "1"], [])
+    }
+    assert len(keys) == 1
+    assert call_key("", ["train", "y"], topology) not in keys
+    assert call_key("sent", ["train", "x"], topology) not in keys
+
+
+# While the ranks run
+
+
+def test_a_node_whose_launcher_is_gone_is_named_to_all_others_within_seconds(place: Place, tmp_path: Path) -> None:
+    first, second, third = met(place, tmp_path, num_nodes=3)
+
+    kill(third)
+
+    for node in (first, second):
+        wait_until(lambda node=node: node.interruption() is not None)
+        assert (node.interruption().cause, "node 2 (" in node.interruption().text) == ("lost-peer", True)
+
+
+def kill(node: Meeting) -> None:
+    """End a node without a word, as SIGKILL does."""
+    node._leave = silent  # type: ignore[method-assign]
+    node.close()
+
+
+async def silent() -> None:
+    pass
+
+
+def test_a_node_that_falls_silent_is_gone(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path, times=FAST._replace(silent=0.4))
+
+    second._loop.call_soon_threadsafe(time.sleep, 1)
+
+    wait_until(lambda: first.interruption() is not None)
+
+
+def test_the_others_see_that_node_0_is_gone(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+
+    kill(first)
+
+    wait_until(lambda: second.interruption() is not None)
+    assert second.interruption().text.startswith("node 0 (")
+
+
+def test_a_connection_that_breaks_for_a_moment_ends_nothing(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+    lines = second._lines
+
+    second._loop.call_soon_threadsafe(lines.close)
+
+    wait_until(lambda: second._lines not in (None, lines) and first._nodes[1].lines is not None)
+    time.sleep(2 * FAST.back)
+    assert first.interruption() is None and second.interruption() is None
+
+
+def test_nodes_that_end_well_interrupt_nobody(place: Place, tmp_path: Path) -> None:
+    first, second, third = met(place, tmp_path, num_nodes=3)
+
+    third.ended(0, "", None, None)
+    third.close()
+    first.ended(75, "stopped", None, None)
+    first.close()
+
+    time.sleep(2 * FAST.back)
+    assert second.interruption() is None
+
+
+def test_the_failure_of_a_nodes_ranks_ends_those_of_all_others_with_its_code(place: Place, tmp_path: Path) -> None:
+    first, second, third = met(place, tmp_path, num_nodes=3)
+
+    third.ended(137, "rank 2 was killed by SIGKILL", "killed", None)
+
+    for node in (first, second):
+        wait_until(lambda node=node: node.interruption() is not None)
+        assert (node.interruption().cause, node.interruption().exit_code) == ("killed", 137)
+        assert node.interruption().text.startswith("node 2 (") and "rank 2 was killed" in node.interruption().text
+
+
+def test_a_run_at_work_refuses_a_second_node_of_a_rank_and_goes_on(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+
+    with pytest.raises(NodeError, match="two nodes claim node rank 1"):
+        ready(place.node(1), tmp_path).wait()
+
+    assert first.interruption() is None and second.interruption() is None
+
+
+def test_who_knows_the_command_alone_cannot_end_a_run_at_work(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+
+    place.node(1).fail(RecipeError("wrong"))
+
+    assert first.interruption() is None and second.interruption() is None
+
+
+# Between two attempts
+
+
+def test_after_a_failure_all_go_on_in_the_next_launch(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+    second.ended(137, "killed", "killed", None)
+    wait_until(lambda: first.interruption() is not None)
+    first.ended(137, "killed", "killed", None)
+
+    assert first.await_ends() is None
+    assert first.wait() is None
+    first.go("second")
+
+    assert second.await_next() == ("second", None)
+    assert first.interruption() is None and second.interruption() is None
+
+
+def test_the_objection_of_one_node_is_what_node_0_hears(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+    second.ended(2, "wrong", "bad-data", "node 1 ended with code 2")
+    first.ended(2, "wrong", "bad-data", None)
+
+    assert first.await_ends() == "node 1 ended with code 2"
+    first.refuse("node 1 ended with code 2")
+
+    assert second.await_next() == (None, "node 1 ended with code 2")
+
+
+def test_after_a_node_was_lost_node_0_waits_for_one_that_takes_its_place(place: Place, tmp_path: Path) -> None:
+    first, second, third = met(place, tmp_path, num_nodes=3)
+    kill(third)
+    for node in (first, second):
+        wait_until(lambda node=node: node.interruption() is not None)
+        node.ended(1, "node 2 is gone", "lost-peer", None)
+    assert first.await_ends() is None
+    assert [name for name, _ in first._missing()] == ["node 2"]
+
+    spare = ready(place.node(2, nodes=3), tmp_path)
+    first.wait()
+    first.go("second")
+
+    assert spare.wait() == "second"
+    assert second.await_next() == ("second", None)
+
+
+def test_a_node_that_comes_back_before_it_was_missed_ends_the_attempt_and_is_taken_into_the_next(
+    place: Place, tmp_path: Path
+) -> None:
+    first, second = met(place, tmp_path)
+    kill(second)
+    again = ready(place.node(1), tmp_path)
+
+    wait_until(lambda: first.interruption() is not None)
+    first.ended(1, "node 1 is gone", "lost-peer", None)
+    assert first.await_ends() is None
+    first.wait()
+    first.go("second")
+
+    assert again.wait() == "second"
+
+
+def test_nodes_that_lost_node_0_meet_again_where_it_is_started_anew(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+    kill(first)
+    wait_until(lambda: second.interruption() is not None)
+    second.ended(1, "node 0 is gone", "lost-peer", None)
+
+    first = ready(place.node(0), tmp_path)
+    first.wait()
+    first.go("first")
+
+    assert second.await_next() == ("first", None)
+
+
+def test_a_second_node_0_at_the_address_of_the_first_is_named(place: Place) -> None:
+    place.node(0)
+
+    with pytest.raises((MachineError, UsageError)):
+        place.node(0)
+    place.nodes.pop()

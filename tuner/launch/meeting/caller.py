@@ -1,0 +1,232 @@
+"""The part of the other nodes in the meeting: they call node 0, and again when the connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import Option, RunDirectoryError, TunerError
+from tuner.files import JsonObject, read_json_object
+from tuner.launch.meeting.part import (
+    CALL,
+    FOLDER,
+    LOST,
+    Interruption,
+    Meeting,
+    NodeError,
+    Plan,
+    connected,
+    told,
+)
+from tuner.launch.meeting.secret_lines import Broken, Lines, present
+from tuner.progress import POLL_S
+from tuner.runs.directory import MEETING
+
+
+class _Refused(Exception):
+    """Node 0 has decided against another attempt."""
+
+
+class Caller(Meeting):
+    """Another node's part: it calls node 0 until it answers, and again when the connection is lost."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._lines: Lines | None = None
+        self._state = "not called yet"
+        self._leader = ""
+        self._leader_name = self._names[0] if self._names else str(self.topology.master_addr)
+        self._told_folder_s: float | None = None
+        self._other_folder = ""
+        self._shares = False
+        self._has_left = self._knows = False
+        self._gone_s: float | None = None
+        self._refusal: str | None = None
+
+    def share(self, folder: Path) -> None:
+        self._folder = folder
+
+    def go(self, launch_id: str) -> None:
+        pass
+
+    def await_next(self) -> tuple[str | None, str | None]:
+        """Wait for node 0's decision after an attempt.
+
+        Returns:
+            The next attempt's launch id; or None, and the reason against another attempt.
+
+        Raises:
+            TunerError: as `wait`.
+        """
+        with self._changed:
+            if self._refusal is not None:
+                return None, self._refusal
+        try:
+            return self.wait(), None
+        except _Refused:
+            return None, self._refusal
+
+    def _missing(self) -> list[tuple[str, str]]:
+        if self._refusal is not None:
+            raise _Refused
+        if self._launched is not None and self._ended is None:
+            return []
+        if self._has_left:
+            raise NodeError("it has ended", where="node 0")
+        address = f"{self.topology.master_addr}:{self._port}"
+        state = self._state
+        if self._lines and self._shares:
+            state = "it waits for other nodes, or its checks are not done"
+        return [("node 0", f"{address}, {state}")]
+
+    def _launch_id(self) -> str | None:
+        return self._launched
+
+    async def _main(self) -> None:
+        self._spawn(self._look_around())
+        while not self._has_left:
+            try:
+                await self._call()
+            except Broken as error:
+                self._state = f"answers, but is not node 0 of this run: {error}"
+            except TimeoutError:
+                self._state = "does not answer"
+            except socket.gaierror as error:
+                self._state = f"the name does not resolve: {error.strerror}"
+            except OSError as error:
+                self._state = os.strerror(error.errno).lower() if error.errno else str(error)
+            with self._changed:
+                self._lines, self._shares = None, False
+                if self._gone_s is None:
+                    self._gone_s = time.monotonic()
+            await asyncio.sleep(self._times.again)
+
+    async def _call(self) -> None:
+        reader, writer = await connected(str(self.topology.master_addr), self._port)
+        try:
+            secret = self._read_secret()
+            lines = await present(reader, writer, {**({FOLDER: secret} if secret else {}), CALL: self._key})
+            lines.send({"kind": "hello", **self._me()})
+            while True:
+                self._hear(lines, await lines.read(self._times.silent))
+        except Broken:
+            if self._lines is None:
+                raise
+            self._state = "the connection was lost"
+        finally:
+            writer.close()
+
+    def _hear(self, lines: Lines, message: JsonObject) -> None:
+        kind = message.get("kind")
+        with self._changed:
+            if kind == "welcome":
+                if self._leader not in ("", str(message["instance"])):
+                    self._interrupt(Interruption("node 0 was started anew", LOST, 1))
+                    self._launched = self._ended = None
+                self._leader, self._lines, self._gone_s = str(message["instance"]), lines, None
+                self._leader_name = f"{message.get('host')}, {lines.address}"
+                self._state = "has not seen the run directory yet"
+                self._told_folder_s = None
+                if self._told_error and self._error is None:
+                    self._tell_error(self._told_error)
+            elif kind == "folder":
+                self._told_folder_s = time.monotonic()
+                self._other_folder = str(message["path"])
+            elif kind == "shared":
+                self._shares = True
+                self._send_plan()
+            elif kind == "go":
+                if self._launched != message["launch"]:
+                    self._launched, self._ended = str(message["launch"]), None
+                    self._begin()
+            elif kind == "stop":
+                self._interrupt(Interruption(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
+            elif kind == "refused":
+                self._refusal = str(message["why"])
+            elif kind == "error":
+                self._end(NodeError.of(message))
+            elif kind == "bye":
+                self._has_left = True
+            self._changed.notify_all()
+
+    def _send(self, message: JsonObject) -> None:
+        if self._lines:
+            with contextlib.suppress(OSError, RuntimeError):
+                self._lines.send(message)
+
+    def _set_plan(self, plan: Plan) -> None:
+        self._plan = plan
+        if self._shares:
+            self._send_plan()
+
+    def _send_plan(self) -> None:
+        if self._plan:
+            plan = {"kind": "plan", "command": self._plan.command, "values": dict(self._plan.values)}
+            self._send({**plan, "digest": self._plan.digest})
+        if self._ended:
+            self._send(self._ended)
+
+    def _tell_error(self, message: JsonObject) -> None:
+        self._send({"kind": "error", **message})
+        with self._changed:
+            self._told_error, self._knows = message, self._knows or self._lines is not None
+            self._changed.notify_all()
+
+    def _all_know(self) -> bool:
+        return self._knows or isinstance(self._error, NodeError)
+
+    def _tell_ended(self, message: JsonObject) -> None:
+        if self._shares:
+            self._send(message)
+
+    def _read_secret(self) -> bytes | None:
+        """Return the folder's secret; None: it is not to be seen, or the folder is not known yet."""
+        if self._folder is None:
+            return None
+        with contextlib.suppress(OSError):  # a listing makes NFS ask the server
+            list((self._folder if self._folder.is_dir() else self._folder.parent).iterdir())
+        try:
+            return bytes.fromhex(str(read_json_object(self._folder / MEETING).get("secret", ""))) or None
+        except ValueError:
+            return None
+
+    async def _look_around(self) -> None:
+        """Send signs of life, look for the folder's secret, and see whether node 0 is gone."""
+        shown = None
+        while True:
+            await asyncio.sleep(min(self._times.again, self._times.beat / 2))
+            self._send({"kind": "beat"})
+            if self._lines and not self._shares and self._folder:
+                secret = self._read_secret()
+                if secret and (secret, self._lines) != shown:
+                    shown = (secret, self._lines)
+                    self._send({"kind": "seen", "proof": self._lines.proof(secret)})
+                late_s = time.monotonic() - (self._told_folder_s or time.monotonic())
+                if late_s >= self._times.folder:
+                    error = self._no_shared_folder(bool(secret))
+                    self._tell_error(told(error))
+                    self._end(error)
+            if (
+                self._runs
+                and self._gone_s
+                and time.monotonic() - self._gone_s >= self._times.back
+                and not self._has_left
+            ):
+                self._interrupt(Interruption(f"node 0 ({self._leader_name}) is gone", LOST, 1))
+
+    def _no_shared_folder(self, has_another: bool) -> TunerError:
+        sees = "another file" if has_another else "no file"
+        problem = f"this node sees {sees} {self._folder}/{MEETING}, and node 0 wrote {self._other_folder}/{MEETING}"
+        fix = f"Put the run directory into a folder that all nodes share: {Option('work_dir', 'FOLDER')}."
+        return RunDirectoryError(problem, where=Option("work_dir"), fix=fix)
+
+    async def _leave(self) -> None:
+        self._send({"kind": "bye"})
+        if self._lines:
+            self._lines.close()
+        await asyncio.sleep(POLL_S)

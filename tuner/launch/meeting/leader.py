@@ -1,0 +1,433 @@
+"""Node 0's part in the meeting: it listens, knows all nodes, and tells them to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import MachineError, Option, TunerError, UsageError, shortened
+from tuner.files import JsonObject, disk_errors, read_json_object
+from tuner.launch.meeting.part import (
+    CALL,
+    CALL_S,
+    FOLDER,
+    LOST,
+    MAX_NAME,
+    MAX_TEXT,
+    Interruption,
+    Meeting,
+    NodeError,
+    Plan,
+    connected,
+    told,
+)
+from tuner.launch.meeting.secret_lines import GREETING_S, Broken, Lines, address_of, admit, present
+from tuner.progress import POLL_S
+from tuner.runs.directory import MEETING
+
+_MAX_STRANGERS = 128
+_MAX_TOLD = 3
+
+
+@dataclass
+class _Node:
+    """What node 0 knows of another node."""
+
+    rank: int
+    name: str = ""
+    """By the hostfile; then its host and address."""
+    instance: str = ""
+    pid: int = 0
+    lines: Lines | None = None
+    since_s: float = 0.0
+    """When its connection was closed."""
+    shares: bool = False
+    plan: Plan | None = None
+    is_ready: bool = False
+    knows: bool = False
+    """It was told of this node's error."""
+    launched: str | None = None
+    """The launch that it was told to run."""
+    ended: JsonObject | None = None
+    """How that ended there."""
+
+    @property
+    def who(self) -> str:
+        return f"node {self.rank} ({self.name})" if self.name else f"node {self.rank}"
+
+    @property
+    def is_gone(self) -> bool:
+        return self.lines is None
+
+    def state(self, now_s: float) -> str:
+        if not self.instance:
+            return "never seen"
+        if self.lines is None:
+            return f"gone since {now_s - self.since_s:.0f} s"
+        if not self.shares:
+            return "has not seen the run directory yet"
+        return "its checks are not done" if not self.is_ready else "ready"
+
+
+class Leader(Meeting):
+    """Node 0's part: it listens, knows all nodes, and tells them to go on."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        names = dict(enumerate(self._names))
+        self._nodes = {rank: _Node(rank, names.get(rank, "")) for rank in range(1, self.topology.num_nodes)}
+        self._secret: bytes | None = None
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self._turned_away: set[str] = set()
+        self._listener: socket.socket | None = None
+        self._has_made_folder = False
+        self._place = names.get(0, "")
+
+    def open(self) -> None:
+        try:
+            self._listener = _listening(self._port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            fix = f"Use another port on all nodes, such as {Option('master_port', self._port + 10)}."
+            problem = f"cannot listen on port {self._port}, where the nodes meet: {os.strerror(error.errno or 0)}"
+            raise MachineError(problem, where="--master-port / MASTER_PORT / PORT", fix=fix) from None
+        super().open()
+
+    def share(self, folder: Path) -> None:
+        secret = os.urandom(32)
+        path = folder / MEETING
+        with disk_errors(folder):
+            self._has_made_folder = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{MEETING}.{os.urandom(4).hex()}.tmp")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                json.dump({"secret": secret.hex()}, stream)
+            temporary.replace(path)
+        self._folder = folder
+        self._soon(self._set_secret, secret)
+
+    def go(self, launch_id: str) -> None:
+        self._soon(self._tell_to_go, launch_id)
+
+    def await_ends(self) -> str | None:
+        """Wait until the ranks of every node that is still there have ended; return the first objection of one."""
+        while True:
+            with self._changed:
+                self._raise_error()
+                ran = [node for node in self._nodes.values() if node.launched == self._launched]
+                ends = [node.ended for node in ran if node.ended]
+                if all(node.ended or self._is_lost(node) for node in ran):
+                    return next((str(end["objection"]) for end in ends if end.get("objection")), None)
+                self._changed.wait(POLL_S)
+
+    def refuse(self, why: str) -> None:
+        """Tell the other nodes that there is no other attempt."""
+        self._soon(self._broadcast, {"kind": "refused", "why": shortened(why, MAX_TEXT)})
+
+    def close(self) -> None:
+        super().close()
+        if self._listener:
+            self._listener.close()
+        if self._folder and self._secret:
+            path = self._folder / MEETING
+            with contextlib.suppress(OSError):
+                if read_json_object(path).get("secret") == self._secret.hex():
+                    path.unlink()
+            if self._has_made_folder:
+                with contextlib.suppress(OSError):  # not empty: the run has begun
+                    self._folder.rmdir()
+
+    def _missing(self) -> list[tuple[str, str]]:
+        now_s = time.monotonic()
+        missing = [
+            (f"node {node.rank}", ", ".join(filter(None, (node.name, node.state(now_s)))))
+            for node in self._nodes.values()
+            if node.is_gone or not node.is_ready
+        ]
+        if missing and self._turned_away:
+            away = ", ".join(sorted(self._turned_away)[:_MAX_TOLD])
+            name, state = missing[-1]
+            missing[-1] = (
+                name,
+                f"{state}; turned away: {away}, where neither the command is known nor the run directory seen",
+            )
+        return missing
+
+    def _launch_id(self) -> str | None:
+        return None
+
+    def _is_lost(self, node: _Node) -> bool:
+        return node.is_gone and (not node.instance or time.monotonic() - node.since_s >= self._times.back)
+
+    async def _main(self) -> None:
+        assert self._listener
+        await asyncio.start_server(self._serve_one, sock=self._listener, backlog=socket.SOMAXCONN)
+        self._spawn(self._look_for_another_leader())
+        while True:
+            await asyncio.sleep(min(self._times.beat, self._times.back / 4))
+            self._broadcast({"kind": "beat"})
+            for node in self._nodes.values():
+                if self._runs and node.launched == self._launched and not node.ended and self._is_lost(node):
+                    self._lose(node)
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # at the end; asyncio would print it as a failure
+            await self._greet(reader, writer)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._strangers) >= _MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
+        keys = {FOLDER: self._secret} if self._secret else {}
+        try:
+            lines = await admit(reader, writer, {**keys, CALL: self._key})
+            hello = await lines.read(GREETING_S)
+        except Broken as error:
+            if "secret" in str(error) and len(self._turned_away) < _MAX_STRANGERS:
+                self._turned_away.add(address_of(writer))
+            writer.close()
+            return
+        finally:
+            self._strangers.pop(writer, None)
+        await self._attend(lines, hello)
+
+    async def _attend(self, lines: Lines, hello: JsonObject) -> None:
+        if hello.get("kind") == "who":
+            lines.send({"kind": "me", **self._me()})
+            with contextlib.suppress(Broken):
+                answer = await lines.read(GREETING_S)
+                if answer.get("kind") == "error" and not self._runs:
+                    self._end_all(NodeError.of(answer))
+            lines.close()
+            return
+        node = self._join(lines, hello)
+        if node is None:
+            lines.close()
+            return
+        try:
+            while True:
+                message = await lines.read(self._times.silent)
+                if node.lines is not lines:
+                    break
+                self._hear(node, lines, message)
+        except (Broken, KeyError, TypeError, ValueError):
+            pass
+        finally:
+            lines.close()
+            with self._changed:
+                if node.lines is lines:
+                    node.lines, node.since_s = None, time.monotonic()
+                    self._changed.notify_all()
+
+    def _join(self, lines: Lines, hello: JsonObject) -> _Node | None:
+        """Take a node in; None if it is refused, or if the start ends."""
+        rank, nodes, instance = hello.get("rank"), hello.get("nodes"), str(hello.get("instance"))[:MAX_NAME]
+        name = ", ".join(dict.fromkeys((str(hello.get("host"))[:MAX_NAME], lines.address)))
+        node = self._nodes.get(rank) if isinstance(rank, int) else None
+        problem: TunerError | None = None
+        if nodes != self.topology.num_nodes:
+            text = f"node {rank} ({name}) was started as one of {nodes} nodes, and node 0 as one of "
+            problem = UsageError(f"{text}{self.topology.num_nodes}", where=Option("nnodes"))
+        elif node is None:
+            problem = UsageError(f"{name} claims node rank {rank}", where=Option("node_rank"))
+        elif node.instance not in ("", instance) and not node.is_gone and (node.shares or not self._runs):
+            here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
+            fix = f"Give each node a {Option('node_rank')} of its own."
+            problem = UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
+        if problem or node is None:
+            assert problem
+            message = {"kind": "error", "who": self._who(), **told(problem)}
+            lines.send(message)
+            if not self._runs:  # a run at work goes on without a newcomer that does not fit
+                self._end_all(problem)
+            return None
+        with self._changed:
+            if node.instance != instance:
+                if self._runs and node.launched == self._launched and not node.ended:
+                    self._lose(node)  # it was started anew, before anyone saw that it had gone
+                node.instance, node.shares, node.plan, node.is_ready = instance, False, None, False
+                node.launched = node.ended = None
+            if node.lines:
+                node.lines.close()
+            node.name, node.pid, node.lines = name, int(hello.get("pid") or 0), lines
+            node.shares = node.shares or lines.by == FOLDER
+            self._changed.notify_all()
+        lines.send({"kind": "welcome", **self._me()})
+        self._tell_folder(node)
+        if self._told_error:
+            self._send(node, self._told_error)
+            node.knows = True
+        elif node.launched and node.launched == self._launched:
+            lines.send({"kind": "go", "launch": self._launched})
+        return node
+
+    def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
+        kind = message.get("kind")
+        if kind == "error" and (node.shares or not self._runs):
+            self._end_all(NodeError.of({**message, "who": node.who}))
+        elif kind == "seen" and self._secret and message["proof"] == lines.proof(self._secret):
+            node.shares = True
+            lines.send({"kind": "shared"})
+        if not node.shares:
+            return
+        with self._changed:
+            if kind == "plan":
+                values = {str(key): str(value) for key, value in message["values"].items()}
+                node.plan = Plan(str(message["command"]), str(message["digest"]), values)
+                node.is_ready = False
+                self._compare(node)
+            elif kind == "ended" and not (node.ended and node.ended["launch"] == message["launch"]):
+                self._note_end(node, message)
+            elif kind == "bye":
+                node.ended = node.ended or {"code": 0, "objection": "it has ended", "launch": self._launched}
+            self._changed.notify_all()
+
+    def _note_end(self, node: _Node, message: JsonObject) -> None:
+        if message["launch"] != self._launched:
+            return
+        node.ended, node.is_ready = message, True
+        if message["code"] not in (0, 75) and self._runs:
+            self._stop_all(f"{node.who}: {message['text']}", message.get("cause"), message["code"], but=node)
+
+    def _lose(self, node: _Node) -> None:
+        node.is_ready = False
+        node.ended = {"launch": None}
+        self._stop_all(f"{node.who} is gone", LOST, 1, but=node)
+
+    def _stop_all(self, text: str, cause: object, code: object, but: _Node | None = None) -> None:
+        exit_code = code if isinstance(code, int) and 0 < code < 256 else 1
+        interruption = Interruption(shortened(text, MAX_TEXT), str(cause or LOST), exit_code)
+        self._interrupt(interruption)
+        for node in self._nodes.values():
+            if node is not but and not node.ended:
+                self._send(node, {"kind": "stop", **interruption._asdict()})
+
+    def _compare(self, node: _Node) -> None:
+        """Compare a node's plan with node 0's."""
+        if self._plan is None or node.plan is None:
+            return
+        ours, theirs = self._plan, node.plan
+        if ours.digest == theirs.digest:
+            node.is_ready = True
+            return
+        keys = [key for key in {**ours.values, **theirs.values} if ours.values.get(key) != theirs.values.get(key)]
+        differences = ", ".join(
+            f"{key} = {ours.values.get(key, '(nothing)')} on node 0 and {theirs.values.get(key, '(nothing)')} there"
+            for key in keys[:_MAX_TOLD]
+        )
+        problem = f"{node.who} would run something else: {differences or f'{ours.command} | {theirs.command}'}"
+        error = UsageError(problem, where="the nodes differ", fix="Start the same command on every node.")
+        if self._launched and self._runs:
+            self._send(node, {"kind": "error", "who": self._who(), **told(error)})
+        else:
+            self._end_all(error)
+
+    def _set_plan(self, plan: Plan) -> None:
+        with self._changed:
+            self._plan = plan
+            for node in self._nodes.values():
+                self._compare(node)
+            self._changed.notify_all()
+
+    def _set_secret(self, secret: bytes) -> None:
+        self._secret = secret
+        for node in self._nodes.values():
+            self._tell_folder(node)
+
+    def _tell_folder(self, node: _Node) -> None:
+        if self._secret and not node.shares:
+            self._send(node, {"kind": "folder", "path": str(self._folder)})
+        elif node.shares:
+            self._send(node, {"kind": "shared"})
+
+    def _tell_to_go(self, launch_id: str) -> None:
+        self._launched = launch_id
+        self._begin()
+        with self._changed:
+            for node in self._nodes.values():
+                node.ended, node.launched = None, launch_id
+        self._broadcast({"kind": "go", "launch": launch_id})
+
+    def _tell_error(self, message: JsonObject) -> None:
+        message = {"kind": "error", "who": self._who(), **message}
+        self._broadcast(message)
+        with self._changed:
+            self._told_error = self._told_error or message
+            for node in self._nodes.values():
+                node.knows = node.knows or node.lines is not None
+            self._changed.notify_all()
+
+    def _all_know(self) -> bool:
+        return all(node.knows for node in self._nodes.values())
+
+    def _tell_ended(self, message: JsonObject) -> None:
+        if message["code"] not in (0, 75):
+            text, cause = f"{self._who()}: {message['text']}", message["cause"]
+            self._stop_all(text, cause, message["code"])
+
+    def _end_all(self, error: TunerError) -> None:
+        """End all nodes with an error: that of another node, or what node 0 finds of two nodes."""
+        who = str(error.where) if isinstance(error, NodeError) else self._who()
+        self._tell_error({**told(error), "who": who})
+        self._end(error)
+
+    def _who(self) -> str:
+        return f"node 0 ({self._place or socket.gethostname()})"
+
+    def _broadcast(self, message: JsonObject) -> None:
+        for node in self._nodes.values():
+            self._send(node, message)
+
+    def _send(self, node: _Node, message: JsonObject) -> None:
+        if node.lines:
+            with contextlib.suppress(OSError, RuntimeError):
+                node.lines.send(message)
+
+    async def _look_for_another_leader(self) -> None:
+        """Call the address that the other nodes call: it must be this process that answers."""
+        while not (self._runs or self._error):
+            with contextlib.suppress(OSError, Broken, TimeoutError):
+                reader, writer = await connected(str(self.topology.master_addr), self._port)
+                try:
+                    keys = {FOLDER: self._secret} if self._secret else {}
+                    lines = await present(reader, writer, {**keys, CALL: self._key})
+                    lines.send({"kind": "who"})
+                    answer = await lines.read(GREETING_S)
+                    if answer.get("instance") == self._instance:
+                        return
+                    here = f"{socket.gethostname()}, process {os.getpid()}"
+                    there = f"{answer.get('host')}, {lines.address}, process {answer.get('pid')}"
+                    fix = f"Give each node a {Option('node_rank')} of its own."
+                    problem = f"two nodes claim node rank 0: {there}, and {here}"
+                    error = UsageError(problem, where="--node-rank", fix=fix)
+                    lines.send({"kind": "error", "who": self._who(), **told(error)})
+                    self._end_all(error)
+                finally:
+                    writer.close()
+            await asyncio.sleep(CALL_S)
+
+    async def _leave(self) -> None:
+        self._broadcast({"kind": "bye"})
+        for node in self._nodes.values():
+            if node.lines:
+                node.lines.close()
+        await asyncio.sleep(POLL_S)
+
+
+def _listening(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+    return socket.create_server(("", port), backlog=128)

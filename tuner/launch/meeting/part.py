@@ -1,0 +1,427 @@
+"""What every node does in the meeting: it prepares, waits aloud, and hears of the ends of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tuner import __version__
+from tuner.errors import Hang, Option, TunerError, shortened, together
+from tuner.files import JsonObject, sha256
+from tuner.launch.meeting.secret_lines import GREETING_S
+from tuner.machine.topology import Topology
+from tuner.progress import POLL_S
+
+START_TIMEOUT_S = 600.0
+CALL_S = 5.0
+"""To connect to an address."""
+_LONGEST_PAUSE_S = 120.0
+MAX_TEXTS, MAX_TEXT, MAX_NAME = 8, 2_000, 200
+_MAX_VALUES, _MAX_VALUE = 250, 60
+FOLDER, CALL = "folder", "call"
+"""The names of the two secrets."""
+LOST = "lost-peer"
+"""The cause of an end without one of its own: a node that is gone."""
+
+
+class Times(NamedTuple):
+    """How patient the nodes are with each other, in seconds.
+
+    Args:
+        beat: Between two signs of life.
+        silent: A node that has sent nothing for so long is gone: its host was cut off or stands still.
+        back: A node whose connection was closed has this time to call again.
+        linger: A node that fails while the others are still starting waits so long for them to call.
+        folder: A shared folder may show a new file this much later on another node.
+        again: Between two calls.
+        told: Until the user is first told who is missing; each further time comes after twice that pause.
+    """
+
+    beat: float = 2.0
+    silent: float = 20.0
+    back: float = 5.0
+    linger: float = 5.0
+    folder: float = 20.0
+    again: float = 0.5
+    told: float = 5.0
+
+
+class Plan(NamedTuple):
+    """What a node is about to run; all nodes must be about to run the same.
+
+    Args:
+        command: As it was typed.
+        digest: Of everything that must be equal.
+        values: The same by name and shortened, to show what differs.
+    """
+
+    command: str
+    digest: str
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, command: str, parts: Mapping[str, object]) -> Plan:
+        """Return a plan from the values that must be equal."""
+        texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in sorted(parts.items())}
+        shown = {key[:_MAX_VALUE]: _brief(text) for key, text in [*texts.items()][:_MAX_VALUES]}
+        return cls(shortened(command, MAX_TEXT), sha256(json.dumps(texts).encode()), shown)
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}... ({sha256(text.encode())[:8]})"
+
+
+class Interruption(NamedTuple):
+    """Why the ranks of this node must end: another node failed, or is gone.
+
+    Args:
+        text: With the node's name.
+        cause: The error's code.
+    """
+
+    text: str
+    cause: str
+    exit_code: int
+
+
+class NodeError(TunerError):
+    """The error of another node, with its code and exit code."""
+
+    @classmethod
+    def of(cls, message: JsonObject) -> NodeError:
+        """Return the error that a message tells of; what cannot be believed of it is left out."""
+        texts = [str(text) for text in message.get("texts", []) if text][:MAX_TEXTS] or ["it failed"]
+        errors = [cls(shortened(text, MAX_TEXT).rstrip("."), where=str(message.get("who"))) for text in texts]
+        error = together(errors)
+        code, exit_code = str(message.get("code")), message.get("exit_code")
+        is_code = code.replace("-", "").isalnum() and len(code) < 40 and code.isascii()
+        error.code = code if is_code else TunerError.code
+        error.exit_code = exit_code if isinstance(exit_code, int) and 0 < exit_code < 256 else TunerError.exit_code
+        return error
+
+
+def told(error: TunerError) -> JsonObject:
+    """Return an error as the other nodes are told of it."""
+    texts = [shortened(each.message, MAX_TEXT) for each in error.each()]
+    return {"texts": texts[:MAX_TEXTS], "code": error.code, "exit_code": error.exit_code}
+
+
+def call_key(sent: str, words: Sequence[str], topology: Topology) -> bytes:
+    """Return the secret that a node has before it has seen the shared folder.
+
+    Args:
+        sent: What `--hostfile` sent over ssh; empty without it.
+        words: The command, which is the same on every node but for its rank.
+    """
+    kept, skips = [], False
+    for word in words:
+        if not skips and word.partition("=")[0] != "--node-rank":
+            kept.append(word)
+        skips = not skips and word == "--node-rank"
+    known = sent or json.dumps([__version__, kept, topology.master_addr, topology.master_port])
+    return bytes.fromhex(sha256(known.encode()))
+
+
+def port_of(topology: Topology) -> int:
+    """Return the port at which node 0 listens: the one after the master port."""
+    port = int(topology.master_port or 0)
+    return port + 1 if port < 65535 else port - 1
+
+
+class Meeting(ABC):
+    """One node's part in the meeting. The network is served by a thread; the methods are for the launcher's own.
+
+    Args:
+        names: The nodes' hosts, where the hostfile tells them.
+        start_timeout_s: How long a start waits for the others.
+        say: Shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        key: bytes,
+        names: Sequence[str] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        times: Times = Times(),  # noqa: B008 (a tuple of numbers)
+    ) -> None:
+        self._times = times
+        self.topology, self._key, self._timeout_s, self._say = topology, key, start_timeout_s, say
+        self._names = names
+        self._port = port_of(topology)
+        self._instance = os.urandom(16).hex()
+        self._began_s = time.monotonic()
+        self._changed = threading.Condition()
+        self._told_error: JsonObject | None = None
+        """What ends all nodes, for those that come later."""
+        self._error: TunerError | None = None
+        """The error of another node, or the nodes' own about each other."""
+        self._interruption: Interruption | None = None
+        self._plan: Plan | None = None
+        self._folder: Path | None = None
+        self._runs = False
+        """Between `go` and the end of the attempt."""
+        self._launched: str | None = None
+        """The launch that runs, or ran last."""
+        self._ended: JsonObject | None = None
+        """How it ended on this node."""
+        self._interrupts = False
+        self._closes = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="meeting")
+
+    # For the launcher's thread
+
+    def open(self) -> None:
+        """Begin to listen, or to call.
+
+        Raises:
+            TunerError: this node can take no part.
+        """
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """While this process prepares: another node's error ends it at once, as Ctrl-C would.
+
+        Raises:
+            TunerError: another node's error.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        with self._changed:
+            self._interrupts = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        try:
+            self._raise_error()
+            yield
+            self._raise_error()
+        except KeyboardInterrupt:
+            self._raise_error()
+            raise
+        finally:
+            with self._changed:
+                self._interrupts = False
+
+    @abstractmethod
+    def share(self, folder: Path) -> None:
+        """Tell the run directory: node 0 writes the secret there, and the others look for it.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+
+    def agree(self, plan: Plan) -> None:
+        """Tell what this node is about to run, once all its checks are done."""
+        self._soon(self._set_plan, plan)
+
+    def wait(self) -> str | None:
+        """Wait aloud until every node is ready (node 0), or until node 0 has told the launch to run.
+
+        Returns:
+            The launch's id for other nodes, None for node 0.
+
+        Raises:
+            TunerError: another node's error; the nodes do not fit each other; the time is over.
+        """
+        began_s = next_s = time.monotonic()
+        pause_s, has_told = self._times.told, False
+        next_s += pause_s
+        while True:
+            with self._changed:
+                self._raise_error()
+                missing, launch_id = self._missing(), self._launch_id()
+                if not missing:
+                    break
+                self._changed.wait(POLL_S)
+            now_s = time.monotonic()
+            if now_s - began_s >= self._timeout_s:
+                raise self._too_late(missing)
+            if now_s >= next_s:
+                self._say(self._waiting(missing, now_s - began_s))
+                pause_s, has_told = min(2 * pause_s, _LONGEST_PAUSE_S), True
+                next_s = now_s + pause_s
+        if has_told:
+            self._say(f"All {self.topology.num_nodes} nodes are there after {time.monotonic() - began_s:.0f} s.")
+        return launch_id
+
+    @abstractmethod
+    def go(self, launch_id: str) -> None:
+        """Begin a launch whose files are in the run directory now: node 0 tells the others, who have been told."""
+
+    def interruption(self) -> Interruption | None:
+        """Return why this node's ranks must end now; None: nothing has happened."""
+        return self._interruption
+
+    def fail(self, error: TunerError) -> None:
+        """Tell all nodes of this node's error, which ends them; those that are starting have a short time to come."""
+        if error is not self._error:
+            self._soon(self._tell_error, told(error))
+        deadline_s = time.monotonic() + self._times.linger
+        with self._changed:
+            while not self._all_know() and time.monotonic() < deadline_s:
+                self._changed.wait(POLL_S)
+
+    def ended(self, code: int, text: str, cause: str | None, objection: str | None) -> None:
+        """Tell the other nodes that this node's ranks have ended, and what speaks against another attempt."""
+        message = {"code": code, "text": shortened(text, MAX_TEXT), "cause": cause, "objection": objection}
+        with self._changed:
+            self._runs, self._ended = False, {"kind": "ended", "launch": self._launched, **message}
+        self._soon(self._tell_ended, self._ended)
+
+    def close(self) -> None:
+        """Take leave, so that nobody waits for this node."""
+        if self._closes or not self._thread.is_alive():
+            return
+        self._closes = True
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(GREETING_S)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(GREETING_S)
+
+    def _raise_error(self) -> None:
+        if self._error:
+            raise self._error
+
+    def _waiting(self, missing: Sequence[tuple[str, str]], waited_s: float) -> str:
+        first, state = missing[0]
+        if len(missing) == 1:
+            return f"waiting for {first} of {self.topology.num_nodes} since {waited_s:.0f} s ({state})"
+        each = "; ".join(f"{name}: {how}" for name, how in missing[:MAX_TEXTS])
+        more = f"; and {len(missing) - MAX_TEXTS} more" if len(missing) > MAX_TEXTS else ""
+        return f"waiting for {len(missing)} of {self.topology.num_nodes} nodes since {waited_s:.0f} s ({each}{more})"
+
+    def _too_late(self, missing: Sequence[tuple[str, str]]) -> TunerError:
+        each = "; ".join(f"{name}: {how}" for name, how in missing[:MAX_TEXTS])
+        fix = f"Start the same command on every node, or wait longer: {Option('start_timeout', 'SECONDS')}."
+        return Hang(f"not all nodes were there within {self._timeout_s:.0f} s: {each}", fix=fix)
+
+    @abstractmethod
+    def _missing(self) -> list[tuple[str, str]]: ...
+
+    @abstractmethod
+    def _all_know(self) -> bool:
+        """Return whether nobody is left to be told of this node's error."""
+
+    @abstractmethod
+    def _launch_id(self) -> str | None: ...
+
+    # For the network's thread
+
+    @abstractmethod
+    async def _main(self) -> None: ...
+
+    @abstractmethod
+    async def _leave(self) -> None: ...
+
+    @abstractmethod
+    def _set_plan(self, plan: Plan) -> None: ...
+
+    @abstractmethod
+    def _tell_error(self, message: JsonObject) -> None: ...
+
+    @abstractmethod
+    def _tell_ended(self, message: JsonObject) -> None: ...
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._spawn(self._main())
+        self._loop.run_forever()
+        while left := asyncio.all_tasks(self._loop):  # again: a task may lose a cancellation (Python 3.11's wait_for)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left, timeout=POLL_S))
+        self._loop.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _end(self, error: TunerError) -> None:
+        """End this node with an error: at once while it prepares, and by its supervisor while its ranks run."""
+        with self._changed:
+            if self._error or self._closes:
+                return
+            self._error = error
+            if self._runs:
+                self._interrupt(Interruption(error.message, error.code, error.exit_code))
+            self._changed.notify_all()
+            if self._interrupts:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _interrupt(self, interruption: Interruption) -> None:
+        with self._changed:
+            if self._runs and self._interruption is None:
+                self._interruption = interruption
+
+    def _begin(self) -> None:
+        with self._changed:
+            self._runs, self._interruption = True, None
+
+    def _me(self) -> JsonObject:
+        return {
+            "rank": self.topology.node_rank,
+            "nodes": self.topology.num_nodes,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "instance": self._instance,
+        }
+
+
+async def connected(name: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a host, at the first of its addresses that answers.
+
+    Raises:
+        OSError: the name does not resolve, or no address answers.
+    """
+    failure: OSError = TimeoutError()
+    for address in await asyncio.wait_for(_resolve(name, port), 2 * CALL_S):
+        try:
+            return await asyncio.wait_for(asyncio.open_connection(address, port), CALL_S)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+async def _resolve(name: str, port: int) -> list[str]:
+    """Return the addresses of a host. In a thread of its own: a resolver may take a minute, and nobody waits for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[str]] = loop.create_future()
+
+    def look_up() -> None:
+        result: list[str] | OSError
+        try:
+            result = [str(each[4][0]) for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+        except OSError as error:
+            result = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result)
+
+    def settle(result: list[str] | OSError) -> None:
+        if future.done():
+            return
+        if isinstance(result, OSError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=look_up, daemon=True, name="resolver").start()
+    return await future
