@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,24 @@ def test_a_second_run_is_refused_and_told_who_has_the_directory(tmp_path: Path) 
         with refused(RunDirectoryError, "--work-dir", first.pid):  # and not only: it is not empty
             create(tmp_path, FILES, resume=False)
         assert held(tmp_path)["pid"] == first.pid
+
+
+@pytest.mark.parametrize(("beat_s_ago", "advises"), [(60, False), (7200, True)])
+def test_to_remove_the_lock_of_another_host_is_advised_only_if_its_run_gives_no_sign_of_life(
+    tmp_path: Path, beat_s_ago: float, advises: bool
+) -> None:
+    write(tmp_path, host="elsewhere")
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "0.beat").touch()
+    long_ago = time.time() - 10_000
+    os.utime(tmp_path / "ranks" / "0.beat", (time.time() - beat_s_ago,) * 2)
+    for file in (tmp_path / NAME, tmp_path):
+        os.utime(file, (long_ago, long_ago))
+
+    with pytest.raises(RunDirectoryError) as caught:
+        lock.check(tmp_path)
+
+    assert (f"remove {tmp_path / NAME}" in str(caught.value)) == advises
 
 
 def test_the_lock_of_a_killed_run_is_taken_over_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,14 +167,14 @@ def test_nobody_releases_what_another_has(tmp_path: Path) -> None:
         assert held(tmp_path)["pid"] == first.pid
 
 
-def test_a_lock_of_another_host_cannot_be_judged_and_its_file_is_named(tmp_path: Path) -> None:
+def test_a_lock_of_another_host_cannot_be_judged_and_its_last_sign_of_life_is_told(tmp_path: Path) -> None:
     write(tmp_path, host="elsewhere", pid=7)
 
     with pytest.raises(RunDirectoryError) as caught:
         take(tmp_path, {})
 
     assert "process 7 on elsewhere" in str(caught.value)
-    assert f"remove {tmp_path / NAME}" in str(caught.value)
+    assert "0 min ago" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +258,7 @@ def test_a_holder_in_another_container_of_this_host_is_told_by_the_kernels_lock(
 def test_a_holder_in_another_container_that_has_no_kernels_lock_cannot_be_judged(tmp_path: Path) -> None:
     write(tmp_path, pids=1, pid=7, locked=False)
 
-    with refused(RunDirectoryError, "--work-dir", tmp_path / NAME):
+    with refused(RunDirectoryError, "--work-dir", "0 min ago"):
         take(tmp_path, {})
 
 

@@ -24,6 +24,8 @@ from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read
 NAME = "lock"
 _MAX_CHARACTERS = 64_000
 _SAME_S = 0.5
+_QUIET_S = 3600.0
+"""A run of another host that has written no sign of life for so long has likely ended: `hang_timeout` is half of it."""
 _PAUSES_S = (0.05, 0.2, 0.5)
 
 
@@ -233,8 +235,20 @@ def _refuse_ranks_left(run_path: Path) -> None:
 def _taken(run_path: Path, holder: Holder) -> RunDirectoryError:
     fix = f"Wait until it ends, stop it, or choose another {Option('work_dir')}."
     if holder.lives(run_path) is None:
-        fix = f"Wait until it ends. If it has certainly ended, remove {run_path / NAME}."
+        quiet_s = _quiet_s(run_path)
+        fix = f"{fix} Its last sign of life was {quiet_s / 60:.0f} min ago"
+        # A live run whose lock somebody has removed shares its folder with the next one.
+        fix += f": if it has certainly ended, remove {run_path / NAME}." if quiet_s >= _QUIET_S else "."
     return RunDirectoryError(f"{run_path} is in use by {holder}", where=Option("work_dir"), fix=fix)
+
+
+def _quiet_s(run_path: Path) -> float:
+    """Return how long ago the last sign of life of a run was written, in seconds by this host's clock."""
+    written = 0.0
+    for file in (run_path / NAME, run_path, *(run_path / "ranks").glob("*")):
+        with suppress(OSError):
+            written = max(written, file.stat().st_mtime)
+    return max(time.time() - written, 0.0)
 
 
 @contextmanager
