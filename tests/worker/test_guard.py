@@ -34,6 +34,7 @@ from tuner.errors import DataError, NotANumber, Stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
+from tuner.runs.time_limits import Phase, TimeLimits
 from tuner.worker.guard import Guard
 run = RunDirectory(Path(sys.argv[1]))
 guard = Guard(run, Rank.of(os.environ), Job.of(os.environ))
@@ -416,7 +417,7 @@ GOES_ON = "os._exit(7)"
 
 
 def test_a_rank_without_progress_ends_with_code_124_and_its_stack(run: RunDirectory) -> None:
-    code, _, err = _ended(run, "guard.heart.beat('loading the model')\nguard.watch(1)\ntime.sleep(60)")
+    code, _, err = _ended(run, "guard.heart.beat('loading the model')\nguard.watch(TimeLimits(1))\ntime.sleep(60)")
 
     assert code == _status(run)["exit_code"] == 124
     assert err.startswith("error[hang]: no rank made progress for 1 s; this one was loading the model.")
@@ -433,7 +434,7 @@ def test_a_rank_without_progress_ends_with_code_124_and_its_stack(run: RunDirect
     ids=["its own", "another rank's", "bytes that it reads"],
 )
 def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
-    work = f"guard.watch(1)\nfor number in range(13):\n    time.sleep(0.1)\n    {progress}\n{GOES_ON}"
+    work = f"guard.watch(TimeLimits(1))\nfor number in range(13):\n    time.sleep(0.1)\n    {progress}\n{GOES_ON}"
 
     assert _ended(run, work, **SUPERVISED)[0] == 7
 
@@ -442,7 +443,7 @@ def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
 def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, world_size: str) -> None:
     # A rank that is busy when it goes on: whatever reads its stacks from outside then crashes it.
     busy = "end_s = time.monotonic() + 2.5\nwhile time.monotonic() < end_s: str(run)"
-    work = f"guard.watch(1)\nprint('ready')\n{busy}\n{GOES_ON}"
+    work = f"guard.watch(TimeLimits(1))\nprint('ready')\n{busy}\n{GOES_ON}"
     process = _start(run, work, WORLD_SIZE=world_size)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
@@ -455,9 +456,26 @@ def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, wo
     assert "Timeout" not in _log(run, 0)
 
 
+@pytest.mark.parametrize(
+    ("phase", "code"),
+    [("STEP", 124), ("SAVE", 7), ("VALIDATION", 7), ("GENERATION", 7)],
+)
+def test_a_step_ends_by_the_limit_that_it_taught_and_what_is_no_step_does_not(
+    run: RunDirectory, phase: str, code: int
+) -> None:
+    limits = "from tuner.runs import time_limits\ntime_limits._LEAST_S[Phase.STEP] = 0.4\nlimits = TimeLimits()\n"
+    known = f"{limits}for _ in range(10): limits.learn(Phase.STEP, 0.01)\n"
+    steps = f"guard.heart.end_step()\nguard.heart.beat('at work', Phase.{phase})\nguard.watch(limits)\n"
+    quiet_s = 20 if code == 124 else 1.2  # it ends long before the first
+
+    ended, _, _ = _ended(run, f"{known}{steps}time.sleep({quiet_s})\n{GOES_ON}", WORLD_SIZE="1", **SUPERVISED)
+
+    assert ended == code
+
+
 def test_the_only_rank_ends_though_c_code_never_gives_up_the_interpreter(run: RunDirectory) -> None:
     hold = "import ctypes\nlock = ctypes.create_string_buffer(64)\nlock_it = ctypes.PyDLL(None).pthread_mutex_lock"
-    work = f"guard.watch(1)\ntime.sleep(0.3)\n{hold}\nlock_it(lock)\nlock_it(lock)"
+    work = f"guard.watch(TimeLimits(1))\ntime.sleep(0.3)\n{hold}\nlock_it(lock)\nlock_it(lock)"
 
     code, _, _ = _ended(run, work, WORLD_SIZE="1", **SUPERVISED)
 

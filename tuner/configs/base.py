@@ -195,8 +195,10 @@ train_cfg = dict(
     # Keep activations in host memory between forward and backward pass, with TRL's offloading; needs GPUs.
     activation_offloading=False,
     # Seconds without progress (a micro-batch, a validation step, bytes loaded or saved) after which the ranks log their
-    # stacks and the run ends with code 124. Must be longer than the longest micro-batch.
-    hang_timeout=1800,
+    # stacks and the run ends with code 124. 'auto': in a step, 10 times the slowest one and at least 300, once 10 steps
+    # are measured; 1800 before that, and in the start, a save (or 10 times the slowest), a validation, a generation. A
+    # number holds for all of them.
+    hang_timeout="auto",
     # Your own classes of transformers' TrainerCallback, 'my_package.my_module:MyCallback'. Each rank makes one of each,
     # without arguments; the module must be on PYTHONPATH (docs/python.md).
     callbacks=(),

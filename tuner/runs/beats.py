@@ -1,6 +1,6 @@
 """Signs of life: what each rank did last, in ranks/N.beat. A rank writes its own file, and the supervisor reads all.
 
-The limits, after which a rank counts as hung, are the supervisor's.
+The limits, after which a rank counts as hung, are those of `time_limits`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Beat:
         save_s: The longest save so far, in seconds.
         log_bytes: The size of its log when it failed; its error follows there. None: it has not failed. Unlike a
             report, a beat needs no free space on a full disk.
+        limit_s: How long it may stand still in what it does, in seconds; it then counts as hung. 0: not known yet.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Beat:
     at_s: float
     save_s: float
     log_bytes: int | None = None
+    limit_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"

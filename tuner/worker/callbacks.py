@@ -16,6 +16,7 @@ from tuner.errors import RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.runs.directory import RunDirectory
+from tuner.runs.time_limits import Phase
 from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
@@ -65,20 +66,30 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.since_s = time.monotonic()
-        self.guard.heart.beat(
-            f"saving step {state.global_step}" if control.should_save else f"in step {self.guard.step}"
-        )
+        if (text := self.guard.heart.end_step()) and args.process_index == 0:
+            print(text, flush=True)
+        self._begin_what_follows(state, control)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        self._begin_what_follows(state, control)
+
+    def _begin_what_follows(self, state: TrainerState, control: TrainerControl) -> None:
+        doing = f"saving step {state.global_step}" if control.should_save else f"in step {self.guard.step}"
+        saves = Phase.SAVE if control.should_save else Phase.STEP
+        self.guard.heart.beat(doing, Phase.VALIDATION if control.should_evaluate else saves)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        self.guard.heart.beat("validating")
+        self.guard.heart.beat("validating", Phase.VALIDATION)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.since_s = time.monotonic()
+        self.guard.heart.enter(Phase.SAVE if control.should_save else Phase.STEP)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.guard.heart.saved(time.monotonic() - self.since_s)
+        self.guard.heart.enter(Phase.STEP)
 
 
 class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import NotANumber
+from tuner.runs.time_limits import Phase
 from tuner.worker import compat
 from tuner.worker.guard import Guard
 from tuner.worker.trainer_types import BuiltTrainer
@@ -133,6 +134,10 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         """
         if self.interrupts and self.guard.can_stop_at_a_step and self._sums(self.guard.stop_requested)[0]:
             raise Interrupted
+
+    def generating(self) -> AbstractContextManager[None]:
+        """Return a context for completions that are generated, and their rewards: it has a time limit of its own."""
+        return self.guard.heart.within(Phase.GENERATION)
 
     def ends_generation(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return for each row whether its generation ends now: a criterion for `generate`, after each token.

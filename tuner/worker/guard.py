@@ -29,6 +29,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
 from tuner.runs.records import EndedAttempt
 from tuner.runs.swapped import Swapped
+from tuner.runs.time_limits import TimeLimits
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.process import send_to
 
@@ -103,9 +104,9 @@ class Guard:
                 self._follower = Follower(log, self._stdout, self._log_before_failure)
                 self._follower.start()
 
-    def watch(self, limit_s: float) -> None:
-        """From now on end this rank, with its stacks in its log, if no rank makes progress for `limit_s` seconds."""
-        self.heart.watch(limit_s, self._hang)
+    def watch(self, limits: TimeLimits) -> None:
+        """From now on end this rank, with its stacks in its log, if no rank makes progress within the limits."""
+        self.heart.watch(limits, self._hang)
 
     def _hang(self, error: Hang) -> NoReturn:
         self.heart.fail()

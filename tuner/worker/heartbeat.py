@@ -15,7 +15,7 @@ import subprocess  # effect: a rank whose threads cannot run is ended from outsi
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -25,6 +25,7 @@ from tuner.machine.topology import Rank
 from tuner.runs import beats
 from tuner.runs.beats import Beat
 from tuner.runs.directory import RunDirectory
+from tuner.runs.time_limits import Phase, TimeLimits
 
 _WRITE_S = 1.0
 _LOOK_S = 30.0
@@ -49,6 +50,14 @@ class Heartbeat:
         """The number of signs of progress, also of steps that only this rank does."""
         self._written_s = -_WRITE_S
         self._file: int | None = None
+        self.limits = TimeLimits()
+        self._is_watched = False
+        self.phase = Phase.START
+        self._since_s = time.monotonic()
+        """When this phase began."""
+        self._step_s = 0.0
+        """The time since the last step's end, without saves, validations and generations."""
+        self._has_stepped = False
 
     def open(self) -> None:
         """Create the file; on a full disk there is no file, and the rank goes on."""
@@ -58,11 +67,47 @@ class Heartbeat:
             )
         self.write()
 
-    def beat(self, doing: str) -> None:
-        """Note that this rank begins `doing`; all ranks begin the same things in order, so a lower count is behind."""
+    def beat(self, doing: str, phase: Phase | None = None) -> None:
+        """Note that this rank begins `doing`; all ranks begin the same things in order, so a lower count is behind.
+
+        Args:
+            phase: What it is a part of; None: of the phase before.
+        """
         self._doing = doing
         self._count += 1
+        if phase:
+            self.enter(phase)
         self.tick()
+
+    def enter(self, phase: Phase) -> None:
+        """Note that this rank begins a phase; between two steps of a run it is in a step."""
+        now_s = time.monotonic()
+        took_s, self._since_s = now_s - self._since_s, now_s
+        if self.phase is Phase.STEP:
+            self._step_s += took_s
+        elif self.phase is Phase.SAVE and phase is not Phase.SAVE:
+            self.limits.learn(Phase.SAVE, took_s)
+        self.phase = phase if phase is not Phase.STEP or self._has_stepped else Phase.START
+
+    @contextlib.contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Be in a phase, and then again in the one before."""
+        before = self.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def end_step(self) -> str | None:
+        """Note that a step has ended; return what to say once the limit of a step is learned."""
+        text = None
+        if self._has_stepped:
+            self.enter(Phase.STEP)
+            text = self.limits.learn(Phase.STEP, self._step_s)
+        self._has_stepped, self._step_s = True, 0.0
+        self.enter(Phase.STEP)
+        return text
 
     def tick(self) -> None:
         """Note progress within the current work."""
@@ -87,20 +132,28 @@ class Heartbeat:
         """End the watch: the work of this rank is done, and the rest may take long."""
         self._has_ended = True
 
-    def watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
-        """Start a thread that calls `on_hang` if no rank makes progress for `limit_s` seconds."""
-        threading.Thread(target=self._watch, args=(limit_s, on_hang), daemon=True, name="watchdog").start()
+    @property
+    def limit_s(self) -> float:
+        """How long this rank may stand still now, in seconds."""
+        return self.limits.of(self.phase)
 
-    def _watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
+    def watch(self, limits: TimeLimits, on_hang: Callable[[Hang], None]) -> None:
+        """Start a thread that calls `on_hang` if no rank makes progress for as long as its phase allows."""
+        self.limits, self._is_watched = limits, True
+        threading.Thread(target=self._watch, args=(on_hang,), daemon=True, name="watchdog").start()
+
+    def _watch(self, on_hang: Callable[[Hang], None]) -> None:
+        limit_s = self.limit_s
         look_s = min(limit_s / 10, _LOOK_S)
         idle_s, looked_s, before = 0.0, time.monotonic(), self._signs()
         others: dict[int, int] | None = None
         # Nothing else would end a single rank. Of several ranks, the others see that one is behind, and the supervisor
         # ends it.
         stall = StallWatchdog(limit_s + 2 * look_s, look_s, ends=self.rank.world_size == 1)
-        while idle_s < limit_s:
-            stall.feed()
+        while idle_s < limit_s or idle_s < (limit_s := self._limit_of_all()):
+            stall.feed(limit_s + 2 * look_s)
             time.sleep(look_s)
+            limit_s = self.limit_s
             now_s, now = time.monotonic(), self._signs()
             # A job that was suspended did not hang in the meantime.
             idle_s += min(now_s - looked_s, 2 * look_s)
@@ -124,6 +177,11 @@ class Heartbeat:
             )
         )
 
+    def _limit_of_all(self) -> float:
+        """Return the longest limit of all ranks: one that waits in a step may wait for one that still saves."""
+        others = [beat.limit_s for beat in beats.read(self.run).values() if beat.rank != self.rank.rank]
+        return max([self.limit_s, *others])
+
     def _signs(self) -> tuple[int, int, int]:
         moved = 0
         with contextlib.suppress(psutil.Error, AttributeError, OSError):  # AttributeError: not on every system
@@ -146,13 +204,14 @@ class Heartbeat:
         if self._file is None:
             return
         rank, pid, host = self.rank.rank, os.getpid(), socket.gethostname()
-        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes)
+        limit_s = self.limit_s if self._is_watched else 0.0
+        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes, limit_s)
         with contextlib.suppress(OSError):
             os.pwrite(self._file, beat.to_bytes(), 0)
 
 
 class StallWatchdog:
-    """Ends this process, or only writes its stacks, if `feed` is not called for `limit_s` seconds.
+    """Ends this process, or only writes its stacks, if `feed` is not called for `limit_s` seconds or what it said last.
 
     It is a separate process: C code that holds the interpreter lock stops all threads, also the rank's own watchdog.
     `faulthandler.dump_traceback_later` would need no process, but its thread also counts the time of a suspended job
@@ -170,11 +229,11 @@ class StallWatchdog:
         argv = [sys.executable, "-m", __name__, str(os.getpid()), str(limit_s), str(look_s), str(int(number))]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
 
-    def feed(self) -> None:
-        """Tell the watchdog that Python code runs in this process."""
+    def feed(self, limit_s: float) -> None:
+        """Tell the watchdog that Python code runs in this process, and its limit from now on."""
         assert self._process.stdin
         try:
-            self._process.stdin.write(b".")
+            self._process.stdin.write(f"{limit_s}\n".encode())
         except OSError:  # it was killed; the rank goes on without it
             return
 
@@ -184,12 +243,18 @@ class StallWatchdog:
 
 
 def watch(pid: int, limit_s: float, look_s: float, number: int) -> None:
-    """Signal a process if standard input is silent for `limit_s` seconds, without time in which it was stopped."""
+    """Signal a process if standard input is silent for `limit_s` seconds, without time in which it was stopped.
+
+    Each line of standard input is the limit from then on.
+    """
     silent_s, looked_s = 0.0, time.monotonic()
     while silent_s < limit_s:
         is_fed, _, _ = select.select([0], [], [], look_s)
-        if is_fed and not os.read(0, 4096):
-            return  # the rank has ended
+        if is_fed:
+            fed = os.read(0, 4096)
+            if not fed:
+                return  # the rank has ended
+            limit_s = float(fed.split()[-1])
         now_s = time.monotonic()
         if is_fed:
             silent_s = 0.0

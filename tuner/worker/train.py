@@ -36,6 +36,7 @@ from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
+from tuner.runs.time_limits import Phase, TimeLimits
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import agreement, compat, compat_update, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
@@ -129,7 +130,9 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
     compat.print_no_memory()
     files = RunFiles.read(run_dir)
     config = files.config
-    guard.watch(config.train_cfg.hang_timeout)
+    asked_s = config.train_cfg.hang_timeout
+    # A new shape of a batch may compile the model again in any step.
+    guard.watch(TimeLimits(None if asked_s == "auto" else asked_s, learns_steps=not config.train_cfg.torch_compile))
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run_dir, files.point, rank)
@@ -321,7 +324,7 @@ def _save_last_step(built: BuiltRank) -> None:
     """Save the step before the generation, or the validation, that all ranks have left; as if it had ended there."""
     trainer, consensus, guard = built.trainer, built.consensus, built.prepared.process.guard
     guard.step = consensus.stopped_at = trainer.state.global_step
-    guard.heart.beat(f"saving step {guard.step}")
+    guard.heart.beat(f"saving step {guard.step}", Phase.SAVE)
     if consensus.random_after_step:
         set_random_states(consensus.random_after_step)
     else:  # no step was taken since the resume
@@ -336,7 +339,7 @@ def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
     files, process, trainer = built.prepared.files, built.prepared.process, built.trainer
     run_dir, config, rank, guard = files.run_dir, files.config, process.rank, process.guard
-    guard.heart.beat("saving the result")
+    guard.heart.beat("saving the result", Phase.SAVE)
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
     best = resume.load_best(trainer, run_dir, files.record, is_adapter=is_adapter) if keeps_best else None
     if files.record.saves_result:
@@ -345,7 +348,7 @@ def finish(built: BuiltRank) -> None:
             save_final_model(trainer, built.prepared.rows.encoder, unfinished)
             if rank.rank == 0:
                 checkpoints.put_in_place(run_dir.checkpoints, run_dir.final)
-    guard.heart.beat("at the end")
+    guard.heart.beat("at the end", Phase.GENERATION)
     if built.uploads:
         built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
     if rank.rank == 0:

@@ -387,7 +387,7 @@ class TrainCfg(Block):
     sequence_parallel_size: PositiveInt
     tiled_mlp: bool
     activation_offloading: bool
-    hang_timeout: PositiveFloat
+    hang_timeout: PositiveFloat | Literal["auto"]
     callbacks: Annotated[tuple[str, ...], Lax]
 
 

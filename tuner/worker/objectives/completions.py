@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -208,7 +208,8 @@ class GeneratingTrainer(TunerTrainer):
         self._numbers = [row["number"] for row in inputs]
         self._ids = [row["prompt_ids"] for row in inputs]
         names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
-        output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
+        with self.consensus.generating() if self.consensus else nullcontext():
+            output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
         self._stop_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])

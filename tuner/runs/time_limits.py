@@ -1,0 +1,73 @@
+"""How long a run may stand still before it counts as hung, by what it does; that of a step is learned from the run.
+
+A rank counts the time in which it makes no progress (`worker.heartbeat`). Nothing is measured or ended here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """What a rank does; each has a limit of its own. The first step of a start belongs to the start: it compiles."""
+
+    START = "start"
+    STEP = "step"
+    SAVE = "save"
+    VALIDATION = "validation"
+    GENERATION = "generation"
+
+
+_LIMIT_S = 1800.0
+_LEAST_S = {Phase.STEP: 300.0, Phase.SAVE: _LIMIT_S}
+"""The least limits of the phases whose limits are learned."""
+_TIMES = 10
+"""A limit that is learned is this many times the longest so far."""
+_STEPS = 10
+"""So many steps are measured before their limit is learned."""
+
+
+def longest_s(asked_s: float | None) -> float:
+    """Return the limit of a run of which nothing is learned yet, in seconds."""
+    return asked_s or _LIMIT_S
+
+
+class TimeLimits:
+    """The limits of one rank, in seconds without progress.
+
+    Args:
+        asked_s: The user's limit, which holds for all phases; None: the limits of steps and saves follow the run.
+        learns_steps: False where a late step may compile: the limit of steps then stays that of a start.
+    """
+
+    def __init__(self, asked_s: float | None = None, *, learns_steps: bool = True) -> None:
+        self.asked_s, self.learns_steps = asked_s, learns_steps
+        self.longest_s = dict.fromkeys(_LEAST_S, 0.0)
+        self.num_steps = 0
+        """The steps that were measured."""
+
+    def of(self, phase: Phase) -> float:
+        """Return the limit of a phase."""
+        if self.asked_s is not None:
+            return self.asked_s
+        if phase not in _LEAST_S or (phase is Phase.STEP and not self.knows_steps):
+            return _LIMIT_S
+        return max(_LEAST_S[phase], _TIMES * self.longest_s[phase])
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether the limit of a step is learned."""
+        return self.asked_s is None and self.learns_steps and self.num_steps >= _STEPS
+
+    def learn(self, phase: Phase, seconds: float) -> str | None:
+        """Note how long a step or a save took; return what to say once the limit of a step is learned."""
+        self.longest_s[phase] = max(self.longest_s[phase], seconds)
+        knew_steps = self.knows_steps
+        self.num_steps += phase is Phase.STEP
+        if knew_steps or not self.knows_steps:
+            return None
+        longest_s, limit_s = self.longest_s[Phase.STEP], self.of(Phase.STEP)
+        return (
+            f"Steps take up to {longest_s:.3g} s: a run that stands still in a step for {limit_s:.0f} s now ends as "
+            f"hung ({_LIMIT_S:.0f} s so far; train_cfg.hang_timeout sets it)."
+        )
