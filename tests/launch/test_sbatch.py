@@ -57,8 +57,8 @@ def _job(**changed: Any) -> Job:
     return Job(**values | changed)
 
 
-def _run(text: str, folder: Path, **env: str) -> list[str]:
-    """Run a script under bash where only our srun is; return where srun stood and its arguments."""
+def _run(text: str, folder: Path, code: int = 7, **env: str) -> list[str]:
+    """Run a script under bash where only our srun is, which ends with 7; return where srun stood and its arguments."""
     srun = folder / "bin" / "srun"
     srun.parent.mkdir(exist_ok=True)
     srun.write_text(SRUN)
@@ -67,8 +67,8 @@ def _run(text: str, folder: Path, **env: str) -> list[str]:
     script.write_text(text)
     variables = {"PATH": f"{srun.parent}:{os.environ['PATH']}", "HOME": "/nowhere", **env}
     done = subprocess.run(["/bin/bash", script], cwd="/", env=variables, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 7, done.stderr
-    found: list[str] = json.loads(done.stdout)
+    assert done.returncode == code, done.stderr
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -111,6 +111,36 @@ def test_a_task_of_an_array_finds_its_number_in_any_value(tmp_path: Path, value:
 
     assert found == value.replace("{index}", "42") == sbatch.at_index(value, "42")
     assert run == str(tmp_path / "run" / "42")
+
+
+ENDS = ("/bin/sh", "-c", 'echo "$@" >> ends; exit $1', "after")
+"""In place of `after_srun`: it writes down its arguments and ends with srun's code."""
+
+
+def test_what_says_how_a_run_ended_gets_the_code_of_srun(tmp_path: Path) -> None:
+    text = sbatch.script(_job(), tmp_path / "a $run", ["python"], tmp_path, ENDS)
+
+    assert _run(text, tmp_path)[1:3] == ["--kill-on-bad-exit=1", "python"]
+
+    words = f"7 {tmp_path}/a $run --nodes=2 --tasks-per-node=8 --max-restarts=0\n"
+    assert (tmp_path / "ends").read_text() == words
+
+
+def test_a_job_that_may_restart_outlives_a_node_and_starts_srun_again_where_it_is_told(tmp_path: Path) -> None:
+    job = _job(max_restarts=3, spare_nodes=1)
+    again = """[ -e told ] && exit 7; touch told; echo --nodes=2 --nodelist=n1,n3"""
+    text = sbatch.script(job, tmp_path / "run", ["python"], tmp_path, ("/bin/sh", "-c", again))
+
+    _, *arguments = _run(text, tmp_path)
+
+    assert {"--nodes=3", "--no-kill"} <= set(_directives(text))
+    assert arguments[:3] == ["--nodes=2", "--nodelist=n1,n3", "--kill-on-bad-exit=1"]
+
+
+def test_a_run_that_is_done_ends_the_job(tmp_path: Path) -> None:
+    text = sbatch.script(_job(max_restarts=3), tmp_path / "run", ["python"], tmp_path, ("/bin/true",))
+
+    _run(text, tmp_path, code=0)
 
 
 def test_without_an_array_braces_are_braces(tmp_path: Path) -> None:

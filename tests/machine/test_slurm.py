@@ -122,3 +122,24 @@ def test_a_task_that_is_no_rank_yet_hides_no_code_and_loses_no_stop(number: int,
     program = f"import os, sys; from tuner.machine import slurm; {act}"
 
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == code
+
+
+def test_nodes_on_which_nothing_starts_are_named_with_their_state(fake: FakeSlurm) -> None:
+    fake.says("n1 mixed\nn1 mixed\nn2 down*\nn3 allocated\nn4 draining\nn5 idle*")
+
+    assert slurm.unwell(["n1", "n2", "n3", "n4", "n5", "n6"]) == {
+        "n2": "down*", "n4": "draining", "n5": "idle*", "n6": "gone"
+    }  # fmt: skip
+
+
+def test_a_requeued_job_keeps_away_from_a_node_and_from_those_of_before(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm.signal, "signal", lambda *_: None)
+    fake.says("JobId=8 JobState=RUNNING ReqNodeList=(null) ExcNodeList=n[7-9] NumNodes=2")
+
+    slurm.requeue_without("8", ["n2", "n3"])
+
+    *_, requeued, updated = fake.calls()
+    assert requeued == ["scontrol", "requeue", "8"]
+    assert updated == ["scontrol", "update", "JobId=8", "ExcNodeList=n[7-9],n2,n3"]

@@ -218,6 +218,18 @@ def test_a_rank_that_srun_ends_after_another_failed_does_not_hide_the_others_cod
     assert process.returncode == 1, "srun returns the highest code of all"
 
 
+def test_a_rank_that_srun_ends_while_it_tells_of_its_own_failure_still_tells_it(run: RunDirectory) -> None:
+    slow = "from tuner.runs import ending\nfail = ending.fail\ndef told(*given, **named):\n    print('telling')\n"
+    slow += "    time.sleep(0.5)\n    return fail(*given, **named)\nending.fail = told\n"
+    process = _start(run, f"{slow}raise DataError('torn')", rank=1, SLURM_STEP_ID="0")
+    wait_until(lambda: (run.ranks / "1.log").exists() and "telling" in _log(run, 1))
+
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert (process.returncode, _status(run)["state"]) == (2, "failed")
+
+
 def test_a_stop_request_while_training_lets_the_step_end(run: RunDirectory) -> None:
     work = (
         "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_requested: time.sleep(0.01)\nos._exit(7)"

@@ -23,7 +23,12 @@ from deepspeed.accelerator import real_accelerator
 real_accelerator.ds_accelerator = None  # as if nobody had asked for it
 print(real_accelerator.get_accelerator()._name)
 """
-SPINS = "import os; from tuner.worker.quiet import quiet_libraries; quiet_libraries(); print(os.getenv('GOMP_SPINCOUNT'))"
+SPINS = """
+import os
+from tuner.worker.quiet import quiet_libraries
+quiet_libraries()
+print(os.getenv("GOMP_SPINCOUNT"))
+"""
 SET_BY_USERS = ("PYTHONWARNINGS", "DS_LOG_LEVEL", "TRANSFORMERS_VERBOSITY", "GOMP_SPINCOUNT", "DS_ACCELERATOR")
 
 
@@ -56,7 +61,6 @@ def test_what_the_user_asked_to_hear_is_heard() -> None:
 
 def _spins(**variables: str) -> str:
     return warm().run([], code=SPINS, env=_environ(**variables)).stdout.strip()
-
 
 
 def test_idle_threads_of_a_command_sleep_soon_unless_the_user_says_how_they_wait() -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tuner.launch.sbatch import Job
 
 SCRIPT = "submit.sh"
+AFTER = "tuner.launch.after_srun"
 _UNKNOWN = "the job's GPUs are unknown, so GPU memory is not checked: set --gpu, such as --gpu a100-80g."
 _UNKNOWN_HOSTS = "the memory of the job's hosts is unknown, so it is not checked: set --mem or --host-memory."
 _PASSED = ("partition", "account", "qos", "mem", "constraint")
@@ -77,6 +78,20 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     help="How often the job may be requeued without a newer checkpoint; preemptions do not count. 0: never.",
 )
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How often the job starts the run again after a crash, a hang or a lost node, without a newer checkpoint.",
+)
+@click.option(
+    "--spare-nodes",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Further nodes of the job, which take the place of those that fail. Needs --max-restarts.",
+)
+@click.option(
     "--stop-before",
     "stop_before_s",
     type=click.IntRange(1, 65535),
@@ -114,6 +129,8 @@ def command(
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
         fix = "Remove it: each GPU gets one rank."
         raise UsageError(f"{tasks_per_node} tasks for {gpus_per_node} GPUs", where="--tasks-per-node", fix=fix)
+    if rest["spare_nodes"] and not rest["max_restarts"]:
+        raise UsageError("spare nodes without restarts", where="--spare-nodes", fix="Add --max-restarts, such as 3.")
     typed = recipe.text if recipe else None  # it may hold the index of an array's job
     tasks = gpus_per_node or tasks_per_node or 1
     passed = picked(_PASSED, rest)
@@ -149,7 +166,8 @@ def command(
     if code:  # the job runs the code of now, whatever is in the folder then
         train.append(f"--set=model.revision={code.hash}")
     # No torch.py of the working directory is imported in place of the real one.
-    text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
+    python = [sys.executable, "-P", "-m"]
+    text = sbatch.script(job, folder, [*python, "tuner", "train", *train], Path.cwd(), [*python, AFTER])
     announce(run, warnings)
     if dry_run:
         click.echo(text, nl=False)

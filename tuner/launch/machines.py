@@ -180,7 +180,7 @@ def refuse_unsupervised(topology: Topology, on_oom: str, max_restarts: int, *, b
         raise UsageError(f"retry on {topology.describe()}", where=Option("on_oom"), fix=fix)
     if max_restarts and not topology.is_supervised:
         fix = (
-            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
+            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-restarts` does with Slurm."
         )
         raise UsageError(f"restarts with {topology.describe()}", where=Option("max_restarts"), fix=fix)
     if bind_cores and not topology.is_supervised:

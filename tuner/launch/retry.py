@@ -70,7 +70,7 @@ def next_attempt(
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
             return _announced(resolved, _resolve_lighter(resolved, run_dir, failure, change, resolve), ON_OOM)
         flag = RESTARTS
-        if not request.max_restarts or not _may_pass(code, failure):
+        if not request.max_restarts or not may_pass(code, failure):
             return None
         return _announced(resolved, _resolve_again(resolved, run_dir, failure, resolve), RESTARTS)
     except (TunerError, _Refused) as error:
@@ -88,7 +88,7 @@ def _with_other_nodes(
     try:
         status = run_dir.read_status()
         failure = status.diagnosis
-        if status.signal or not _may_pass(code, failure):
+        if status.signal or not may_pass(code, failure):
             objection = f"node {resolved.topology.node_rank} ended with code {code}"
         text = failure.what if failure else status.message or f"it ended with code {code}"
     except TunerError as error:
@@ -117,8 +117,8 @@ def _with_other_nodes(
     return None
 
 
-def _may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
-    """Return whether the next attempt may succeed: the failure is neither a mistake nor one that would come again."""
+def may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
+    """Return whether another attempt may succeed: the failure is neither a mistake nor one that would come again."""
     return (code in _MAY_PASS or code > 128) and (failure is None or failure.cause not in _COMES_AGAIN)
 
 

@@ -25,7 +25,7 @@ _ARRAY = re.compile(r"(\d+)(?:-\d+(?::\d+)?)?(?:,\d+(?:-\d+(?::\d+)?)?)*(?:%\d+)
 _OURS = (
     *("job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "account"),
     *("qos", "time", "mem", "constraint", "array", "signal", "requeue", "no-requeue", "open-mode", "output", "error"),
-    *("wrap", "parsable", "quiet", "test-only", "wait", "chdir"),
+    *("wrap", "parsable", "quiet", "test-only", "wait", "chdir", "no-kill"),
 )
 _MAY_COME_EARLY_S = 60
 """Slurm may send the signal this much earlier (sbatch's manual, --signal)."""
@@ -40,6 +40,8 @@ class Job:
         options: Further options by their long names; None for an option without a value.
         array: As sbatch takes it, such as `0-3` or `0-15%4`.
         stop_before_s: The run saves its last checkpoint this long before the time limit; it ends a validation first.
+        max_restarts: How often the job may start srun again after a failure.
+        spare_nodes: Nodes of the job that take the place of those that fail.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Job:
     array: str | None
     max_requeues: int
     stop_before_s: int
+    max_restarts: int = 0
+    spare_nodes: int = 0
 
     @property
     def first_index(self) -> str | None:
@@ -104,10 +108,11 @@ def options(job: Job, folder: Path) -> list[str]:
     log = f"{folder}/".replace("%", "%%") + ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
     # At the end: one that takes a value after all takes the script for it, which sbatch refuses, and no option of ours.
     alone = [f"--{key}" for key, value in job.options if value is None]
+    alone += ["--no-kill"] if job.max_restarts else []  # the job outlives a node, and the script starts srun again
     settings = [
         *job.options,
         ("job-name", job.name),
-        ("nodes", job.nodes),
+        ("nodes", job.nodes + job.spare_nodes),
         ("ntasks-per-node", job.tasks_per_node),
         ("gpus-per-node", job.gpus_per_node or None),
         ("cpus-per-task", job.cpus_per_task),
@@ -120,13 +125,14 @@ def options(job: Job, folder: Path) -> list[str]:
     return [*(f"--{key}={value}" for key, value in settings if value is not None), "--requeue", *alone]
 
 
-def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
-    """Return the batch script: one srun of `tuner train`, which resumes whenever the job starts again.
+def script(job: Job, folder: Path, train: Sequence[str], cwd: Path, after: Sequence[str] = ()) -> str:
+    """Return the batch script: an srun of `tuner train`, which resumes whenever the job starts again.
 
     Args:
         folder: The run directory; that of an array's task is the folder of its number in it.
         train: Interpreter and arguments up to the launcher; {index} in it is the number of an array's task.
         cwd: Where relative paths begin.
+        after: Interpreter and module of `after_srun`, which says how the run ended, and may start it again.
 
     Raises:
         UsageError: a control character in one of them.
@@ -135,9 +141,12 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
         _check_characters(word)
     run = f"{folder}/{INDEX}" if job.array else str(folder)
     words = [*train, "--launcher", "slurm", "--resume", "auto", "--work-dir"]
-    command = [*(_quoted(word, is_array=job.array is not None) for word in words), _quoted(run, job.array is not None)]
+    quoted_run = _quoted(run, job.array is not None)
+    command = [*(_quoted(word, is_array=job.array is not None) for word in words), quoted_run]
     srun = ["srun", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={job.cpus_per_task}"] if job.cpus_per_task else []  # no longer taken from sbatch
+    counts = [f"--nodes={job.nodes}", f"--tasks-per-node={job.tasks_per_node}", f"--max-restarts={job.max_restarts}"]
+    told = [*map(shlex.quote, after), '"$?"', quoted_run, *counts] if after else []
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {shlex.quote(option)}" for option in options(job, folder)),
@@ -148,9 +157,25 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
         f"export {MAX_REQUEUES}={job.max_requeues}",
         f"cd -- {shlex.quote(str(cwd))} || exit 74",
         "",
-        " ".join((*srun, *command)),
+        *(_again(job, srun, command, told) if after and job.max_restarts else [" ".join((*srun, *command))]),
+        *([f"exec {' '.join(told)}"] if after and not job.max_restarts else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _again(job: Job, srun: Sequence[str], command: Sequence[str], told: Sequence[str]) -> list[str]:
+    """Return the lines that start srun again after a failure, on the nodes that are well."""
+    command_line = " ".join((srun[0], '"${on[@]}"', *srun[1:], *command))
+    return [
+        "# After a failure srun is started again, on nodes that are well: `after_srun` prints which.",
+        f"on=(--nodes={job.nodes} --ntasks={job.nodes * job.tasks_per_node})",
+        "while true; do",
+        f"    {command_line}",
+        f"    next=$({' '.join(told)}) || exit",
+        '    [ -n "$next" ] || exit 0',
+        '    read -ra on <<<"$next"',
+        "done",
+    ]
 
 
 def at_index(text: str, index: str | None) -> str:

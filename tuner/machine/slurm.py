@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -19,6 +20,9 @@ _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT"),
 }
+_WELL = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
+"""States of a node that runs what it is given; a `*` behind a state says that the node does not answer."""
+_PAUSES_S = (0.1, 0.2, 0.5, 1, 2)
 _FORGOTTEN = "Invalid job id"
 _MAX_NODES = 1 << 20
 _ANSWER_S = 30
@@ -91,6 +95,47 @@ def requeue(job: str) -> None:
         MachineError: Slurm refuses, or does not answer.
     """
     _ask("scontrol", "requeue", job)
+
+
+def requeue_without(job: str, nodes: Sequence[str]) -> None:
+    """Put the job of this process back into the queue, and keep it away from some nodes, beside those of before.
+
+    Slurm changes the nodes of a job only while it waits, and from the requeue on it ends this process: by SIGTERM at
+    first, which is ignored for this moment.
+
+    Raises:
+        MachineError: Slurm refuses, or does not answer.
+    """
+    before = re.search(r"\bExcNodeList=(\S+)", _ask("scontrol", "show", "job", "--oneliner", job))
+    kept_away = [*([] if not before or before[1] == "(null)" else [before[1]]), *nodes]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    requeue(job)
+    for pause_s in _PAUSES_S:
+        try:
+            _ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(kept_away)}")
+            return
+        except MachineError:  # it still runs
+            time.sleep(pause_s)
+
+
+def hosts(nodelist: str) -> list[str]:
+    """Return the names in Slurm's compressed list.
+
+    Raises:
+        MachineError: Slurm does not answer.
+    """
+    return _ask("scontrol", "show", "hostnames", nodelist).split()
+
+
+def unwell(nodes: Sequence[str]) -> dict[str, str]:
+    """Return the state of those nodes that Slurm would start nothing on: down, drained, or they do not answer.
+
+    Raises:
+        MachineError: Slurm does not answer.
+    """
+    lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T").splitlines()
+    states = dict(line.split() for line in lines if line)
+    return {node: state for node in nodes if (state := states.get(node, "gone")) not in _WELL}
 
 
 def submit(arguments: Sequence[str], environ: Mapping[str, str]) -> str:

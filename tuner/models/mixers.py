@@ -7,7 +7,6 @@ after the other. Other models make their attention masks without `position_ids`:
 
 from __future__ import annotations
 
-from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +59,11 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
         setattr(mixer, _LENGTHS, None)
         mixer.forward = MethodType(_by_sample, mixer)
         mixer.register_forward_pre_hook(_give_states_first, with_kwargs=True)
-    for layers in (module for module in decoder.modules() if isinstance(module, nn.ModuleList)):
-        for layer in layers:
-            if mixers(layer):
-                layer.__class__ = _telling(type(layer))
+    lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
+    layers = [layer for layers in lists for layer in layers if mixers(layer)]
+    telling = {kind: _telling(kind) for kind in {type(layer) for layer in layers}}
+    for layer in layers:
+        layer.__class__ = telling[type(layer)]
     # It runs before the masks are made: both look at the mask that the batch came with.
     decoder.register_forward_pre_hook(_tell_layers, with_kwargs=True, prepend=True)
 
@@ -95,7 +95,6 @@ def _give_states_first(mixer: nn.Module, args: tuple[Any, ...], options: dict[st
     return (options.pop("hidden_states"),), options
 
 
-@cache
 def _telling(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a kind of decoder layer that tells its mixers how long the samples are.
 

@@ -61,19 +61,36 @@ def requeue_refusal(run_dir: RunDirectory, job: str, ended: EndedAttempt, limit:
     """
     if not limit or num_restarts >= MAX_RESTARTS:
         return f"it was restarted {num_restarts} times, and the limit is {min(limit, MAX_RESTARTS)}"
-    return refusal([*_requeued(run_dir, job), ended], limit)
+    return refusal([*_noted(run_dir, job).attempts, ended], limit)
 
 
 def note_requeue(run_dir: RunDirectory, job: str, ended: EndedAttempt) -> None:
     """Write down that a job goes back into the queue; on a full disk it is not known at the next end."""
+    noted = _noted(run_dir, job)
+    _write(run_dir, noted.model_copy(update={"attempts": [*noted.attempts, ended]}))
+
+
+def restarts(run_dir: RunDirectory, job: str) -> list[EndedAttempt]:
+    """Return the attempts after which a job started srun again."""
+    return _noted(run_dir, job).restarts
+
+
+def note_restart(run_dir: RunDirectory, job: str, ended: EndedAttempt) -> None:
+    """Write down that a job starts srun again, or would if it had enough nodes."""
+    noted = _noted(run_dir, job)
+    _write(run_dir, noted.model_copy(update={"restarts": [*noted.restarts, ended]}))
+
+
+def _write(run_dir: RunDirectory, requeues: Requeues) -> None:
     with suppress(DiskError):
-        write_json(run_dir.requeues, Requeues(job=job, attempts=[*_requeued(run_dir, job), ended]).to_json())
+        write_json(run_dir.requeues, requeues.to_json())
 
 
-def _requeued(run_dir: RunDirectory, job: str) -> list[EndedAttempt]:
-    """Return the attempts of this job that were requeued. A file that cannot be read is that of no job."""
+def _noted(run_dir: RunDirectory, job: str) -> Requeues:
+    """Return what was written down of this job. A file that cannot be read is that of no job."""
     if run_dir.requeues.is_file():
         with suppress(RunDirectoryError):
             requeues = Requeues.of(run_dir.read_json(run_dir.requeues), run_dir.requeues)
-            return requeues.attempts if requeues.job == job else []
-    return []
+            if requeues.job == job:
+                return requeues
+    return Requeues(job=job)

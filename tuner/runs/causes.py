@@ -21,6 +21,8 @@ _AGAIN = "{again}"
 _SHOW_LOG = "tail -n 50 {log}"
 _MAX_LINE = 300
 _INDENTED = r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)'
+_NOISE = re.compile(r" This is typically caused by a remote worker hanging.*")
+"""Of gloo: it says no more than that the connection is gone."""
 _PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
 
 
@@ -59,7 +61,8 @@ class Cause(NamedTuple):
             match = re.search(sign, text, re.MULTILINE)
             if match:
                 begin = text.rfind("\n", 0, match.start()) + 1
-                return re.sub(_PREFIX, "", text[begin:].partition("\n")[0]).strip()[:_MAX_LINE]
+                line = re.sub(_PREFIX, "", text[begin:].partition("\n")[0])
+                return _NOISE.sub("", line).strip()[:_MAX_LINE]
         return None
 
 
@@ -67,6 +70,7 @@ GPU_MEMORY = "gpu-out-of-memory"
 HOST_MEMORY = "host-out-of-memory"
 SHARED_MEMORY = "shared-memory"
 NOT_A_NUMBER = "not-a-number"
+LOST_PEER = "lost-peer"
 PORT = "port-in-use"
 
 KILLED = Cause("killed", "killed by SIGKILL, usually because memory ran out", (), "dmesg --ctime | tail -n 20", 137)

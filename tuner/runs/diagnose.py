@@ -42,6 +42,7 @@ class Watched:
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
         other_node: Why the ranks of this node were told to end: what happened to another one in words, its cause, and
             its exit code.
+        lost_node: What became of a node, such as "n2 is down"; `lost_rank` is the first rank on it.
     """
 
     child_code: int = 1
@@ -51,6 +52,8 @@ class Watched:
     overdue: Sequence[int] = ()
     overdue_s: float = 0.0
     other_node: tuple[str, str, int] | None = None
+    lost_node: str = ""
+    lost_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         suspects = [*(one for one in reported if one.cause.role == Role.CAUSE), _other_node(evidence)]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
+    if evidence.lost_node:  # whatever the other ranks made of it
+        problem = f"a node was lost: {evidence.lost_node}"
+        suspects = [_Suspect(evidence.lost_rank, causes.named(causes.LOST_PEER), problem, 1, 0, _known_step(evidence))]
     suspects = suspects or [_launcher(evidence)]
     first = min(suspects, key=lambda suspect: (suspect.cause.role, suspect.order))
     if first.cause.role == Role.WAITED:

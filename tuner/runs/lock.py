@@ -202,6 +202,14 @@ def release(run_path: Path) -> None:
             _let_go(os.path.realpath(run_path))
 
 
+def release_of_job(run_path: Path, job: str) -> None:
+    """Release a run directory that a task of this job of Slurm held: the caller knows that the task has ended."""
+    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False) as file:
+        holder = _read(_content(file))
+        if holder and holder.job == job:
+            (run_path / NAME).unlink()
+
+
 def check(run_path: Path) -> None:
     """Check that no run holds a run directory; change nothing.
 

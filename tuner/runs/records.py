@@ -142,12 +142,14 @@ class EndedAttempt(Keys):
         step: The step in which it ended; None: before the first.
         began: The step of the checkpoint that it resumed from; 0: it began anew.
         saved: The step of the newest checkpoint at its end.
+        node: The node of Slurm on which it ended; None: not known.
     """
 
     cause: str | None
     step: int | None
     began: int
     saved: int
+    node: str | None = None
 
 
 class BatchCounts(Keys):
@@ -244,10 +246,11 @@ class RunRecord(Versioned):
 
 
 class Requeues(Versioned):
-    """The attempts of a job of Slurm after which it put itself back into the queue."""
+    """The attempts of a job of Slurm after which it put itself back into the queue; `restarts`: started srun again."""
 
     job: str
-    attempts: list[EndedAttempt]
+    attempts: list[EndedAttempt] = []
+    restarts: list[EndedAttempt] = []
 
 
 # status.json

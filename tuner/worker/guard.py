@@ -56,6 +56,8 @@ class Guard:
         self.stop_requested = False
         self._stopped_by: int | None = None
         self._insisted = False
+        self._fails = False
+        """True from this rank's own error on: srun then sends SIGTERM, before the rank has told what happened."""
         self.can_stop_at_a_step = False
         """True during training. Before it there is no step to finish, and a signal ends the rank at once."""
         self.before_leaving: Callable[[], None] = lambda: None
@@ -129,6 +131,8 @@ class Guard:
                     self._request(number)
 
     def _request(self, number: int) -> None:
+        if self._fails and number == signal.SIGTERM and not self.rank.supervised:
+            return
         self.heart.write()  # while it waits for a rank that does not stop, it must not look like the slow one
         # After a failure torchrun sends SIGTERM to the other ranks, which may wait in a collective forever.
         peer_failed = self._has_failed()
@@ -198,6 +202,7 @@ class Guard:
         self._leave(0)
 
     def _fail(self, error: BaseException) -> NoReturn:
+        self._fails = True
         is_first = not self._has_failed()  # later ranks mostly report that they lost the first one
         report = self._report(error)
         self.heart.fail()

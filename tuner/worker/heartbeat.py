@@ -179,7 +179,7 @@ class Heartbeat:
 
     def _limit_of_all(self) -> float:
         """Return the longest limit of all ranks: one that waits in a step may wait for one that still saves."""
-        others = [beat.limit_s for beat in beats.read(self.run).values() if beat.rank != self.rank.rank]
+        others = [beat.limit_s for beat in beats.read(self.run_dir).values() if beat.rank != self.rank.rank]
         return max([self.limit_s, *others])
 
     def _signs(self) -> tuple[int, int, int]:

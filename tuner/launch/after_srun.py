@@ -1,0 +1,267 @@
+"""What a job of `tuner submit` does when its srun has ended: say how the run ended, and start it again or requeue it.
+
+The job's script calls it (`launch.sbatch`), on the first node of the job: no rank that was killed can say so itself. It
+prints the options of the next srun; if it prints none, its exit code is the job's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner import hooks
+from tuner.errors import MachineError, Stopped, TunerError
+from tuner.launch.retry import RESTARTS, may_pass
+from tuner.machine import slurm
+from tuner.machine.kernel import STOPS
+from tuner.runs import attempts, beats, causes, checkpoints, ending, lock
+from tuner.runs.diagnose import Watched
+from tuner.runs.directory import RunDirectory
+from tuner.runs.follow import tail
+from tuner.runs.records import EndedAttempt, RunStatus
+
+_FAULTS = 2
+"""A node on which the run failed this often is left out, if Slurm has others."""
+_ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+_BEGINS = re.compile(rf"^(?:{RESTARTS} after |slurmstepd\S*: error: \*\*\* JOB \d)", re.MULTILINE)
+"""What stands in the log between two sruns of a job: what this module says, or Slurm of a job that it requeues."""
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+_SIGNALLED = 128
+_SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
+
+
+class Job(NamedTuple):
+    """The job around this process.
+
+    Args:
+        nodelist: Its nodes at its start, as Slurm writes them.
+        num_restarts: How often Slurm has started it again.
+        max_requeues: How often it may put itself back into the queue.
+        max_restarts: How often it may start srun again.
+        num_nodes: The nodes of the run; the others are spare.
+        log: What srun printed.
+    """
+
+    id: str
+    nodelist: str
+    num_restarts: int
+    max_requeues: int
+    max_restarts: int
+    num_nodes: int
+    tasks_per_node: int
+    log: Path
+
+    @property
+    def srun_options(self) -> list[str]:
+        """The options of srun on any nodes of the job."""
+        return [f"--nodes={self.num_nodes}", f"--ntasks={self.num_nodes * self.tasks_per_node}"]
+
+
+def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[str]]:
+    """Return the exit code of the job and no options, or the options of the srun that goes on with the run.
+
+    srun's own code does not say how a run ended: it was 0 after the loss of a node (22.05).
+
+    Args:
+        code: srun's exit code.
+    """
+    status = run_dir.status_or_none
+    if status and status.state == "done":
+        return 0, []
+    if status and status.state == "stopped":
+        return Stopped.exit_code, []
+    if code and not may_pass(code, None):  # a mistake, which a rank has told
+        return code, []
+    try:
+        allocated = slurm.hosts(job.nodelist)
+        unwell = slurm.unwell(allocated)
+    except MachineError as error:
+        _print(str(error))
+        allocated, unwell = [], {}
+    lost = _lost(run_dir, unwell)
+    if status is None and not lost:  # no rank began, and Slurm's log says why
+        return code or TunerError.exit_code, []
+    exits = _exits(tail(job.log))
+    is_told, status = bool(status and status.state == "failed"), _told(run_dir, status, code, exits, lost)
+    lock.release_of_job(run_dir.path, job.id)
+    exit_code = (status and status.exit_code) or code or TunerError.exit_code
+    if job.max_restarts and allocated and not (exits and exits[0][1] - _SIGNALLED in STOPS):
+        try:
+            return 0, _next(run_dir, status, exit_code, job, allocated, unwell)
+        except (_Ends, TunerError) as reason:
+            _print(f"{RESTARTS}: not possible: {reason}")
+    if not is_told:  # no rank could write the report and start the user's command
+        hooks.run_has_ended(run_dir, exit_code)()
+    return exit_code, []
+
+
+class _Ends(Exception):
+    """Why the job goes on in no way."""
+
+
+class _Lost(NamedTuple):
+    """A node of the run that Slurm has lost, and the first rank on it, if one has begun there."""
+
+    node: str
+    state: str
+    rank: int | None
+
+
+def _lost(run_dir: RunDirectory, unwell: Mapping[str, str]) -> _Lost | None:
+    """Return the node that the run has lost, or None; what a spare node is like does not matter."""
+    last_beats = sorted(beats.read(run_dir).items())
+    for rank, beat in last_beats:
+        if (node := _short(beat.host)) in unwell:
+            return _Lost(node, unwell[node], rank)
+    return None if last_beats else next((_Lost(node, state, None) for node, state in unwell.items()), None)
+
+
+def _told(
+    run_dir: RunDirectory, status: RunStatus | None, code: int, exits: Sequence[tuple[int, int]], lost: _Lost | None
+) -> RunStatus | None:
+    """Return how the run ended; write it down if no rank could, or if ranks know only that they lost another one."""
+    failure = status.diagnosis if status and status.state == "failed" else None
+    if failure and (failure.cause != causes.LOST_PEER or not (lost or any(number < 0 for _, number in exits))):
+        return status
+    watched = Watched(
+        child_code=_SIGNALLED - code if code > _SIGNALLED else code or TunerError.exit_code,
+        exits=exits or None,
+        lost_node=f"{lost.node} is {lost.state}" if lost else "",
+        lost_rank=lost.rank if lost else None,
+    )
+    ending.fail(run_dir, _print, watched)
+    return run_dir.status_or_none
+
+
+def _exits(log: str) -> list[tuple[int, int]]:
+    """Return rank and exit code (below 0: a signal) of the tasks that ended badly in the last srun, in this order."""
+    exits = []
+    for tasks, how in _ENDED.findall(log, max((begin.end() for begin in _BEGINS.finditer(log)), default=0)):
+        exited = _EXITED.search(how)
+        number = _SIGNALS.get(how.removesuffix(" (core dumped)").strip())
+        code = int(exited[1]) if exited else -number if number else TunerError.exit_code
+        exits += [(rank, code) for rank in _ranks(tasks)]
+    return exits
+
+
+def _ranks(tasks: str) -> list[int]:
+    ranks: list[int] = []
+    for part in tasks.split(","):
+        first, _, last = part.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def _next(
+    run_dir: RunDirectory,
+    status: RunStatus | None,
+    exit_code: int,
+    job: Job,
+    allocated: Sequence[str],
+    unwell: Mapping[str, str],
+) -> list[str]:
+    """Return the options of the next srun, or put the job back into the queue without the nodes that failed.
+
+    Raises:
+        _Ends: neither would help, or is allowed.
+        MachineError: Slurm does not answer, or refuses the requeue.
+    """
+    failure = status.diagnosis if status else None
+    if not may_pass(exit_code, failure):
+        raise _Ends(f"it ended with code {exit_code}")
+    if state := slurm.not_running(job.id):
+        raise _Ends(state)
+    record = run_dir.run_or_none
+    newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
+    lost = _lost(run_dir, unwell)
+    ended = EndedAttempt(
+        cause=failure.cause if failure else None,
+        step=failure.step if failure else None,
+        began=(record and record.resume_step) or 0,
+        saved=newest.step if newest else 0,
+        node=lost.node if lost else _node_of(run_dir, failure.rank if failure else None, allocated),
+    )
+    earlier = attempts.restarts(run_dir, job.id)
+    if refusal := attempts.refusal([*earlier, ended], job.max_restarts):
+        raise _Ends(refusal)
+    attempts.note_restart(run_dir, job.id, ended)
+    faults = Counter(attempt.node for attempt in (*earlier, ended))
+    left_out = {node: f"is {state}" for node, state in unwell.items()}
+    for node in allocated:
+        if node not in unwell and faults[node] >= _FAULTS:
+            left_out[node] = f"failed {faults[node]} times"
+    reasons = "; ".join(f"{node} {reason}" for node, reason in left_out.items())
+    usable = sorted((node for node in allocated if node not in left_out), key=lambda node: faults[node])
+    if len(usable) >= job.num_nodes:
+        chosen = [node for node in allocated if node in usable[: job.num_nodes]]
+        begin = newest.path.name if newest else "the start"
+        where = f"on {', '.join(chosen)}{f' ({reasons})' if reasons else ''}"
+        _print(f"{RESTARTS} after {ended.cause}: attempt {len(earlier) + 2} {where}, from {begin}.")
+        return [*job.srun_options, f"--nodelist={','.join(chosen)}"]
+    _requeue(run_dir, job, ended, left_out, reasons)
+    return []
+
+
+def _requeue(run_dir: RunDirectory, job: Job, ended: EndedAttempt, left_out: Mapping[str, str], reasons: str) -> None:
+    refusal = attempts.requeue_refusal(run_dir, job.id, ended, job.max_requeues, job.num_restarts)
+    if refusal := refusal or slurm.not_running(job.id):
+        raise _Ends(f"{reasons}, and job {job.id} is not requeued: {refusal}")
+    # Printed and written first, because Slurm ends this process when it requeues the job.
+    _print(f"Job {job.id} is requeued without {', '.join(left_out)}: {reasons}.")
+    attempts.note_requeue(run_dir, job.id, ended)
+    slurm.requeue_without(job.id, list(left_out))
+
+
+def _node_of(run_dir: RunDirectory, rank: int | None, allocated: Sequence[str]) -> str | None:
+    """Return the node of a rank."""
+    last_beats = beats.read(run_dir)
+    host = _short(last_beats[rank].host) if rank in last_beats else None
+    return host if host in allocated else None
+
+
+def _short(host: str) -> str:
+    """Return the name of a host without its domain, which Slurm's names of nodes rarely have."""
+    return host.partition(".")[0]
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Print the options of the next srun, if there is one; return the exit code of this process."""
+    parser = argparse.ArgumentParser(prog="python -m tuner.launch.after_srun", description=__doc__)
+    parser.add_argument("code", type=int)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--tasks-per-node", type=int, required=True)
+    parser.add_argument("--max-restarts", type=int, default=0)
+    given = parser.parse_args(arguments)
+    array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    name = f"{array}_{index}" if array and index else environ["SLURM_JOB_ID"]
+    log = given.run_dir.parent / f"slurm-{name}.out" if index else given.run_dir / f"slurm-{name}.out"
+    job = Job(
+        id=name,
+        nodelist=environ["SLURM_JOB_NODELIST"],
+        num_restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        max_requeues=int(environ.get(slurm.MAX_REQUEUES, "0")),
+        max_restarts=given.max_restarts,
+        num_nodes=given.nodes,
+        tasks_per_node=given.tasks_per_node,
+        log=log,
+    )
+    code, options = after_srun(RunDirectory(given.run_dir), given.code, job)
+    if options:
+        print(" ".join(options))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))  # effect: the job's script reads its exit code
