@@ -234,7 +234,7 @@ def test_only_rank_0_of_slurm_announces_the_run(
     from tests.launch.plans import task
     from tuner.launch import execute
 
-    monkeypatch.setattr(execute, "execute", lambda resolved: 0)
+    monkeypatch.setattr(execute, "execute", lambda resolved, meeting: 0)
     told = []
     for rank in (0, 1):
         for name, value in task(rank).items():
