@@ -261,6 +261,33 @@ def test_a_damaged_checkpoint_of_a_run_is_an_error(
 
     assert result.code == 2
     assert [finding["where"] for finding in json.loads(result.out)["findings"]] == [f"{run}/checkpoints/checkpoint-1"]
+    alone = {step: tuner("check", run / "checkpoints" / f"checkpoint-{step}", "--json") for step in (1, 2)}
+    assert {step: result.code for step, result in alone.items()} == {1: 2, 2: 0}
+    assert json.loads(alone[1].out)["findings"] == json.loads(result.out)["findings"]
+
+
+def test_options_of_a_recipe_beside_a_checkpoint_are_refused_with_what_trains_from_it(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    checkpoint = make_run(tmp_path / "run", TINY, "zero2") / "checkpoints" / "checkpoint-1"
+    checkpoint.mkdir(parents=True)
+
+    result = tuner("check", checkpoint, "--data", "my.jsonl")
+
+    assert result.code == 2
+    assert f"--model {checkpoint}" in result.err
+
+
+def test_a_checkpoint_that_was_moved_with_its_manifest_is_checked_as_one(tuner: Tuner, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "states").write_text("123")
+    checkpoints.seal(moved, ManifestFacts(step=7))
+    assert tuner("check", moved).code == 0
+
+    (moved / "states").unlink()
+
+    assert tuner("check", moved).code == 2
 
 
 @pytest.mark.parametrize(

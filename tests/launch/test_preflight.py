@@ -99,7 +99,7 @@ def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pyt
     monkeypatch.setattr(preflight, "CHECKS", ())
     asked = {"recipe": "llama2_7b_full_alpaca_e3", "hardware": machine(A100), "deepspeed": "zero2"}
 
-    with pytest.raises(MachineError, match="does not fit"):
+    with refused(MachineError, None):
         preflight.check(made(**asked))
     assert preflight.check(made(**asked, ignore_fit=True)) == ()
 

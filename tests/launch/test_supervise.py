@@ -20,6 +20,7 @@ from tests.e2e.runs import Started
 from tests.e2e.warm import warm
 from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
+from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
@@ -693,7 +694,7 @@ def test_where_not_all_ranks_can_be_started_none_is_left(run: RunDirectory, monk
 
     monkeypatch.setattr(subprocess, "Popen", limited)
 
-    with pytest.raises(MachineError, match="a rank cannot be started: Resource temporarily unavailable"):
+    with refused(MachineError, sys.executable, os.strerror(errno.EAGAIN)):
         _watched(process(run.path, "time.sleep(60)"), os.environ, run, ranks=RANKS)
 
     assert alive(run.path) == []

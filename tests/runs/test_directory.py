@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -195,7 +196,7 @@ def test_a_folder_of_somebody_else_is_refused(mode: int, below: str) -> None:
 
 
 def test_a_name_too_long_for_the_disk_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="too long"):
+    with refused(DiskError, None, "x" * 300, os.strerror(errno.ENAMETOOLONG)):
         check_free(tmp_path / ("x" * 300), resume=False)
 
 
@@ -370,7 +371,7 @@ def test_metrics_are_one_line_of_strict_json_each(tmp_path: Path) -> None:
         {"step": 1, "loss": 0.5},
         {"step": 2, "loss": 0.25},
     ]
-    with pytest.raises(ValueError, match="JSON"):
+    with pytest.raises(ValueError):
         run.log_metrics({"loss": float("nan")})
 
 
@@ -380,7 +381,7 @@ def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path, content: Any
     if content is not None:
         run.run_json.write_bytes(content if isinstance(content, bytes) else content.encode())
 
-    with pytest.raises(RunDirectoryError, match=r"run\.json is missing or is not JSON"):
+    with refused(RunDirectoryError, str(tmp_path), "run.json"):
         run.read_json(run.run_json)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refused import refused
 from tuner.errors import DiskError
 from tuner.runs import checkpoints, parts
 from tuner.runs.records import ManifestFacts
@@ -74,7 +75,7 @@ def test_a_part_that_is_not_seen_as_it_was_written_makes_no_checkpoint(
 ) -> None:
     change(of_rank_1(home))
 
-    with pytest.raises(DiskError, match="rank 1"):
+    with refused(DiskError, home.name, "rank 1"):
         commit(home)
 
     assert not (home / NAME).exists()
@@ -108,7 +109,7 @@ def test_no_file_of_a_rank_takes_the_place_of_anothers(home: Path) -> None:
     same.write_text("of rank 2")
     parts.declare(unfinished, NAME, 2)
 
-    with pytest.raises(DiskError, match="states-1"):
+    with refused(DiskError, NAME, "states-1", "rank 2"):
         commit(home)
 
     assert not (home / NAME).exists()

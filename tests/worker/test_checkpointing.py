@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.refused import refused
 from tuner.errors import DiskError
 from tuner.runs import checkpoints, parts
 from tuner.runs.directory import RunDirectory
@@ -84,9 +85,9 @@ def test_steps_go_on_while_a_checkpoint_becomes_valid_and_the_next_save_waits_fo
 def test_a_failure_waits_for_the_checkpoint_and_stays_the_cause(saver: CheckpointSaver, seal: SimpleNamespace) -> None:
     threading.Timer(0.1, seal.goes_on.set).start()
 
-    with pytest.raises(RuntimeError, match="the step"), saver.waited_for():
+    with pytest.raises(ZeroDivisionError), saver.waited_for():
         first = save(saver, 1)
-        raise RuntimeError("the step")
+        raise ZeroDivisionError
 
     assert checkpoints.inspect(first) is None
 
@@ -97,7 +98,7 @@ def test_a_disk_found_full_late_ends_the_run_and_nothing_is_left_of_the_checkpoi
     seal.error = OSError(errno.ENOSPC, "No space left on device")
     seal.goes_on.set()
 
-    with pytest.raises(DiskError, match=r"checkpoint-1 .* could not be written: No space left"), saver.waited_for():
+    with refused(DiskError, "checkpoints", "checkpoint-1", "No space left on device"), saver.waited_for():
         save(saver, 1)
 
     assert not checkpoints.unfinished(saver.home).exists()

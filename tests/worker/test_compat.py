@@ -18,6 +18,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.e2e.runs import environment
+from tests.refused import refused
 from tuner.errors import MachineError
 from tuner.worker import compat
 
@@ -44,7 +45,7 @@ def test_a_library_without_a_name_that_is_replaced_is_refused_and_the_installed_
 
     monkeypatch.delattr(DeepSpeedEngine, "clip_fp32_gradients")
 
-    with pytest.raises(MachineError, match=r"deepspeed .* has no DeepSpeedEngine.clip_fp32_gradients"):
+    with refused(MachineError, "deepspeed", "DeepSpeedEngine.clip_fp32_gradients"):
         compat.check_names()
 
 
@@ -66,10 +67,10 @@ def test_no_update_is_made_at_stage_0_of_a_gradient_that_is_no_number() -> None:
     before = made.module[0].weight.clone()
 
     def end() -> None:
-        raise RuntimeError("ended")
+        raise ZeroDivisionError
 
     compat.check_gradients(made, end)
-    with pytest.raises(RuntimeError, match="ended"):
+    with pytest.raises(ZeroDivisionError):
         made.optimizer.step()
 
     assert torch.equal(made.module[0].weight, before)

@@ -347,7 +347,7 @@ def test_a_second_backward_pass_is_an_error_and_no_wrong_gradient() -> None:
     total = total_of(SimpleNamespace(weight=torch.randn(9, 8), bias=None), hidden, torch.arange(4))
     total.backward(retain_graph=True)
 
-    with pytest.raises(RuntimeError, match="first backward"):
+    with pytest.raises(RuntimeError):
         total.backward()
 
 

@@ -95,7 +95,7 @@ def test_every_loss_of_the_schema_is_computed_by_trl(tmp_path: Path) -> None:
         trainer.loss_types = [loss]
         assert torch.isfinite(trainer.compute_loss(trainer.model, batch)), loss
     trainer.loss_types = ["ipoo"]
-    with pytest.raises(ValueError, match="Unknown loss type"):
+    with pytest.raises(ValueError):
         trainer.compute_loss(trainer.model, batch)
 
 

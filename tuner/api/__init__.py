@@ -185,10 +185,10 @@ def check(
     allow_code: bool = False,
     **overrides: object,
 ) -> CheckReport:
-    """Return every problem of a recipe and its DeepSpeed config, of such a config alone, or of a run.
+    """Return every problem of a recipe and its DeepSpeed config, of such a config alone, of a run, or of a checkpoint.
 
     Args:
-        recipe: As for `load_recipe`; or a DeepSpeed preset or JSON, or a run directory.
+        recipe: As for `load_recipe`; or a DeepSpeed preset or JSON, a run directory, or a checkpoint.
         deepspeed: As for `train`.
         gpus: GPUs of each node; without any, the check is for this machine.
         gpu: GPU model, such as "a100-80g".

@@ -1,4 +1,4 @@
-"""`tuner check`: all that is wrong with a recipe, a DeepSpeed config or a run, told at once; nothing is started."""
+"""`tuner check`: all that is wrong with a recipe, a DeepSpeed config, a run or a checkpoint; nothing is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, picked, recipe_options, refuse_changes
 from tuner.errors import visible
 from tuner.files import dump_json
-from tuner.recipes.names import Name, NameKind
+from tuner.recipes.names import CONFIGS, Name, NameKind
 
 _WRONG = 2
 
@@ -31,19 +31,20 @@ def command(
     allow_code: bool,
     **changes: OptionValue,
 ) -> None:
-    """Check a recipe, a DeepSpeed config or a run directory, and list every error and warning. Nothing starts.
+    """Check a recipe, a DeepSpeed config, a run directory or a checkpoint, and list all errors and warnings.
 
-    NAME is a recipe (checked with its DeepSpeed config), a DeepSpeed preset or JSON, or a run directory (every file of
-    its checkpoints is read and compared with its hash). The check is for this machine, or for the GPUs that --gpus and
-    --gpu name. Exit code 2 if there is an error.
+    NAME is a recipe (checked with its DeepSpeed config), a DeepSpeed preset or JSON, a run directory, or one of its
+    checkpoints (each file of a checkpoint is read and compared with its hash). Nothing starts. The check is for this
+    machine, or for the GPUs that --gpus and --gpu name. Exit code 2 if there is an error.
     """
     from tuner.launch import checking
     from tuner.launch.machines import MachineFlags
     from tuner.launch.resolved_run import Request
 
     flags = picked(MachineFlags._fields, changes)
-    unused = {} if name is not None and name.kind is NameKind.RUN else flags
-    refuse_changes(name, {**changes, **unused, "deepspeed": deepspeed})
+    saved = (NameKind.RUN, NameKind.CHECKPOINT)
+    unused = {} if name is not None and name.kind in saved else flags
+    refuse_changes(name, {**changes, **unused, "deepspeed": deepspeed}, (*CONFIGS, *saved))
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
     report = checking.check(request, MachineFlags(**flags), dict(os.environ))
     if as_json:

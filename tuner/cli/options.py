@@ -285,8 +285,8 @@ def recipe_options(argument: str, *, deepspeed: bool = True, machines: bool = Fa
     return all_of(recipe_argument(argument), *more, override_options)
 
 
-def refuse_changes(name: Name | None, changes: Changes) -> None:
-    """Refuse options of a recipe if the name is a DeepSpeed config or a run.
+def refuse_changes(name: Name | None, changes: Changes, kinds: Sequence[NameKind] = (*CONFIGS, NameKind.RUN)) -> None:
+    """Refuse options of a recipe if the name is of a kind that takes none, as a DeepSpeed config and a run.
 
     Args:
         changes: The options' values by their names in Python.
@@ -294,10 +294,13 @@ def refuse_changes(name: Name | None, changes: Changes) -> None:
     Raises:
         UsageError: one of them is not at its default.
     """
-    if name is None or name.kind not in (*CONFIGS, NameKind.RUN):
+    if name is None or name.kind not in kinds:
         return
-    is_run = name.kind is NameKind.RUN
-    fix = f"Name {name.text}/recipe.py instead." if is_run else f"Use it with a recipe: RECIPE --deepspeed {name.text}."
+    fix = f"Use it with a recipe: RECIPE --deepspeed {name.text}."
+    if name.kind is NameKind.RUN:
+        fix = f"Name {name.text}/recipe.py instead."
+    if name.kind is NameKind.CHECKPOINT:
+        fix = f"To train from it, use --model {name.text}."
     for key, value in changes.items():
         if value not in (None, (), 1, False):
             flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")

@@ -1,10 +1,11 @@
-"""All that is wrong with a recipe, a DeepSpeed config or a run, found at once; nothing is started or printed."""
+"""All that is wrong with a recipe, a DeepSpeed config, a run or a checkpoint; nothing is started or printed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from tuner import paths
@@ -112,7 +113,7 @@ class Report:
 
 
 def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> Report:
-    """Check what a request's `recipe` names: a recipe with its DeepSpeed config, a config alone, or a run.
+    """Check what a request's `recipe` names: a recipe with its DeepSpeed config, such a config, a run or a checkpoint.
 
     Args:
         flags: Where it will run.
@@ -129,6 +130,8 @@ def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> 
         run_dir = RunDirectory(name.path)
         _recipe(report, request._replace(recipe=identify(str(run_dir.recipe))), flags, environ)
         _run(report, run_dir)
+    elif name and name.path and name.kind is NameKind.CHECKPOINT:
+        _checkpoint(report, name.path)
     else:
         _recipe(report, request, flags, environ)
     report.findings = list(dict.fromkeys(report.findings))
@@ -217,10 +220,15 @@ def _run(report: Report, run_dir: RunDirectory) -> None:
     _config(report, used)
     report.attempt(run_dir.read_run)
     for _, folder in checkpoints.newest_first(run_dir.checkpoints):
-        problem = checkpoints.inspect(folder)
-        if problem and folder.is_dir():  # a run that goes on may have removed it meanwhile
-            fix = "Remove it, or restore the file: no run resumes from it."
-            report.error(RunDirectoryError(f"{folder.name}: {problem}", where=folder, fix=fix))
+        _checkpoint(report, folder)
+
+
+def _checkpoint(report: Report, folder: Path) -> None:
+    """Read every file of a checkpoint and compare it with its hash."""
+    problem = checkpoints.inspect(folder)
+    if problem and folder.is_dir():  # a run that goes on may have removed it meanwhile
+        fix = "Remove it, or restore the file: no run resumes from it."
+        report.error(RunDirectoryError(f"{folder.name}: {problem}", where=folder, fix=fix))
 
 
 def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:

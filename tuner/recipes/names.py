@@ -13,6 +13,7 @@ from tuner import assets, paths
 from tuner.recipes import catalog, document_file
 from tuner.recipes.catalog import Reading
 from tuner.recipes.recipe_file import SUFFIXES
+from tuner.runs.checkpoints import is_checkpoint
 from tuner.runs.directory import is_run
 
 RESULT = "final"
@@ -30,6 +31,7 @@ class NameKind(Enum):
     RECIPE_FILE = "a recipe file"
     MODEL = "a model"
     RUN = "a run directory"
+    CHECKPOINT = "a checkpoint"
     FOLDER = "a folder"
     DEEPSPEED = "a DeepSpeed config"
     OTHER_TOOL = "another tool's config"
@@ -39,7 +41,7 @@ class NameKind(Enum):
     UNKNOWN = "an unknown name"
 
 
-MODELS = (NameKind.MODEL, NameKind.RUN)
+MODELS = (NameKind.MODEL, NameKind.RUN, NameKind.CHECKPOINT)
 """What a run can start from; `path_checks` says whether all is there."""
 CONFIGS = (NameKind.DEEPSPEED, NameKind.UNCLEAR)
 """What may be a DeepSpeed config by itself; `zero.choice` says whether it is."""
@@ -65,7 +67,7 @@ class Name(NamedTuple):
 
 
 def identify(text: str | Name) -> Name:
-    """Return what a text names: a run or a model here, else a preset, a file, a recipe, or an id on the hub.
+    """Return what a text names: a run, a checkpoint or a model here, else a preset, file or recipe, or a hub's id.
 
     Raises:
         RecipeError: a name of the user's own parts that can be read in two ways, or no file of the package.
@@ -75,6 +77,8 @@ def identify(text: str | Name) -> Name:
     path, preset = paths.expanded(assets.asset(text)), catalog.preset_name(text)
     if is_run(path):
         return Name(text, NameKind.RUN, path, preset=preset)
+    if is_checkpoint(path):
+        return Name(text, NameKind.CHECKPOINT, path, preset=preset)
     if holds_model(path):
         return Name(text, NameKind.MODEL, path, preset=preset)
     if preset:

@@ -76,23 +76,11 @@ def find(path: Path, *, trust_remote_code: bool = False) -> SavedModel:
         raise no_run(path, SOURCE, fix)
     if is_run(path):
         saved = _of_run(RunDirectory(path))
-    elif _is_checkpoint(path):
+    elif checkpoints.is_checkpoint(path):
         saved = _of_checkpoint(path)
     else:
         saved = _whole(SavedModel(path, f"the weights in {path}", _run_around(path.absolute().parent)))
     return replace(saved, trust_remote_code=trust_remote_code)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    if path.name.startswith("checkpoint-") and _run_around(path.absolute().parent.parent):
-        return True
-    if not (path / checkpoints.MANIFEST).is_file():
-        return False
-    try:
-        # An export has a manifest without a step; users may edit its files.
-        return checkpoints.facts(path).step is not None
-    except (ValueError, RunDirectoryError):
-        return True
 
 
 def _of_run(run_dir: RunDirectory) -> SavedModel:

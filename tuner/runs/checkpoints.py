@@ -34,6 +34,7 @@ from tuner.files import (
 )
 from tuner.progress import shown
 from tuner.runs import parts
+from tuner.runs.directory import is_run
 from tuner.runs.records import Manifest, ManifestFacts, ManifestFile
 
 MANIFEST = "manifest.json"
@@ -317,6 +318,18 @@ def set_later_aside(folder: Path, step: int, target: Path) -> None:
         if at > step:
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint, valid or not: one of a run, or one that was moved with its manifest."""
+    if _NAME.fullmatch(folder.name) and os.path.isdir(folder) and is_run(folder.absolute().parent.parent):  # noqa: PTH112
+        return True
+    if not os.path.isfile(folder / MANIFEST):  # noqa: PTH113 (a name too long is no file, and no error)
+        return False
+    try:
+        return facts(folder).step is not None  # an export has a manifest without a step; users may edit its files
+    except (ValueError, RunDirectoryError):
+        return True
 
 
 def newest_first(folder: Path) -> list[tuple[int, Path]]:

@@ -34,7 +34,9 @@ _NO_CONFIG = {
     NameKind.RUN: "Use {}/deepspeed.json.",
     NameKind.RECIPE: "Use: tuner train {} --deepspeed PRESET.",
     NameKind.RECIPE_FILE: "Use: tuner train {} --deepspeed PRESET.",
-} | dict.fromkeys((NameKind.MODEL, NameKind.FOLDER, NameKind.DATA), "Use a preset, or a JSON or YAML file.")
+} | dict.fromkeys(
+    (NameKind.MODEL, NameKind.CHECKPOINT, NameKind.FOLDER, NameKind.DATA), "Use a preset, or a JSON or YAML file."
+)
 """What is no DeepSpeed config, unless it is a JSON: reading that says what is wrong with its keys; and the fix."""
 
 
