@@ -7,12 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.memory import Case, make_data, make_model, measure
 from tests.e2e.runs import ok, quick, train
 from tuner.lab import probes
 from tuner.lab.probes import Probe
 from tuner.machine.hardware import Hardware
+from tuner.models import attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
@@ -84,3 +86,23 @@ def test_ligers_kernels_train_to_the_same_loss(tmp_path: Path, method: str) -> N
     )
 
     assert fused.losses == pytest.approx(torchs.losses, abs=5e-2)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks_through_the_kernel_are_those_of_sdpa_in_bf16(window: int | None) -> None:
+    torch.manual_seed(0)
+    ends = torch.tensor([0, 300, 512], dtype=torch.int32)
+    states = [torch.randn(1, heads, 512, 64) for heads in (8, 2, 2)] + [torch.randn(8)]
+    module, of_out = torch.nn.Module(), torch.randn(1, 512, 8, 64)
+    module.num_key_value_groups = 4  # type: ignore[assignment]
+    found = []
+    for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
+        leaves = [state.bfloat16().to(device, dtype).requires_grad_() for state in states]
+        options = {"s_aux": leaves[3], "sliding_window": window, "cu_seq_lens_q": ends.to(device), "max_length_q": 300}
+        out, _ = attention.attend(module, *leaves[:3], None, **options)
+        out.backward(of_out.to(device, dtype))
+        found.append([one.float().cpu() for one in (out, *(leaf.grad for leaf in leaves))])
+
+    for ours, wanted in zip(*found, strict=True):
+        assert (ours - wanted).norm() < 0.02 * wanted.norm()

@@ -60,6 +60,17 @@ def test_auto_takes_the_newest_flash_attention_that_gpus_packages_type_and_model
     assert list(gpus.attention(found)) == []
 
 
+@pytest.mark.parametrize("hardware", [machine(H200), CPU])
+def test_attention_with_sinks_is_torchs_where_no_package_has_it(packages: set[str], hardware: Hardware) -> None:
+    packages |= set(BOTH)
+
+    found = made(recipe="gpt_oss_20b_lora_alpaca_e3", hardware=hardware, ignore_fit=True)
+
+    assert found.recipe.config.model.attn_implementation == "varlen"
+    assert not found.recipe.config.train_dataloader.dataset.packing, "its mask keeps no samples apart elsewhere"
+    assert list(gpus.attention(found)) == []
+
+
 def test_losses_of_whole_samples_and_ranks_that_share_them_keep_sdpa(packages: set[str]) -> None:
     found = [
         made(recipe="llama3_1_8b_dpo_lora_ultrafeedback_binarized_e1", hardware=machine(A100), ignore_fit=True),

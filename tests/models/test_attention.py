@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.varlen
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.configs.test_packing import LENGTHS, is_as_alone, model_of, packed, samples, small_config
@@ -67,7 +68,7 @@ def distances(model: PreTrainedModel, **of_batch: Any) -> list[float]:
 @pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param(("llama", "gemma3_text", "deepseek_v3", "qwen3_moe"), id="few"),
+        pytest.param(("llama", "gemma3_text", "gpt_oss", "qwen3_moe"), id="few"),
         pytest.param(sorted(WITH_VARLEN), id="all", marks=pytest.mark.long),
     ],
 )
@@ -116,7 +117,7 @@ def windowed(kind: str) -> Any:
 @pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param(("mistral", "gemma3_text", "qwen2"), id="few"),
+        pytest.param(("mistral", "gpt_oss", "qwen2"), id="few"),
         pytest.param(sorted(WITH_VARLEN), id="all", marks=pytest.mark.long),
     ],
 )
@@ -157,7 +158,101 @@ def test_answers_of_padded_prompts_and_with_a_cache_are_those_of_sdpa() -> None:
         assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias"])
+def reference(
+    query: torch.Tensor, key: torch.Tensor, begins: torch.Tensor, scale: float | None, window: Sequence[int]
+) -> torch.Tensor:
+    """Return the scores of the kernel, [H, T, T] in the type of the query; -inf for what a token does not see."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * (scale or query.shape[-1] ** -0.5)
+    sample = torch.bucketize(torch.arange(len(query)), begins[1:], right=True)
+    ago = torch.arange(len(query))[:, None] - torch.arange(len(query))
+    seen = (sample[:, None] == sample) & (ago >= 0) & ((ago <= window[0]) | (window[0] < 0))
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def varlen_attn(
+    query: Any, key: Any, value: Any, begins: Any, _: Any, *lengths: int, scale: Any, window_size: Any, **more: Any
+) -> Any:
+    """Stand for torch's kernel on a CPU: its values and log-sum-exp have no gradient but by `varlen_backward`."""
+    assert more["enable_gqa"] and set(lengths) == {int(begins.diff().max())}
+    scores = reference(query, key, begins, scale, window_size)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
+    return (out, scores.logsumexp(-1)) if "return_aux" in more else out
+
+
+def varlen_backward(
+    of_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    begins: Any,
+    *_: Any,
+    scale: Any,
+    window_size: Any,
+) -> Any:
+    """Compute as FlashAttention-2's backward pass does (Dao 2023, algorithm 2), from the output and the log-sum-exp."""
+    groups = query.shape[1] // key.shape[1]
+    weights = (reference(query, key, begins, scale, window_size) - lse[..., None]).exp()
+    of_weights = torch.einsum("qhd,khd->hqk", of_out, value.repeat_interleave(groups, dim=1))
+    of_scores = weights * (of_weights - (of_out * out).sum(-1).t()[..., None]) * (scale or query.shape[-1] ** -0.5)
+    of_key = torch.einsum("hqk,qhd->khd", of_scores, query).unflatten(1, (-1, groups)).sum(2)
+    of_value = torch.einsum("hqk,qhd->khd", weights, of_out).unflatten(1, (-1, groups)).sum(2)
+    return torch.einsum("hqk,khd->qhd", of_scores, key.repeat_interleave(groups, dim=1)), of_key, of_value
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("has_sinks", [True, False])
+def test_the_kernels_own_backward_pass_gives_the_gradients_of_sinks_and_of_all_that_they_change(
+    window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    states = [torch.randn(1, heads, sum(LENGTHS), 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    states += [torch.randn(4, dtype=torch.float64)] if has_sinks else []
+    of_out = torch.randn(1, sum(LENGTHS), 4, 8, dtype=torch.float64)
+    module, options = torch.nn.Module(), {"sliding_window": window, "cu_seq_lens_q": ENDS, "max_length_q": max(LENGTHS)}
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(attention.compat, "varlen_backward", varlen_backward)
+
+    def found(call: Any) -> list[torch.Tensor]:
+        leaves = [state.clone().requires_grad_() for state in states]
+        out = call(*leaves)
+        out.backward(of_out)
+        return [out, *(leaf.grad for leaf in leaves)]
+
+    def on_a_gpu(query: Any, key: Any, value: Any, sinks: Any = None) -> Any:
+        seen = window if window and window < max(LENGTHS) else None
+        return attention._flash(query, key, value, ENDS, max(LENGTHS), None, seen, sinks)
+
+    def one_by_one(query: Any, key: Any, value: Any, sinks: Any = None) -> Any:
+        return attention.attend(module, query, key, value, None, s_aux=sinks, **options)[0]
+
+    for ours, wanted in zip(found(on_a_gpu), found(one_by_one), strict=True):
+        assert (ours - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+
+def test_answers_of_a_model_with_sinks_are_those_of_its_own_attention() -> None:
+    prompts = {
+        "input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+    }
+    model = model_of("gpt_oss")
+    logits = []
+    for name in ("eager", VARLEN):
+        model.set_attn_implementation(name)
+        answers = model.generate(
+            **prompts, max_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        logits.append(torch.stack(answers.logits))
+    model.set_attn_implementation("eager")
+
+    assert (logits[0] - logits[1]).abs().max() < 1e-4 * logits[0].abs().max()
+
+
+@pytest.mark.parametrize("option", ["softcap", "position_bias"])
 def test_what_would_change_the_scores_is_never_left_out(option: str) -> None:
     states = torch.randn(1, 2, 3, 8)
 

@@ -49,14 +49,12 @@ def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[st
     lacks = _what_flash_lacks(known, hardware, dtype)
     if lacks is None and (known is None or known.model_type in WITHOUT_FLASH):
         lacks = "is not tested with this model"
-    if lacks:
-        return other, f"flash attention {lacks}"
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
-    if names:
+    if names and not lacks:
         return names[0], "installed, and these GPUs support it"
     if varlen_lacks is None:
         return VARLEN, "torch's flash attention keeps the samples of a row apart"
-    return other, f"flash attention is not installed, and that of torch {varlen_lacks}"
+    return other, f"flash attention {lacks or f'is not installed, and that of torch {varlen_lacks}'}"
 
 
 def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> str | None:

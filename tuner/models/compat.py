@@ -236,3 +236,37 @@ def keep_conversions(model: PreTrainedModel, conversions: list[WeightConverter])
         message = f"transformers does not look for {_KEPT} when it saves, which tuner builds on"
         raise MachineError(message, fix="Install the tested versions: pip install -r requirements.txt")
     setattr(model, _KEPT, conversions)
+
+
+def varlen_backward(
+    of_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value by the kernel of torch's causal `varlen_attn` (torch 2.13).
+
+    Args:
+        out: The attended values, [T, heads, width].
+        lse: The log-sum-exp of each token's scores, fp32 [heads, T].
+
+    Raises:
+        MachineError: this torch has it by another name.
+    """
+    kernels = torch.ops.torch_attn
+    require_names("torch", kernels, "_varlen_attn_backward")
+    no_dropout, is_causal = torch.zeros(2, dtype=torch.uint64, device=query.device), window_size == (-1, 0)
+    lengths = (cu_seq_q, cu_seq_k, max_q, max_k, is_causal)
+    gradients: tuple[Tensor, Tensor, Tensor] = kernels._varlen_attn_backward(
+        of_out, query, key, value, out, lse, *lengths, no_dropout, scale, list(window_size)
+    )
+    return gradients

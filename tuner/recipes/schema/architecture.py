@@ -100,11 +100,11 @@ without an error. They get one sample a row, padded.
 VARLEN = "varlen"
 """The name of `models.attention` as `model.attn_implementation`."""
 WITH_VARLEN = KEEPS_APART - {
-    *("codegen", "gemma2", "gpt_bigcode", "gpt_neo", "gpt_oss", "gptj", "granitemoehybrid", "llama4_text"),
-    *("persimmon", "phimoe", "qwen2_moe"),
+    *("codegen", "gemma2", "gpt_bigcode", "gpt_neo", "gptj", "granitemoehybrid", "llama4_text", "persimmon"),
+    *("phimoe", "qwen2_moe"),
 }
 """model_types that compute the same with it (measured). The others cap their scores, have chunks or a window in the
-mask alone or in the attention alone, have sinks, tell it no positions, or have an attention of their own."""
+mask alone or in the attention alone, tell it no positions, or have an attention of their own."""
 KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
 """The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
 or let the tokens of an image see each other (Gemma)."""

@@ -15,6 +15,7 @@ from tuner.data.layouts import IMAGES
 from tuner.data.sample import IGNORED
 from tuner.errors import Key, ModelError
 from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker import compat, loss
 from tuner.worker.objectives import Training
 from tuner.worker.step_log import logs_step
@@ -109,7 +110,8 @@ class SftTraining(Training):
         Raises:
             ModelError: they are packed, and which model it is was not known before it was loaded.
         """
-        arguments.padding_free = batches.lays_end_to_end(model, reads_images=config.reads_images)
+        varlen = config.model.attn_implementation == VARLEN
+        arguments.padding_free = batches.lays_end_to_end(model, reads_images=config.reads_images, varlen=varlen)
         for key in () if arguments.padding_free else LOADERS:
             loader = getattr(config, key)
             if loader and loader.dataset.packing:
