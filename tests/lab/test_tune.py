@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.launch.plans import PATH, made
-from tests.machine.gpus import A100, CPU, machine
+from tests.machine.gpus import A100, CPU, H200, machine
 from tests.refused import refused
 from tuner.errors import UsageError
+from tuner.fit.candidates import best_of_levels
 from tuner.lab import tune
 from tuner.lab.tune import Candidate, Measured, Tuned, candidates, for_some_steps
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import libraries
+from tuner.machine.hardware import Gpu
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
 from tuner.recipes.names import identify
@@ -47,6 +50,32 @@ def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_ot
     assert [one.candidate.loss for one in tuned.measured].count("whole") == 1
     assert {one.candidate.level for one in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
     assert splits[0] == base.recipe.config.split, "what a run would take comes first"
+
+
+def test_some_recomputed_layers_are_measured_where_the_plan_compares_them() -> None:
+    gpu = machine(Gpu("NVIDIA GeForce RTX 4090", 24 << 30, (8, 9)))
+    base = made(recipe="llama3_8b_instruct_qlora_alpaca_e3", hardware=gpu)
+
+    tried = [one.candidate for one in search(base).measured if one.candidate.split.recomputed_layers]
+
+    assert min(one.split.recomputed_layers or 0 for one in tried) == 10
+    assert [one.pins.values["train_cfg.recomputed_layers"] for one in tried] == [
+        one.split.recomputed_layers for one in tried
+    ]
+
+
+def test_other_levels_come_with_the_split_that_the_plan_shows_for_them() -> None:
+    asked: dict[str, Any] = {"recipe": "qwen3_14b_full_alpaca_e3", "hardware": machine(*[H200] * 4)}
+    base = made("global_batch_size=16", **asked)
+    opened = made("global_batch_size=16", "recomputed_layers=auto", **asked).level_and_split
+    assert opened.compared is not None
+
+    tried = {one.candidate.level: one.candidate.split for one in search(base).measured}
+
+    planned = {one.level: one.split for one in best_of_levels(opened.compared.candidates)}
+    others = [level for level in tried if level != base.level]
+    assert others
+    assert {level: tried[level] for level in others} == {level: planned[level] for level in others}
 
 
 def test_kernels_that_are_on_are_measured_off_too(monkeypatch: pytest.MonkeyPatch) -> None:

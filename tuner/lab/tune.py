@@ -19,19 +19,17 @@ from statistics import median
 from tuner import paths
 from tuner.errors import UsageError
 from tuner.files import JsonObject, disk_errors, scratch_folder
-from tuner.fit import advice
 from tuner.fit.candidates import TOLERANCE, best_of_levels
-from tuner.fit.candidates import candidates as planned_candidates
-from tuner.fit.levels import Level
-from tuner.fit.parameters import has_formula
-from tuner.fit.shares import possible, samples_of_rank
+from tuner.fit.shares import possible
 from tuner.launch import pins, preflight, render, supervise
+from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machines import RunMachines, find_topology
 from tuner.launch.pins import Pins
 from tuner.launch.resolve import decide, load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.progress import told
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.recipes.schema.architecture import VARLEN
@@ -170,7 +168,7 @@ def tune(
 
 def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], minutes: float) -> None:
     started = time.monotonic()
-    for candidate in candidates(bench.base, tuned):
+    for candidate in candidates(bench.base, tuned, bench.request.deepspeed):
         # The first is always measured: the others are compared with it.
         if tuned.measured and time.monotonic() - started > 60 * minutes:
             tuned.is_whole = False
@@ -179,20 +177,23 @@ def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], 
         tell(tuned.measured[-1])
 
 
-def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
+def candidates(base: ResolvedRecipe, tuned: Tuned, deepspeed: str | None = None) -> Iterator[Candidate]:
     """Yield the candidates to measure: the plan's own choice, other splits, loss, kernels, then other levels.
 
-    Each level comes with its own best split by the plan; loss and kernels vary the fastest candidate so far.
-    Micro-batches larger than one that ran out of memory are skipped.
+    Splits and levels are those that the plan compares, some recomputed layers included. Each level comes with its own
+    best split by the plan; loss and kernels vary the fastest candidate so far. Micro-batches larger than one that ran
+    out of memory are skipped.
 
     Args:
         tuned: The measurements of the candidates so far.
+        deepspeed: The value of `--deepspeed`.
     """
     config = base.recipe.config
     first = Candidate(config.split, base.level, config.train_cfg.loss, base.document.changes)
     yield first
-    opened = _with_open_split(config, base.batch.ranks)
-    for split in _splits(base, opened):
+    opened = _with_open_split(base)
+    plan = decide(opened, deepspeed, base.machines, compares=True).level_and_split
+    for split in _splits(plan, opened.config, base):
         if split != first.split and not _is_hopeless(split, tuned.measured):
             yield replace(first, split=split)
     best = tuned.fastest.candidate if tuned.fastest else first
@@ -202,26 +203,30 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
         best = tuned.fastest.candidate if tuned.fastest else first
         yield replace(best, kernels={**best.kernels, **kernels})
     best = tuned.fastest.candidate if tuned.fastest else first
-    for level, split in _levels(base, opened, best):
-        yield replace(best, level=level, split=split)
+    if base.topology.world_size > 1 and best.level in presets.names():
+        for level, split in _levels(plan, best):
+            yield replace(best, level=level, split=split)
 
 
-def _with_open_split(config: RecipeConfig, ranks: int) -> RecipeConfig:
+def _with_open_split(base: ResolvedRecipe) -> Recipe:
     """Return the recipe with an open split of the same global batch."""
-    return config.with_values(
-        {
-            "train_dataloader.batch_size": "auto",
-            "optim_wrapper.accumulative_counts": "auto",
-            "train_cfg.gradient_checkpointing": "auto",
-            "train_cfg.global_batch_size": samples_of_rank(config, ranks) * ranks,
-        }
-    )
+    values = {
+        "train_dataloader.batch_size": "auto",
+        "optim_wrapper.accumulative_counts": "auto",
+        "train_cfg.gradient_checkpointing": "auto",
+        "train_cfg.recomputed_layers": "auto",
+        "train_cfg.global_batch_size": base.batch.global_batch,
+    }
+    return base.recipe.settled(values, Place(Kind.DERIVED, "tuner tune"))
 
 
-def _splits(base: ResolvedRecipe, opened: RecipeConfig) -> list[Split]:
-    """Return every split of the same global batch that fits in memory by the plan."""
-    every = sorted(possible(opened, base.batch.ranks), key=lambda split: (split.recompute, split.micro_batch))
-    return [split for split in every if _may_fit(base, opened.with_split(split), base.level)]
+def _splits(plan: LevelAndSplit, opened: RecipeConfig, base: ResolvedRecipe) -> list[Split]:
+    """Return every split of the same global batch that fits in memory by the plan; all where that is not known."""
+    every = possible(opened, base.batch.ranks)
+    if plan.compared:
+        of_level = [one for one in plan.compared.candidates if one.level == base.level]
+        every = [one.split for one in of_level if one.fit.room >= -TOLERANCE]
+    return sorted(every, key=lambda split: (_again(split), split.micro_batch))
 
 
 def _kernels(config: RecipeConfig) -> Iterator[dict[str, object]]:
@@ -233,33 +238,19 @@ def _kernels(config: RecipeConfig) -> Iterator[dict[str, object]]:
         yield {"attn_implementation": "sdpa"}
 
 
-def _levels(base: ResolvedRecipe, opened: RecipeConfig, best: Candidate) -> Iterator[tuple[str, Split]]:
+def _levels(plan: LevelAndSplit, best: Candidate) -> Iterator[tuple[str, Split]]:
     """Yield the other presets without offloading, each with its best split by the plan.
 
-    None for one rank, or with a user's own JSON. Where the memory is not known, each has the fastest split so far.
+    Where the memory is not known, each has the fastest split so far.
     """
-    if base.topology.world_size == 1 or best.level not in presets.names():
-        return
     others = [rung.name for rung in presets.rungs() if rung.stage and not rung.offloaded and rung.name != best.level]
-    architecture = opened.architecture
-    if not base.hardware.gpus or architecture is None or not has_formula(architecture):
+    compared = plan.of_presets or plan.compared
+    if compared is None:
         yield from ((name, best.split) for name in others)
         return
-    levels = {name: (Level.of_preset(name, architecture.hidden_size),) for name in others}
-    splits, machines = possible(opened, base.batch.ranks), base.machines.to_fit(base.precision)
-    of_levels = planned_candidates(opened, architecture, machines, levels, splits, base.machines.cluster)
-    for level in best_of_levels(of_levels):
+    for level in best_of_levels([one for one in compared.candidates if one.level in others]):
         if level.fit.room >= -TOLERANCE:
             yield level.level, level.split
-
-
-def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
-    architecture = config.architecture
-    if not base.hardware.gpus or architecture is None or not has_formula(architecture):
-        return True
-    if level not in presets.names():
-        return True
-    return advice.fit(config, architecture, base.machines.to_fit(base.precision), level).room >= -TOLERANCE
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
