@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +14,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench import simulation
 from bench.simulation import META, GpuKernels, Memory, simulate
 from tests.bench.small_jobs import JOBS, RANKS
-
-ROOT = Path(__file__).parents[2]
+from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
 
 
 def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
     """Train jobs on the CPU, on two ranks; return the peaks of each rank."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    command += ["-m", "tests.bench.real_rank", str(folder / "peaks"), *names]
-    env = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    code = of_module("tests.bench.real_rank", ranks=RANKS)
+    done = warm(has_bitsandbytes=True).run([folder / "peaks", *names], code=code, env=environment(DS_ACCELERATOR="cpu"))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"peaks.{rank}").read_text(encoding="utf-8")) for rank in range(RANKS)]
 

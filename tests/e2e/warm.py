@@ -132,7 +132,7 @@ class Warm:
 
         Args:
             worker: The module that ranks are, with a function `main`: the package's, or one that wraps it.
-            code: Python to run instead, as `python -c CODE ARGV...` would.
+            code: Python to run instead, as `python -c CODE ARGV...` would; see `of_module` too.
         """
         command = self.start(argv, env=env, cwd=cwd, input=input, worker=worker, code=code, has_two_outputs=True)
         killer = threading.Timer(timeout_s, os.kill, (command.pid, signal.SIGKILL))
@@ -182,6 +182,13 @@ def warm(*, has_bitsandbytes: bool = False) -> Warm:
 @cache
 def _warm(has_bitsandbytes: bool) -> Warm:
     return Warm(has_bitsandbytes=has_bitsandbytes)
+
+
+def of_module(name: str, *, ranks: int = 0) -> str:
+    """Return the code that runs a module as `python -m NAME` would, or as `torchrun -m NAME` runs so many ranks."""
+    if ranks:
+        return f"from tests.e2e.warm import run_ranks; run_ranks({name!r}, {ranks})"
+    return f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
 
 
 # In the process that commands are forked from, and in its children
@@ -294,17 +301,33 @@ def _command(argv: list[str], env: Mapping[str, str], cwd: str, worker: str, cod
     _take_over(env)
     if not _HAS_BITSANDBYTES:
         sys.modules.pop("bitsandbytes")  # the checks of a run look whether it is installed
+    supervise = import_module("tuner.launch.supervise")
+    supervise.subprocess = SimpleNamespace(Popen=_Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
+    for module in ("tuner.launch.render", "tuner.runs.lock"):
+        import_module(module).WORKER = worker  # type: ignore[attr-defined]
     if code:
         sys.argv = ["-c", *argv]
         exec(code, {"__name__": "__main__"})  # noqa: S102
         return
     sys.argv = ["tuner", *argv]
     _show([sys.executable, "-m", *sys.argv])
-    supervise = import_module("tuner.launch.supervise")
-    supervise.subprocess = SimpleNamespace(Popen=_Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
-    for module in ("tuner.launch.render", "tuner.runs.lock"):
-        import_module(module).WORKER = worker  # type: ignore[attr-defined]
     import_module("tuner.cli").main()
+
+
+def run_ranks(name: str, ranks: int) -> None:
+    """Run a module in so many ranks, which meet where torchrun has them meet; one that fails ends the others."""
+    from torch.distributed import TCPStore
+    from torch.multiprocessing import start_processes
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {**where, "WORLD_SIZE": str(ranks)}
+    start_processes(_rank_of_module, (name,), ranks, start_method="fork")
+
+
+def _rank_of_module(rank: int, name: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    exec(of_module(name))  # noqa: S102
 
 
 def _left() -> int:

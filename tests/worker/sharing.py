@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.multiprocessing import spawn
+from torch.multiprocessing import start_processes
 
 from bench.live import Live
 
@@ -129,4 +129,4 @@ def ranks(rank: int, kinds: list[str], meeting: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        spawn(ranks, (sys.argv[1:], f"{folder}/meeting"), 2)
+        start_processes(ranks, (sys.argv[1:], f"{folder}/meeting"), 2, start_method="fork")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Never
 
@@ -18,6 +16,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
 from tests.refused import refused
 from tuner.errors import MachineError
 from tuner.worker import compat
@@ -139,14 +138,7 @@ def test_looking_for_deepspeeds_names_runs_no_compiler(monkeypatch: pytest.Monke
 
 @pytest.mark.long
 def test_at_zero3_a_forward_pass_before_the_first_step_costs_no_gathers_afterwards() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.worker.gathers"],
-        cwd=Path(__file__).parents[2],
-        env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(Path(__file__).parents[2])),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    ended = warm().run([], code=of_module("tests.worker.gathers"), env=environment(), timeout_s=240)
 
     assert ended.returncode == 0, ended.stderr[-4000:]
     plain, validated_first = json.loads(ended.stdout.splitlines()[-1])

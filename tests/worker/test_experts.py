@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Mixtra
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.e2e.runs import environment, ok, quick, train
+from tests.e2e.warm import of_module, warm
 from tests.models.brought import brought
 from tests.refused import refused
 from tests.worker.experts import Experts, make, write
@@ -32,7 +31,6 @@ from tuner.recipes.recipe import Overrides
 from tuner.worker import trainer_setup
 from tuner.worker.experts import balanced, let_ranks_choose
 
-ROOT = Path(__file__).parents[2]
 COEFFICIENT = 0.02
 
 
@@ -50,16 +48,9 @@ def mixtral(**more: Any) -> Any:
 @pytest.mark.parametrize("kind", ["listed", "olmo_hybrid"])
 def test_ranks_that_run_other_modules_train_as_without_zero_at_every_stage(kind: str) -> None:
     """They choose other experts; or a layer mixes the tokens of three samples on one rank and of one on the other."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    stages = ["0", "1", "2", "3"]
-    ended = subprocess.run(
-        [*command, "-m", "tests.worker.experts", kind, *stages],
-        cwd=ROOT,
-        env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=240,  # without what is tried here stage 3 waits for ever
-    )
+    stages, code = ["0", "1", "2", "3"], of_module("tests.worker.experts", ranks=2)
+    # Without what is tried here stage 3 waits for ever.
+    ended = warm().run([kind, *stages], code=code, env=environment(), timeout_s=240)
 
     assert ended.returncode == 0, ended.stderr[-4000:]
     found = json.loads(ended.stdout.strip().splitlines()[-1])

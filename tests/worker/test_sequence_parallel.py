@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
 from tests.worker.sharing import IGNORED, SAMPLES, batch, config_of
 from tests.worker.test_batching import dealt
 from tuner.recipes.schema.long_context import TESTED_TYPES
@@ -22,14 +20,7 @@ TOLERANCE = 1e-5
 
 
 def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.sharing", *kinds],
-        cwd=Path(__file__).parents[2],
-        env=environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm().run(kinds, code=of_module("tests.worker.sharing"), env=environment())
     assert not done.returncode, done.stderr[-4000:]
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
 

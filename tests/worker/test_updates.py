@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_weights_norms_and_skipped_steps_are_deepspeeds_and_one_value_is_read(dtype: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.updates", dtype, tmp_path / "meeting"],
-        cwd=Path(__file__).parents[2],
-        env=environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = warm().run([dtype, tmp_path / "meeting"], code=of_module("tests.worker.updates"), env=environment())
     assert done.returncode == 0, done.stderr
     deepspeeds, ours = json.loads(done.stdout.splitlines()[-1])
 
