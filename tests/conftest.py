@@ -41,7 +41,7 @@ os.environ |= {"HF_HOME": str(_CACHE / "hf"), "TUNER_CACHE": str(_CACHE / "tuner
 # ORPO's trainer stands among TRL's experiments, which warn; a rank quiets it before it imports them.
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 # Several tests at once on a few cores: threads of one that wait for each other take twenty times as long (measured).
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for processes that set the number of threads themselves
 # Under nohup, or in the background of a script, they are ignored, and what a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -6,7 +6,7 @@ it is loaded. Where there is none rows are padded, and a padded row has the logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -31,15 +31,6 @@ KINDS = {facts.model_type: facts for facts in SMALL}
 def kinds_of_the_parts() -> set[str]:
     values = (read_part("models", name).values for name in catalog.names("models"))
     return {part["architecture"]["model_type"] for part in values if "architecture" in part}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: on busy cores, threads that wait for each other take 20 times as long (measured)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

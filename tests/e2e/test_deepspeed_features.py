@@ -12,6 +12,8 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.e2e.runs import environment
+from tests.e2e.warm import warm
 from tuner.cli import tuner
 from tuner.zero import presets
 
@@ -48,9 +50,12 @@ def _cells(line: str) -> list[str]:
 FEATURES = tuple(features())
 
 
-def ask(command: str, method: str, stage: int, *flags: str) -> Result:
-    given = [command, f"tiny_{method}_sample_e1", "--deepspeed", presets.of_stage(stage, offloads=False).name, *flags]
-    return CliRunner().invoke(tuner, given, env={"NPROC_PER_NODE": "2"})
+def words(command: str, method: str, stage: int, *flags: str) -> list[str]:
+    return [command, f"tiny_{method}_sample_e1", "--deepspeed", presets.of_stage(stage, offloads=False).name, *flags]
+
+
+def check(method: str, stage: int, *flags: str) -> Result:
+    return CliRunner().invoke(tuner, words("check", method, stage, *flags), env={"NPROC_PER_NODE": "2"})
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=[feature.name for feature in FEATURES])
@@ -58,7 +63,7 @@ def test_check_says_of_every_feature_what_the_page_says(feature: Feature) -> Non
     assert len(FEATURES) > 20
     for method in METHODS:
         for stage in range(4):
-            said = ask("check", method, stage, *feature.flags)
+            said = check(method, stage, *feature.flags)
             runs = feature.runs(method, stage) or feature.elsewhere.startswith("no effect")
             assert (said.exit_code == 0) is runs, (method, stage, said.output)
 
@@ -81,9 +86,10 @@ def _drawn() -> list[tuple[str, str, int, tuple[str, ...]]]:
 def test_what_check_passes_trains_saves_resumes_and_reloads(
     name: str, method: str, stage: int, flags: tuple[str, ...]
 ) -> None:
-    if ask("check", method, stage, *flags).exit_code:
+    if check(method, stage, *flags).exit_code:
         pytest.skip("the two contradict each other, and check says so")
 
-    said = ask("smoke", method, stage, *flags)
+    env = environment(NPROC_PER_NODE="2")
+    done = warm(has_bitsandbytes=method == "qlora").run(words("smoke", method, stage, *flags), env=env)
 
-    assert said.exit_code == 0, (name, said.output)
+    assert done.returncode == 0, (name, done.stdout + done.stderr)

@@ -9,28 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import COMMAND, Finished, finish, ok, quick, start
+from tests.e2e.runs import COMMAND, Finished, Started, finish, fork, ok, quick, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def two_nodes(recipe: Path, work_dir: Path, *arguments: object, second: tuple[str, ...] = ()) -> list[Finished]:
-    """Train on two nodes and return how each ended; `second` are words before the command of node 1."""
+    """Train on two nodes and return how each ended; `second` are words before the command of node 1.
+
+    What starts its ranks is no part of what is shown here: a node without such words is forked.
+    """
     with socket.socket() as probe:  # both nodes must know the port beforehand, so it cannot be the rendezvous' choice
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"NNODES": "2", "ADDR": "127.0.0.1", "PORT": port}
     how = ("--work-dir", work_dir, "--deepspeed", "zero2", *arguments)
 
-    nodes = [
-        start(recipe, *how, ranks=1, command=[*words, *COMMAND], NODE_RANK=rank, **where)
-        for rank, words in (("0", ()), ("1", second))
-    ]
+    nodes: list[Started] = [fork(recipe, *how, ranks=1, NODE_RANK="0", **where)]
+    if second:
+        nodes.append(start(recipe, *how, ranks=1, command=[*second, *COMMAND], NODE_RANK="1", **where))
+    else:
+        nodes.append(fork(recipe, *how, ranks=1, NODE_RANK="1", **where))
     try:
         texts = [node.communicate(timeout=900)[0] for node in nodes]
     finally:
         finish(nodes[1], work_dir)
-    return [Finished(node.returncode, text, work_dir) for node, text in zip(nodes, texts, strict=True)]
+    return [Finished(node.wait(), text, work_dir) for node, text in zip(nodes, texts, strict=True)]
 
 
 def test_two_nodes_meet_and_train_in_one_run_directory(tmp_path: Path) -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import COMMAND, environment
+from tests.e2e.runs import environment
+from tests.e2e.warm import Ended, warm
 
 pytestmark = pytest.mark.e2e
 
 STAGES = ["model", "data", "train", "resume", "export"]
 
 
-def smoke(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
+def smoke(*arguments: str, scratch: Path) -> Ended:
     # Variables for the run that will follow must not start other ranks here.
     env = environment(TMPDIR=str(scratch), NPROC_PER_NODE="8", MASTER_PORT="29999")
-    command = [*COMMAND, "smoke", *arguments]
-    return subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True, timeout=900)
+    return warm().run(["smoke", *arguments], env=env, cwd=scratch)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),  # torch's, of a frozen tower
 ]
 
-FEW = tuple(replace(point, layers=8) for point in KINDS)
+FEW = tuple(replace(point, layers=4) for point in KINDS)
 
 
 def check(point: Point, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,8 @@ POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def registered() -> None:
     attention.register()
-    yield
-    torch.set_num_threads(threads)
 
 
 def small(kind: str = "llama", **more: Any) -> Any:

@@ -38,10 +38,10 @@ class Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    there = (SCRIPTS / "start-slurm.sh").is_file()
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.slurm)
-            there = (SCRIPTS / "start-slurm.sh").is_file()
             item.add_marker(pytest.mark.skipif(not there, reason="no start-slurm.sh (TUNER_SLURM_SCRIPTS)"))
             item.add_marker(pytest.mark.skipif(os.geteuid() != 0, reason="a Slurm of one's own needs root"))
 

@@ -6,6 +6,7 @@ start: two steps on a small model, as a rank does it.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -123,6 +124,8 @@ def main() -> None:
             found = trained(kind, method, Path(folder))
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {error}"}
+        gc.collect()
+        gc.freeze()  # what the libraries hold by now: a trainer collects garbage, which took a quarter of its time
         print(json.dumps(found), file=answers)
 
 
