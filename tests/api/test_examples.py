@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import tuner
+from tests.e2e.runs import environment
+from tests.e2e.warm import warm
 
 EXAMPLES = Path(tuner.__file__).parents[1] / "examples"
 SCRIPTS = {
@@ -27,12 +29,6 @@ QUICK = ("plan_a_cluster",)
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
 def state_of_the_process() -> tuple[object, ...]:
     # torch names the folder of its compiler in the environment, and DeepSpeed how torch looks for GPUs, when imported.
     of_libraries = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
@@ -44,15 +40,24 @@ def state_of_the_process() -> tuple[object, ...]:
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCRIPTS]
 )
-def test_a_script_runs_and_leaves_the_process_as_it_was(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_script_runs_and_leaves_the_process_as_it_was(name: str, tmp_path: Path) -> None:
+    assert SCRIPTS[name] in _told(tmp_path, f"run_script({name!r})")
+
+
+def _told(folder: Path, call: str) -> str:
+    """Call a function of this module in a process that has the libraries, from which the ranks are forked too."""
+    code = f"from tests.api import test_examples; test_examples.{call}"
+    done = warm().run([], code=code, cwd=folder, env=environment(CUDA_VISIBLE_DEVICES=""))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_script(name: str) -> None:
     before = state_of_the_process()
 
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
     assert state_of_the_process() == before
-    assert SCRIPTS[name] in capsys.readouterr().out
     if name == "train_on_rows":
         run = tuner.Run("runs/rows")
         assert [line["step"] for line in run.metrics if "loss" in line][-1] == run.checkpoints[-1].step
@@ -65,7 +70,11 @@ def test_every_example_is_run_here() -> None:
 
 
 @pytest.mark.long
-def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
+    assert "step 4/4  loss" in _told(tmp_path, "run_notebook()")
+
+
+def run_notebook() -> None:
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
 
@@ -77,4 +86,3 @@ def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert names["run"].state == "done"
     assert len(names["losses"]) == 4
     assert len(pandas.DataFrame(names["run"].metrics)) >= 4
-    assert "step 4/4  loss" in capsys.readouterr().out

@@ -31,10 +31,12 @@ def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
 @pytest.mark.long
 @pytest.mark.parametrize("names", [tuple(JOBS)], ids=["all"])
 def test_the_peak_is_that_of_real_ranks(names: tuple[str, ...], tmp_path: Path) -> None:
-    for rank, peaks in enumerate(real_peaks(names, tmp_path)):
-        simulated = {name: simulate(replace(JOBS[name], rank=rank)).peak for name in names}
+    peaks = real_peaks(names, tmp_path)
 
-        assert simulated == {name: pytest.approx(peak, rel=2e-3) for name, peak in peaks.items()}
+    # Each job on one of the ranks, in turn: they differ in the padding of a part alone.
+    of_rank = {name: at % RANKS for at, name in enumerate(names)}
+    simulated = {name: simulate(replace(JOBS[name], rank=rank)).peak for name, rank in of_rank.items()}
+    assert simulated == {name: pytest.approx(peaks[rank][name], rel=2e-3) for name, rank in of_rank.items()}
 
 
 def test_the_lines_add_up_to_the_peak() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Finished, finish, fork, ok, quick
-from tests.faults.conftest import Faulty
+from tests.e2e.runs import Finished, finish, ok, quick, start
+from tests.faults.conftest import ROOT, Faulty
 
 pytestmark = pytest.mark.e2e
 
@@ -36,9 +38,11 @@ def test_two_nodes_start_again_together(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"NNODES": "2", "ADDR": "127.0.0.1", "PORT": port, "TUNER_FAULT": "kill@1:4,kill@1:4"}
+    where["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     how = ("--work-dir", work_dir, "--deepspeed", "zero2", "--max-restarts", 5)
+    command = [sys.executable, "-m", "tests.faults.tuner"]
 
-    nodes = [fork(recipe, *how, ranks=1, worker="tests.faults.worker", NODE_RANK=rank, **where) for rank in ("1", "0")]
+    nodes = [start(recipe, *how, ranks=1, command=command, NODE_RANK=rank, **where) for rank in ("1", "0")]
     try:
         second, first = (node.communicate(timeout=600)[0] for node in nodes)
     finally:
