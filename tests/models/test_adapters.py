@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.models.test_load import recipe, tiny
-from tuner.models.load import load_model
+from tuner.models.load import load_model, source
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 
 TOKENS = torch.arange(5, 25)[None]
 BEGINNINGS = ("gaussian", "orthogonal", "olora", "pissa", "pissa_niter_2")
@@ -49,6 +51,40 @@ def test_a_trained_adapter_gives_the_same_on_the_base_that_was_loaded(
     assert (trained - before).abs().max() > 0.1, "it was not trained"
     reloaded = PeftModel.from_pretrained(base(torch.float32), tmp_path)
     torch.testing.assert_close(logits(reloaded), trained, atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`")
+def test_an_adapter_on_embeddings_is_saved_for_the_base_too(tmp_path: Path) -> None:
+    model = begun("pissa", torch.float32, "target_modules=['q_proj', 'embed_tokens']")
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data += 0.02 * torch.randn_like(weight)
+    trained = logits(model)
+
+    model.save_pretrained(tmp_path, state_dict=None)
+
+    reloaded = PeftModel.from_pretrained(base(torch.float32), tmp_path)
+    torch.testing.assert_close(logits(reloaded), trained, atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Using Rank-Stabilized LoRA")  # of PEFT's own conversion, which is not used
+@pytest.mark.parametrize("more", [{"vision_r": 4, "vision_lora_alpha": 32}, {"vision_r": 12, "use_rslora": True}])
+def test_another_rank_and_scale_of_the_tower_are_saved_for_the_base_too(more: dict[str, Any], tmp_path: Path) -> None:
+    values = {"r": 8, "lora_dropout": 0.0, "vision": True, "init_lora_weights": "pissa", **more}
+    pairs = [("--set", f"adapter.{key}={value}") for key, value in values.items()]
+    config = load("tiny_vision_lora_sample_images_e1", Overrides(pairs=pairs)).config
+    folder = source(config.model)
+    model = load_model(config, folder, torch.float32, "cpu", shards=False)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data += 0.02 * torch.randn_like(weight)
+
+    model.save_pretrained(tmp_path, state_dict=None)
+
+    whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(whole, tmp_path).merge_and_unload().state_dict()
+    for name, weight in model.merge_and_unload().state_dict().items():
+        torch.testing.assert_close(merged[name], weight, atol=1e-4, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("init", ["olora", "pissa"])

@@ -103,19 +103,26 @@ def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:
         if "lora_" in name:
             weight.data = weight.data.to(dtype)  # PEFT leaves its decompositions in fp32
     began = {name: weight.detach().clone() for name, weight in get_peft_model_state_dict(model).items()}
+    # The rank of each layer as its config has it; a layer that is narrower than the rank has fewer values.
+    ranks = {name: layer.r[_NAME] for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
     def save(folder: str | Path, **options: object) -> None:
         type(model).save_pretrained(model, folder, **options)
         stored, saved = load_file(Path(folder) / paths.TENSORS), PeftConfig.from_pretrained(folder)
         for name, first in began.items():
-            half = first.to("cpu", stored[name].dtype)
-            # A layer that is narrower than the rank has fewer values: zeros fill the rest.
-            if ".lora_A." in name:
-                stored[name] = pad(torch.cat([stored[name], half], dim=0), (0, 0, 0, 2 * saved.r - 2 * half.shape[0]))
-            elif ".lora_B." in name:
-                stored[name] = pad(torch.cat([stored[name], -half], dim=1), (0, 2 * saved.r - 2 * half.shape[1]))
+            layer, is_adapter, half = name.partition(".lora_")
+            if not is_adapter:
+                continue
+            axis = 0 if half.removeprefix("embedding_").startswith("A") else 1  # the one of the rank
+            start = first.to("cpu", stored[name].dtype)
+            joined = torch.cat([stored[name], start if axis == 0 else -start], dim=axis)
+            more = 2 * (ranks[layer] - start.shape[axis])
+            stored[name] = pad(joined, (0, 0, 0, more) if axis == 0 else (0, more))
         save_file(stored, Path(folder) / paths.TENSORS, metadata={"format": "pt"})
-        saved.lora_alpha *= 2**0.5 if saved.use_rslora else 2
+        factor = 2**0.5 if saved.use_rslora else 2
+        saved.lora_alpha *= factor
+        saved.alpha_pattern = {layers: factor * alpha for layers, alpha in saved.alpha_pattern.items()}
+        saved.rank_pattern = {layers: 2 * rank for layers, rank in saved.rank_pattern.items()}
         saved.r, saved.init_lora_weights = 2 * saved.r, True
         saved.save_pretrained(folder)
 
