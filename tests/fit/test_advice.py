@@ -145,12 +145,12 @@ def test_no_level_that_offloads_or_is_tight_is_taken_where_a_better_one_fits(mod
         assert recipe.architecture is not None
         fits = levels(recipe, recipe.architecture, machines)[machines.world_size > 1 :]
         best = recommended(recipe, machines)
-        rooms = [fit.room for fit in fits if fit.fits and not fit.level.endswith("_offload")]
+        rooms = [fit.room for fit in fits if fit.fits and not fit.offloads]
         assert best is not None or not any(fit.fits for fit in fits)
         if best is None:
             continue
         num_taken += 1
-        if best.level.endswith("_offload"):
+        if best.offloads:
             assert not rooms, case
         elif best.room < TIGHT:
             assert best.room == max(rooms), case

@@ -74,7 +74,7 @@ def with_large_buckets(least: Level, config: RecipeConfig, gpus: int) -> Level:
 def by_the_rule(pairs: list[Pair], gpus: int) -> tuple[str, Split]:
     """Return what docs/plan.md says that is taken, word by word."""
     possible_pairs = [pair for pair in pairs if pair.room >= 0 and (pair.level != "none" or gpus == 1)]
-    offloading = [pair for pair in possible_pairs if pair.level.endswith("_offload")]
+    offloading = [pair for pair in possible_pairs if presets.find(pair.level).offloaded]
     others = [pair for pair in possible_pairs if pair not in offloading]
     compared = others or offloading
     for spare in (0.1, 0.05):

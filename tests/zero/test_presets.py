@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fit.recipes import lightest
 from tuner.errors import DeepSpeedConfigError
-from tuner.fit.levels import Level
+from tuner.fit.advice import levels
+from tuner.fit.levels import Level, Machines
 from tuner.recipes import catalog
 from tuner.zero import presets
 from tuner.zero.choice import open_config
@@ -52,6 +54,25 @@ def test_a_json_in_the_folder_is_a_preset_that_auto_never_takes() -> None:
     assert (sixth.stage, sixth.offloaded, sixth.is_rung) == (3, ("offload_optimizer", "offload_param"), False)
     assert sixth not in presets.rungs()
     assert open_config("sixth", "--deepspeed").preset == "deepspeed_sixth"
+
+
+@pytest.mark.usefixtures("package")
+def test_a_rung_that_swaps_is_counted_only_where_a_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, "deepspeed_swaps", {"stage": 3, "offload_optimizer": {"device": "nvme"}})
+    catalog._files.cache_clear()
+    monkeypatch.setattr(presets, "RUNGS", (*presets.RUNGS, "deepspeed_swaps"))
+    recipe, machines = lightest("qwen3_8b_full_alpaca_e3"), Machines(1, 24 * 2**30)
+    assert recipe.architecture
+
+    here, on_disk = (
+        [fit.level for fit in levels(recipe, recipe.architecture, machines._replace(nvme_path=path))]
+        for path in ("", "/disk")
+    )
+
+    assert on_disk == [*here, "deepspeed_swaps"]
+    assert [rung.name for rung in presets.rungs()] == here
 
 
 @pytest.mark.usefixtures("package")

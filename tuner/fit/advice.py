@@ -48,7 +48,8 @@ class Change(NamedTuple):
 
 def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:
     """Return each level that `auto` may choose, from the fastest on, with whether it fits."""
-    return [fit(recipe, architecture, machines, level) for level in presets.RUNGS]
+    rungs = presets.rungs(has_disk=bool(machines.nvme_path))
+    return [fit(recipe, architecture, machines, rung.name) for rung in rungs]
 
 
 def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, level: str) -> Fit:

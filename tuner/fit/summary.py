@@ -286,8 +286,8 @@ def longest(config: RecipeConfig, architecture: Architecture, machines: Machines
     """
     shares = config.objective.facts.packs and architecture.model_type in TESTED_TYPES
     each = sizes(architecture, machines.world_size) if shares else [1]
-    every = product(presets.RUNGS, each)
-    return [Longest(level, size, _tokens(config, architecture, machines, level, size)) for level, size in every]
+    every = product(presets.rungs(has_disk=bool(machines.nvme_path)), each)
+    return [Longest(rung.name, size, _tokens(config, architecture, machines, rung.name, size)) for rung, size in every]
 
 
 def with_everything(config: RecipeConfig) -> RecipeConfig:

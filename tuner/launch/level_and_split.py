@@ -101,7 +101,8 @@ class _Open(NamedTuple):
 
     def rungs(self) -> dict[str, Document]:
         """Return the configs that `auto` may choose, with the values of `--ds`."""
-        return {name: self.preset(name) for name in presets.RUNGS}
+        rungs = presets.rungs(has_disk=bool(self.machines.nvme_path))
+        return {rung.name: self.preset(rung.name) for rung in rungs}
 
     def level(self, document: Document, buckets: Buckets | None = None) -> Level:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""

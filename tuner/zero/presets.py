@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
-from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0
+from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0, swaps_nowhere
 from tuner.zero.jsonfile import read
 from tuner.zero.lint import check
 
@@ -44,6 +44,11 @@ class Preset(NamedTuple):
         """The blocks that move tensors off the GPU: offload_optimizer, offload_param."""
         return tuple(block for block in OFFLOADS if device(self.config, block) != NONE)
 
+    @property
+    def needs_disk(self) -> bool:
+        """Whether it swaps to a folder on a disk that is still to be named."""
+        return any(swaps_nowhere(self.config, block) for block in OFFLOADS)
+
 
 def names() -> tuple[str, ...]:
     """Return 'none' and the names of the package's presets, the rungs of `auto` first."""
@@ -64,9 +69,9 @@ def find(name: str) -> Preset:
     return Preset(name, config, name in RUNGS)
 
 
-def rungs() -> tuple[Preset, ...]:
-    """Return the presets that `auto` may choose, in its order."""
-    return tuple(map(find, RUNGS))
+def rungs(*, has_disk: bool = False) -> tuple[Preset, ...]:
+    """Return the presets that `auto` may choose, in its order; those that need a disk only where there is one."""
+    return tuple(preset for preset in map(find, RUNGS) if has_disk or not preset.needs_disk)
 
 
 def of_stage(number: int, *, offloads: bool) -> Preset:
