@@ -71,7 +71,7 @@ def test_a_rung_that_swaps_is_counted_only_where_a_disk_is_named(
         for path in ("", "/disk")
     )
 
-    assert on_disk == [*here, "deepspeed_swaps"]
+    assert on_disk[-1] == "deepspeed_swaps" and "deepspeed_swaps" not in here
     assert [rung.name for rung in presets.rungs()] == here
 
 
