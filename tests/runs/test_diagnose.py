@@ -11,6 +11,7 @@ import pytest
 
 from tests.runs.made_records import RECORD, run_json
 from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, RewardError, TunerError, UsageError
+from tuner.runs import causes
 from tuner.runs.creation import create
 from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
 from tuner.runs.directory import RunDirectory
@@ -90,6 +91,25 @@ def test_where_all_lost_somebody_that_is_said() -> None:
     found = _found(_report(0, LOST), _report(1, LOST))
 
     assert (found.cause, found.rank) == ("lost-peer", 0)
+
+
+def test_what_happened_to_another_node_explains_that_ranks_lost_others() -> None:
+    watched = {"other_node": ("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1)}
+
+    found = _found(_report(0, LOST), **watched)
+    assert (found.cause, found.rank, found.problem) == ("lost-peer", None, "node 1 (b, 10.0.0.2) is gone")
+
+    found = _found(_report(0, LOST), other_node=("node 1 (b): rank 1 was killed", "killed", 137))
+    assert (found.cause, found.exit_code) == ("killed", 137)
+
+    assert _found(_report(0, OOM), **watched).cause == "gpu-out-of-memory"
+
+
+def test_gloos_good_wishes_are_no_part_of_an_error() -> None:
+    line = "RuntimeError: [pair.cc:5] Read error [::1]:3: Connection reset by peer"
+    advice = "This is typically caused by a remote worker hanging or bugs in the application. Check the logs. GLHF! x"
+
+    assert causes.without_greeting(f"Traceback\n{line}. {advice}\n") == f"Traceback\n{line}.\n"
 
 
 def test_a_killed_rank_is_the_cause_of_errors_that_are_not_known() -> None:

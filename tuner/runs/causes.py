@@ -24,6 +24,8 @@ _INDENTED = r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)'
 _NOISE = re.compile(r" This is typically caused by a remote worker hanging.*")
 """Of gloo: it says no more than that the connection is gone."""
 _PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
+_GREETING = r"\. This is typically caused by a remote worker hanging or bugs in the application\.?.*"
+"""What gloo adds to each error of a connection (torch 2.13): advice for those who develop it, and good wishes."""
 
 
 class Role(IntEnum):
@@ -96,6 +98,11 @@ def table() -> Sequence[Cause]:
 def every() -> Sequence[Cause]:
     """Return all causes; several of them can have one name."""
     return (*table(), KILLED, CRASHED, OVERDUE, TOLD_TO_END, BUG, SILENT)
+
+
+def without_greeting(text: str) -> str:
+    """Return an error's text without what gloo adds to it."""
+    return re.sub(_GREETING, ".", text)
 
 
 def classify(text: str) -> tuple[Cause, str] | None:

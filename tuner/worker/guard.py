@@ -24,6 +24,7 @@ from tuner.machine.kernel import INSISTING, STOPS, die_with_parent, heard, stopp
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs import attempts, beats, ending, lock
+from tuner.runs.causes import without_greeting
 from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
@@ -225,7 +226,7 @@ class Guard:
         if isinstance(error, TunerError):
             problem = "\n".join((error.message, *map(str, error.others)))
             return {**report, "exit_code": error.exit_code, "cause": error.code, "what": problem, "message": str(error)}
-        text = "".join(traceback.format_exception(error))
+        text = without_greeting("".join(traceback.format_exception(error)))
         return {**report, "exit_code": TunerError.exit_code, "message": text}
 
     def _end_run(self, report: JsonObject) -> int:
