@@ -91,7 +91,7 @@ def test_a_node_that_is_cut_off_is_named_in_seconds_and_the_run_goes_on_when_it_
     both: list[Host], tmp_path: Path
 ) -> None:
     run, recipe = tmp_path / "run", quick(tmp_path, "full")
-    words = (recipe, "--work-dir", run, "--max-restarts", 1, "--set", "train_cfg.max_steps=200")
+    words = (recipe, "--work-dir", run, "--max-restarts", 1, "--set", "train_cfg.max_steps=40")
     logs = [tmp_path / "0.txt", tmp_path / "1.txt"]
     nodes = [start(both, rank, logs[rank], *words) for rank in (0, 1)]
     try:
@@ -109,6 +109,7 @@ def test_a_node_that_is_cut_off_is_named_in_seconds_and_the_run_goes_on_when_it_
             finished = ended(node, log, run, 600)
             assert finished.code == 0, finished.text
         assert len(finished.json("run.json")["attempts"]) == 1
+        assert "most recent call first" not in logs[0].read_text(), "the stacks of ranks that wait for a lost node"
     finally:
         both[1].mend()
         for node in nodes:

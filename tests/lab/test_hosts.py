@@ -19,7 +19,7 @@ from tests.refused import refused
 from tuner import __version__
 from tuner.errors import MachineError, UsageError
 from tuner.lab import hosts as over_ssh
-from tuner.machine.hostfile import NODE, Host
+from tuner.machine.hostfile import MEETING, NODE, Host
 
 pytestmark = pytest.mark.timeout(60)
 # What ssh does, without its options: the last words are the host and one text for its shell.
@@ -92,6 +92,25 @@ def test_each_host_starts_its_node_where_this_one_stands(tmp_path: Path, capfd: 
         f"n1: 2 0 10.0.0.1 1234 2 None a b None {tmp_path} train x",
         f"n2: 2 1 10.0.0.1 1234 2 1,3 a b None {tmp_path} train x",
     ]
+
+
+def test_all_hosts_get_one_secret_of_the_launch_and_no_command_line_shows_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    does(tmp_path, f"print(os.environ[{MEETING!r}])")
+    plans = [launch(tmp_path), launch(tmp_path)]
+
+    for plan in plans:
+        assert over_ssh.run(plan, "10.0.0.1") == 0
+
+    secrets = {tuple(line.split(": ")[1].split()) for line in capfd.readouterr().out.splitlines()}
+    assert all(names == ["n1", "n2"] for _, *names in secrets)
+    assert len(secrets) == 2, "one for each launch"
+    for secret, *_ in secrets:
+        assert len(secret) == 64
+        assert not any(
+            secret in " ".join(plan.on(host)) or secret in repr(plan) for plan in plans for host in plan.hosts
+        )
 
 
 def test_every_host_that_is_not_ready_is_told_before_one_is_started(tmp_path: Path) -> None:

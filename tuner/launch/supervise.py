@@ -372,10 +372,11 @@ class _Watch:
         alive = {process.pid for process in self.ranks if _runs(process)}
         self.overdue = [rank for rank, beat in sorted(last_beats.items()) if beat.pid in alive]
         self.overdue_s = waited_s
-        for process in self._of(last_beats[rank].pid for rank in self.overdue):
-            _send(process, signal.SIGCONT)
-            _send(process, signal.SIGQUIT)  # its stacks, into its log
-        time.sleep(_STACKS_S)
+        if not self.interruption:  # else it is known whom they wait for
+            for process in self._of(last_beats[rank].pid for rank in self.overdue):
+                _send(process, signal.SIGCONT)
+                _send(process, signal.SIGQUIT)  # its stacks, into its log
+            time.sleep(_STACKS_S)
         self.killed = set(self.alive)
         for process in self.ranks:  # torchrun itself notices, and ends
             _kill(process)
