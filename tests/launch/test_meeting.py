@@ -108,8 +108,8 @@ def test_a_node_that_comes_after_the_error_of_node_0_is_told(place: Place, tmp_p
 
 def test_an_error_of_several_parts_is_told_whole_and_in_bounds(place: Place, tmp_path: Path) -> None:
     first, second = ready(place.node(0), tmp_path), place.node(1)
-    error = RecipeError("a" * 100_000)
-    error.others = tuple(RecipeError(f"part {number}\x1b[2J") for number in range(20))
+    error = RecipeError("é" * 100_000)
+    error.others = tuple(RecipeError(f"part {number}\x1b[2J" + "é" * 3_000) for number in range(20))
 
     _, caught = at_once(lambda: second.fail(error), first.wait)
 
@@ -128,6 +128,15 @@ def test_nodes_that_would_run_something_else_are_refused_and_the_difference_is_n
         assert isinstance(caught, TunerError)
         assert caught.exit_code == 2
         assert "lr = 0.0001" in caught.message and "0.0002" in caught.message
+
+
+def test_a_plan_of_any_size_is_compared(place: Place, tmp_path: Path) -> None:
+    values: dict[str, object] = {f"key.{number}": "é" * 200 for number in range(2_000)}
+    first = ready(place.node(0), tmp_path, Plan.of("é" * 5_000, values))
+    second = ready(place.node(1), tmp_path, Plan.of("é" * 5_000, {**values, "key.999": "other"}))
+
+    for caught in at_once(first.wait, second.wait):
+        assert isinstance(caught, TunerError) and "would run something else" in caught.message
 
 
 def test_two_nodes_of_one_rank_are_named(place: Place, tmp_path: Path) -> None:
@@ -460,6 +469,47 @@ def test_nodes_that_lost_node_0_meet_again_where_it_is_started_anew(place: Place
     first.go("first")
 
     assert second.await_next() == ("first", None)
+
+
+def test_a_newcomer_that_does_not_fit_is_refused_alone_between_two_attempts(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+    kill(second)
+    wait_until(lambda: first.interruption() is not None)
+    first.ended(1, "node 1 is gone", "lost-peer", None)
+
+    with pytest.raises(NodeError, match="lr = "):
+        ready(place.node(1), tmp_path, Plan.of("other", {"lr": 2e-4})).wait()
+    with pytest.raises(NodeError, match="one of 3 nodes"):
+        ready(place.node(1, nodes=3), tmp_path).wait()
+    place.nodes.pop(), place.nodes.pop().close()
+    place.node(1).fail(RecipeError("wrong"))
+    place.nodes.pop().close()
+    again = ready(place.node(1), tmp_path)
+
+    assert first.await_ends() is None and first.wait() is None
+    first.go("second")
+    assert again.wait() == "second"
+
+
+def test_a_node_that_prepares_is_interrupted_by_the_error_of_another(place: Place) -> None:
+    first, second = place.node(0), place.node(1)
+    failing = threading.Timer(0.2, second.fail, [RecipeError("wrong")])
+    failing.start()
+
+    began_s = time.monotonic()
+    with pytest.raises(NodeError, match="wrong"), first.interrupting():
+        time.sleep(25)
+    assert time.monotonic() - began_s < 20
+    failing.join()
+
+
+def test_while_ranks_run_the_error_of_another_node_is_a_word_for_the_supervisor(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+
+    with pytest.raises(NodeError), first.interrupting():
+        second.fail(MachineError("broken"))
+        wait_until(lambda: first.interruption() is not None)
+        assert first.interruption().exit_code == 3
 
 
 def test_a_second_node_0_at_the_address_of_the_first_is_named(place: Place) -> None:

@@ -112,6 +112,8 @@ def _with_other_nodes(
     except (TunerError, _Refused) as error:
         if isinstance(meeting, Leader):
             meeting.refuse(str(error))
+        elif isinstance(error, TunerError):
+            meeting.fail(error)
         if not (objection and isinstance(error, _Refused)):  # the failure of this node is printed already
             _print(f"{RESTARTS}: not possible: {error}")
     return None

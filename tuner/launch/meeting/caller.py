@@ -42,6 +42,7 @@ class Caller(Meeting):
         self._leader = ""
         self._leader_name = self._names[0] if self._names else str(self.topology.master_addr)
         self._told_folder_s: float | None = None
+        self._shared_s = 0.0
         self._other_folder = ""
         self._shares = False
         self._has_left = self._knows = False
@@ -49,7 +50,7 @@ class Caller(Meeting):
         self._refusal: str | None = None
 
     def share(self, folder: Path) -> None:
-        self._folder = folder
+        self._shared_s, self._folder = time.monotonic(), folder
 
     def go(self, launch_id: str) -> None:
         pass
@@ -206,8 +207,10 @@ class Caller(Meeting):
                 if secret and (secret, self._lines) != shown:
                     shown = (secret, self._lines)
                     self._send({"kind": "seen", "proof": self._lines.proof(secret)})
-                late_s = time.monotonic() - (self._told_folder_s or time.monotonic())
-                if late_s >= self._times.folder:
+                if (
+                    self._told_folder_s
+                    and time.monotonic() - max(self._told_folder_s, self._shared_s) >= self._times.folder
+                ):
                     error = self._no_shared_folder(bool(secret))
                     self._tell_error(told(error))
                     self._end(error)

@@ -208,16 +208,14 @@ class Leader(Meeting):
             lines.send({"kind": "me", **self._me()})
             with contextlib.suppress(Broken):
                 answer = await lines.read(GREETING_S)
-                if answer.get("kind") == "error" and not self._runs:
+                if answer.get("kind") == "error" and self._launched is None:
                     self._end_all(NodeError.of(answer))
             lines.close()
             return
-        node = self._join(lines, hello)
-        if node is None:
-            lines.close()
-            return
+        node = None
         try:
-            while True:
+            node = self._join(lines, hello)
+            while node:
                 message = await lines.read(self._times.silent)
                 if node.lines is not lines:
                     break
@@ -227,7 +225,7 @@ class Leader(Meeting):
         finally:
             lines.close()
             with self._changed:
-                if node.lines is lines:
+                if node and node.lines is lines:
                     node.lines, node.since_s = None, time.monotonic()
                     self._changed.notify_all()
 
@@ -242,7 +240,7 @@ class Leader(Meeting):
             problem = UsageError(f"{text}{self.topology.num_nodes}", where=Option("nnodes"))
         elif node is None:
             problem = UsageError(f"{name} claims node rank {rank}", where=Option("node_rank"))
-        elif node.instance not in ("", instance) and not node.is_gone and (node.shares or not self._runs):
+        elif node.instance not in ("", instance) and not node.is_gone and (node.shares or self._launched is None):
             here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
             fix = f"Give each node a {Option('node_rank')} of its own."
             problem = UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
@@ -250,7 +248,7 @@ class Leader(Meeting):
             assert problem
             message = {"kind": "error", "who": self._who(), **told(problem)}
             lines.send(message)
-            if not self._runs:  # a run at work goes on without a newcomer that does not fit
+            if self._launched is None:  # a run at work goes on without a newcomer that does not fit
                 self._end_all(problem)
             return None
         with self._changed:
@@ -275,7 +273,7 @@ class Leader(Meeting):
 
     def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
         kind = message.get("kind")
-        if kind == "error" and (node.shares or not self._runs):
+        if kind == "error" and (self._launched is None or (node.shares and node.launched)):
             self._end_all(NodeError.of({**message, "who": node.who}))
         elif kind == "seen" and self._secret and message["proof"] == lines.proof(self._secret):
             node.shares = True
@@ -329,7 +327,7 @@ class Leader(Meeting):
         )
         problem = f"{node.who} would run something else: {differences or f'{ours.command} | {theirs.command}'}"
         error = UsageError(problem, where="the nodes differ", fix="Start the same command on every node.")
-        if self._launched and self._runs:
+        if self._launched:
             self._send(node, {"kind": "error", "who": self._who(), **told(error)})
         else:
             self._end_all(error)

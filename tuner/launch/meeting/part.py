@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tuner import __version__
 from tuner.errors import Hang, Option, TunerError, shortened, together
 from tuner.files import JsonObject, sha256
-from tuner.launch.meeting.secret_lines import GREETING_S
+from tuner.launch.meeting.secret_lines import GREETING_S, MAX_BYTES
 from tuner.machine.topology import Topology
 from tuner.progress import POLL_S
 
@@ -29,7 +29,8 @@ CALL_S = 5.0
 """To connect to an address."""
 _LONGEST_PAUSE_S = 120.0
 MAX_TEXTS, MAX_TEXT, MAX_NAME = 8, 2_000, 200
-_MAX_VALUES, _MAX_VALUE = 250, 60
+_MAX_VALUE = 60
+_OF_ONE_NODE = ("--node-rank", "--master-addr")
 FOLDER, CALL = "folder", "call"
 """The names of the two secrets."""
 LOST = "lost-peer"
@@ -75,8 +76,22 @@ class Plan(NamedTuple):
     def of(cls, command: str, parts: Mapping[str, object]) -> Plan:
         """Return a plan from the values that must be equal."""
         texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in sorted(parts.items())}
-        shown = {key[:_MAX_VALUE]: _brief(text) for key, text in [*texts.items()][:_MAX_VALUES]}
+        shown = dict(_within([(key[:_MAX_VALUE], _brief(text)) for key, text in texts.items()]))
         return cls(shortened(command, MAX_TEXT), sha256(json.dumps(texts).encode()), shown)
+
+
+Item = TypeVar("Item")
+
+
+def _within(items: Sequence[Item]) -> list[Item]:
+    """Return the first of some texts, as many as fit on a line beside what else it holds."""
+    room, kept = MAX_BYTES // 2, []
+    for item in items:
+        room -= len(json.dumps(item))
+        if room < 0:
+            break
+        kept.append(item)
+    return kept
 
 
 def _brief(text: str) -> str:
@@ -115,7 +130,7 @@ class NodeError(TunerError):
 def told(error: TunerError) -> JsonObject:
     """Return an error as the other nodes are told of it."""
     texts = [shortened(each.message, MAX_TEXT) for each in error.each()]
-    return {"texts": texts[:MAX_TEXTS], "code": error.code, "exit_code": error.exit_code}
+    return {"texts": _within(texts[:MAX_TEXTS]), "code": error.code, "exit_code": error.exit_code}
 
 
 def call_key(sent: str, words: Sequence[str], topology: Topology) -> bytes:
@@ -123,14 +138,14 @@ def call_key(sent: str, words: Sequence[str], topology: Topology) -> bytes:
 
     Args:
         sent: What `--hostfile` sent over ssh; empty without it.
-        words: The command, which is the same on every node but for its rank.
+        words: The command, which is the same on every node but for its rank, and how it reaches node 0.
     """
     kept, skips = [], False
     for word in words:
-        if not skips and word.partition("=")[0] != "--node-rank":
+        if not skips and word.partition("=")[0] not in _OF_ONE_NODE:
             kept.append(word)
-        skips = not skips and word == "--node-rank"
-    known = sent or json.dumps([__version__, kept, topology.master_addr, topology.master_port])
+        skips = not skips and word in _OF_ONE_NODE
+    known = sent or json.dumps([__version__, kept, topology.master_port])
     return bytes.fromhex(sha256(known.encode()))
 
 
@@ -364,7 +379,7 @@ class Meeting(ABC):
             if self._runs:
                 self._interrupt(Interruption(error.message, error.code, error.exit_code))
             self._changed.notify_all()
-            if self._interrupts:
+            if self._interrupts and not self._runs:
                 os.kill(os.getpid(), signal.SIGINT)
 
     def _interrupt(self, interruption: Interruption) -> None:
