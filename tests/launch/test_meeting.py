@@ -321,7 +321,7 @@ def test_a_node_whose_launcher_is_gone_is_named_to_all_others_within_seconds(pla
 
 def kill(node: Meeting) -> None:
     """End a node without a word, as SIGKILL does."""
-    node._leave = silent  # type: ignore[method-assign]
+    node.leave = silent  # type: ignore[method-assign]
     node.close()
 
 
@@ -332,7 +332,7 @@ async def silent() -> None:
 def test_a_node_that_falls_silent_is_gone(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path, times=FAST._replace(silent=0.4))
 
-    second._loop.call_soon_threadsafe(time.sleep, 1)
+    second.loop.call_soon_threadsafe(time.sleep, 1)
 
     wait_until(lambda: first.interruption() is not None)
 
@@ -350,7 +350,7 @@ def test_a_connection_that_breaks_for_a_moment_ends_nothing(place: Place, tmp_pa
     first, second = met(place, tmp_path)
     lines = second._lines
 
-    second._loop.call_soon_threadsafe(lines.close)
+    second.loop.call_soon_threadsafe(lines.close)
 
     wait_until(lambda: second._lines not in (None, lines) and first._nodes[1].lines is not None)
     time.sleep(2 * FAST.back)

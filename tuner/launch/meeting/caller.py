@@ -40,7 +40,7 @@ class Caller(Meeting):
         self._lines: Lines | None = None
         self._state = "not called yet"
         self._leader = ""
-        self._leader_name = self._names[0] if self._names else str(self.topology.master_addr)
+        self._leader_name = self.names[0] if self.names else str(self.topology.master_addr)
         self._told_folder_s: float | None = None
         self._shared_s = 0.0
         self._other_folder = ""
@@ -50,7 +50,7 @@ class Caller(Meeting):
         self._refusal: str | None = None
 
     def share(self, folder: Path) -> None:
-        self._shared_s, self._folder = time.monotonic(), folder
+        self._shared_s, self.folder = time.monotonic(), folder
 
     def go(self, launch_id: str) -> None:
         pass
@@ -64,7 +64,7 @@ class Caller(Meeting):
         Raises:
             TunerError: as `wait`.
         """
-        with self._changed:
+        with self.changed:
             if self._refusal is not None:
                 return None, self._refusal
         try:
@@ -75,21 +75,21 @@ class Caller(Meeting):
     def _missing(self) -> list[tuple[str, str]]:
         if self._refusal is not None:
             raise _Refused
-        if self._launched is not None and self._ended is None:
+        if self.launched is not None and self.own_end is None:
             return []
         if self._has_left:
             raise NodeError("it has ended", where="node 0")
-        address = f"{self.topology.master_addr}:{self._port}"
+        address = f"{self.topology.master_addr}:{self.port}"
         state = self._state
         if self._lines and self._shares:
             state = "it waits for other nodes, or its checks are not done"
         return [("node 0", f"{address}, {state}")]
 
     def _launch_id(self) -> str | None:
-        return self._launched
+        return self.launched
 
     async def _main(self) -> None:
-        self._spawn(self._look_around())
+        self.spawn(self._look_around())
         while not self._has_left:
             try:
                 await self._call()
@@ -101,20 +101,20 @@ class Caller(Meeting):
                 self._state = f"the name does not resolve: {error.strerror}"
             except OSError as error:
                 self._state = os.strerror(error.errno).lower() if error.errno else str(error)
-            with self._changed:
+            with self.changed:
                 self._lines, self._shares = None, False
                 if self._gone_s is None:
                     self._gone_s = time.monotonic()
-            await asyncio.sleep(self._times.again)
+            await asyncio.sleep(self.times.again)
 
     async def _call(self) -> None:
-        reader, writer = await connected(str(self.topology.master_addr), self._port)
+        reader, writer = await connected(str(self.topology.master_addr), self.port)
         try:
             secret = self._read_secret()
-            lines = await present(reader, writer, {**({FOLDER: secret} if secret else {}), CALL: self._key})
-            lines.send({"kind": "hello", **self._me()})
+            lines = await present(reader, writer, {**({FOLDER: secret} if secret else {}), CALL: self.key})
+            lines.send({"kind": "hello", **self.me()})
             while True:
-                self._hear(lines, await lines.read(self._times.silent))
+                self._hear(lines, await lines.read(self.times.silent))
         except Broken:
             if self._lines is None:
                 raise
@@ -124,17 +124,17 @@ class Caller(Meeting):
 
     def _hear(self, lines: Lines, message: JsonObject) -> None:
         kind = message.get("kind")
-        with self._changed:
+        with self.changed:
             if kind == "welcome":
                 if self._leader not in ("", str(message["instance"])):
-                    self._interrupt(Interruption("node 0 was started anew", LOST, 1))
-                    self._launched = self._ended = None
+                    self.interrupt(Interruption("node 0 was started anew", LOST, 1))
+                    self.launched = self.own_end = None
                 self._leader, self._lines, self._gone_s = str(message["instance"]), lines, None
                 self._leader_name = f"{message.get('host')}, {lines.address}"
                 self._state = "has not seen the run directory yet"
                 self._told_folder_s = None
-                if self._told_error and self._error is None:
-                    self._tell_error(self._told_error)
+                if self.told_error and self.error_of_all is None:
+                    self.tell_error(self.told_error)
             elif kind == "folder":
                 self._told_folder_s = time.monotonic()
                 self._other_folder = str(message["path"])
@@ -142,18 +142,18 @@ class Caller(Meeting):
                 self._shares = True
                 self._send_plan()
             elif kind == "go":
-                if self._launched != message["launch"]:
-                    self._launched, self._ended = str(message["launch"]), None
-                    self._begin()
+                if self.launched != message["launch"]:
+                    self.launched, self.own_end = str(message["launch"]), None
+                    self.begin()
             elif kind == "stop":
-                self._interrupt(Interruption(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
+                self.interrupt(Interruption(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
             elif kind == "refused":
                 self._refusal = str(message["why"])
             elif kind == "error":
-                self._end(NodeError.of(message))
+                self.end(NodeError.of(message))
             elif kind == "bye":
                 self._has_left = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _send(self, message: JsonObject) -> None:
         if self._lines:
@@ -161,25 +161,25 @@ class Caller(Meeting):
                 self._lines.send(message)
 
     def _set_plan(self, plan: Plan) -> None:
-        self._plan = plan
+        self.plan = plan
         if self._shares:
             self._send_plan()
 
     def _send_plan(self) -> None:
-        if self._plan:
-            plan = {"kind": "plan", "command": self._plan.command, "values": dict(self._plan.values)}
-            self._send({**plan, "digest": self._plan.digest})
-        if self._ended:
-            self._send(self._ended)
+        if self.plan:
+            plan = {"kind": "plan", "command": self.plan.command, "values": dict(self.plan.values)}
+            self._send({**plan, "digest": self.plan.digest})
+        if self.own_end:
+            self._send(self.own_end)
 
-    def _tell_error(self, message: JsonObject) -> None:
+    def tell_error(self, message: JsonObject) -> None:
         self._send({"kind": "error", **message})
-        with self._changed:
-            self._told_error, self._knows = message, self._knows or self._lines is not None
-            self._changed.notify_all()
+        with self.changed:
+            self.told_error, self._knows = message, self._knows or self._lines is not None
+            self.changed.notify_all()
 
     def _all_know(self) -> bool:
-        return self._knows or isinstance(self._error, NodeError)
+        return self._knows or isinstance(self.error_of_all, NodeError)
 
     def _tell_ended(self, message: JsonObject) -> None:
         if self._shares:
@@ -187,12 +187,12 @@ class Caller(Meeting):
 
     def _read_secret(self) -> bytes | None:
         """Return the folder's secret; None: it is not to be seen, or the folder is not known yet."""
-        if self._folder is None:
+        if self.folder is None:
             return None
         with contextlib.suppress(OSError):  # a listing makes NFS ask the server
-            list((self._folder if self._folder.is_dir() else self._folder.parent).iterdir())
+            list((self.folder if self.folder.is_dir() else self.folder.parent).iterdir())
         try:
-            return bytes.fromhex(str(read_json_object(self._folder / MEETING).get("secret", ""))) or None
+            return bytes.fromhex(str(read_json_object(self.folder / MEETING).get("secret", ""))) or None
         except ValueError:
             return None
 
@@ -200,35 +200,30 @@ class Caller(Meeting):
         """Send signs of life, look for the folder's secret, and see whether node 0 is gone."""
         shown = None
         while True:
-            await asyncio.sleep(min(self._times.again, self._times.beat / 2))
+            await asyncio.sleep(min(self.times.again, self.times.beat / 2))
             self._send({"kind": "beat"})
-            if self._lines and not self._shares and self._folder:
+            if self._lines and not self._shares and self.folder:
                 secret = self._read_secret()
                 if secret and (secret, self._lines) != shown:
                     shown = (secret, self._lines)
                     self._send({"kind": "seen", "proof": self._lines.proof(secret)})
                 if (
                     self._told_folder_s
-                    and time.monotonic() - max(self._told_folder_s, self._shared_s) >= self._times.folder
+                    and time.monotonic() - max(self._told_folder_s, self._shared_s) >= self.times.folder
                 ):
                     error = self._no_shared_folder(bool(secret))
-                    self._tell_error(told(error))
-                    self._end(error)
-            if (
-                self._runs
-                and self._gone_s
-                and time.monotonic() - self._gone_s >= self._times.back
-                and not self._has_left
-            ):
-                self._interrupt(Interruption(f"node 0 ({self._leader_name}) is gone", LOST, 1))
+                    self.tell_error(told(error))
+                    self.end(error)
+            if self.runs and self._gone_s and time.monotonic() - self._gone_s >= self.times.back and not self._has_left:
+                self.interrupt(Interruption(f"node 0 ({self._leader_name}) is gone", LOST, 1))
 
     def _no_shared_folder(self, has_another: bool) -> TunerError:
         sees = "another file" if has_another else "no file"
-        problem = f"this node sees {sees} {self._folder}/{MEETING}, and node 0 wrote {self._other_folder}/{MEETING}"
+        problem = f"this node sees {sees} {self.folder}/{MEETING}, and node 0 wrote {self._other_folder}/{MEETING}"
         fix = f"Put the run directory into a folder that all nodes share: {Option('work_dir', 'FOLDER')}."
         return RunDirectoryError(problem, where=Option("work_dir"), fix=fix)
 
-    async def _leave(self) -> None:
+    async def leave(self) -> None:
         self._send({"kind": "bye"})
         if self._lines:
             self._lines.close()

@@ -82,7 +82,7 @@ class Leader(Meeting):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        names = dict(enumerate(self._names))
+        names = dict(enumerate(self.names))
         self._nodes = {rank: _Node(rank, names.get(rank, "")) for rank in range(1, self.topology.num_nodes)}
         self._secret: bytes | None = None
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -93,12 +93,12 @@ class Leader(Meeting):
 
     def open(self) -> None:
         try:
-            self._listener = _listening(self._port)
+            self._listener = _listening(self.port)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            fix = f"Use another port on all nodes, such as {Option('master_port', self._port + 10)}."
-            problem = f"cannot listen on port {self._port}, where the nodes meet: {os.strerror(error.errno or 0)}"
+            fix = f"Use another port on all nodes, such as {Option('master_port', self.port + 10)}."
+            problem = f"cannot listen on port {self.port}, where the nodes meet: {os.strerror(error.errno or 0)}"
             raise MachineError(problem, where="--master-port / MASTER_PORT / PORT", fix=fix) from None
         super().open()
 
@@ -113,39 +113,39 @@ class Leader(Meeting):
             with os.fdopen(descriptor, "w") as stream:
                 json.dump({"secret": secret.hex()}, stream)
             temporary.replace(path)
-        self._folder = folder
-        self._soon(self._set_secret, secret)
+        self.folder = folder
+        self.soon(self._set_secret, secret)
 
     def go(self, launch_id: str) -> None:
-        self._soon(self._tell_to_go, launch_id)
+        self.soon(self._tell_to_go, launch_id)
 
     def await_ends(self) -> str | None:
         """Wait until the ranks of every node that is still there have ended; return the first objection of one."""
         while True:
-            with self._changed:
-                self._raise_error()
-                ran = [node for node in self._nodes.values() if node.launched == self._launched]
+            with self.changed:
+                self.raise_error()
+                ran = [node for node in self._nodes.values() if node.launched == self.launched]
                 ends = [node.ended for node in ran if node.ended]
                 if all(node.ended or self._is_lost(node) for node in ran):
                     return next((str(end["objection"]) for end in ends if end.get("objection")), None)
-                self._changed.wait(POLL_S)
+                self.changed.wait(POLL_S)
 
     def refuse(self, why: str) -> None:
         """Tell the other nodes that there is no other attempt."""
-        self._soon(self._broadcast, {"kind": "refused", "why": shortened(why, MAX_TEXT)})
+        self.soon(self._broadcast, {"kind": "refused", "why": shortened(why, MAX_TEXT)})
 
     def close(self) -> None:
         super().close()
         if self._listener:
             self._listener.close()
-        if self._folder and self._secret:
-            path = self._folder / MEETING
+        if self.folder and self._secret:
+            path = self.folder / MEETING
             with contextlib.suppress(OSError):
                 if read_json_object(path).get("secret") == self._secret.hex():
                     path.unlink()
             if self._has_made_folder:
                 with contextlib.suppress(OSError):  # not empty: the run has begun
-                    self._folder.rmdir()
+                    self.folder.rmdir()
 
     def _missing(self) -> list[tuple[str, str]]:
         now_s = time.monotonic()
@@ -167,17 +167,17 @@ class Leader(Meeting):
         return None
 
     def _is_lost(self, node: _Node) -> bool:
-        return node.is_gone and (not node.instance or time.monotonic() - node.since_s >= self._times.back)
+        return node.is_gone and (not node.instance or time.monotonic() - node.since_s >= self.times.back)
 
     async def _main(self) -> None:
         assert self._listener
         await asyncio.start_server(self._serve_one, sock=self._listener, backlog=socket.SOMAXCONN)
-        self._spawn(self._look_for_another_leader())
+        self.spawn(self._look_for_another_leader())
         while True:
-            await asyncio.sleep(min(self._times.beat, self._times.back / 4))
+            await asyncio.sleep(min(self.times.beat, self.times.back / 4))
             self._broadcast({"kind": "beat"})
             for node in self._nodes.values():
-                if self._runs and node.launched == self._launched and not node.ended and self._is_lost(node):
+                if self.runs and node.launched == self.launched and not node.ended and self._is_lost(node):
                     self._lose(node)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,7 +192,7 @@ class Leader(Meeting):
         self._strangers[writer] = None
         keys = {FOLDER: self._secret} if self._secret else {}
         try:
-            lines = await admit(reader, writer, {**keys, CALL: self._key})
+            lines = await admit(reader, writer, {**keys, CALL: self.key})
             hello = await lines.read(GREETING_S)
         except Broken as error:
             if "secret" in str(error) and len(self._turned_away) < _MAX_STRANGERS:
@@ -205,10 +205,10 @@ class Leader(Meeting):
 
     async def _attend(self, lines: Lines, hello: JsonObject) -> None:
         if hello.get("kind") == "who":
-            lines.send({"kind": "me", **self._me()})
+            lines.send({"kind": "me", **self.me()})
             with contextlib.suppress(Broken):
                 answer = await lines.read(GREETING_S)
-                if answer.get("kind") == "error" and self._launched is None:
+                if answer.get("kind") == "error" and self.launched is None:
                     self._end_all(NodeError.of(answer))
             lines.close()
             return
@@ -216,7 +216,7 @@ class Leader(Meeting):
         try:
             node = self._join(lines, hello)
             while node:
-                message = await lines.read(self._times.silent)
+                message = await lines.read(self.times.silent)
                 if node.lines is not lines:
                     break
                 self._hear(node, lines, message)
@@ -224,10 +224,10 @@ class Leader(Meeting):
             pass
         finally:
             lines.close()
-            with self._changed:
+            with self.changed:
                 if node and node.lines is lines:
                     node.lines, node.since_s = None, time.monotonic()
-                    self._changed.notify_all()
+                    self.changed.notify_all()
 
     def _join(self, lines: Lines, hello: JsonObject) -> _Node | None:
         """Take a node in; None if it is refused, or if the start ends."""
@@ -240,7 +240,7 @@ class Leader(Meeting):
             problem = UsageError(f"{text}{self.topology.num_nodes}", where=Option("nnodes"))
         elif node is None:
             problem = UsageError(f"{name} claims node rank {rank}", where=Option("node_rank"))
-        elif node.instance not in ("", instance) and not node.is_gone and (node.shares or self._launched is None):
+        elif node.instance not in ("", instance) and not node.is_gone and (node.shares or self.launched is None):
             here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
             fix = f"Give each node a {Option('node_rank')} of its own."
             problem = UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
@@ -248,12 +248,12 @@ class Leader(Meeting):
             assert problem
             message = {"kind": "error", "who": self._who(), **told(problem)}
             lines.send(message)
-            if self._launched is None:  # a run at work goes on without a newcomer that does not fit
+            if self.launched is None:  # a run at work goes on without a newcomer that does not fit
                 self._end_all(problem)
             return None
-        with self._changed:
+        with self.changed:
             if node.instance != instance:
-                if self._runs and node.launched == self._launched and not node.ended:
+                if self.runs and node.launched == self.launched and not node.ended:
                     self._lose(node)  # it was started anew, before anyone saw that it had gone
                 node.instance, node.shares, node.plan, node.is_ready = instance, False, None, False
                 node.launched = node.ended = None
@@ -261,26 +261,26 @@ class Leader(Meeting):
                 node.lines.close()
             node.name, node.pid, node.lines = name, int(hello.get("pid") or 0), lines
             node.shares = node.shares or lines.by == FOLDER
-            self._changed.notify_all()
-        lines.send({"kind": "welcome", **self._me()})
+            self.changed.notify_all()
+        lines.send({"kind": "welcome", **self.me()})
         self._tell_folder(node)
-        if self._told_error:
-            self._send(node, self._told_error)
+        if self.told_error:
+            self._send(node, self.told_error)
             node.knows = True
-        elif node.launched and node.launched == self._launched:
-            lines.send({"kind": "go", "launch": self._launched})
+        elif node.launched and node.launched == self.launched:
+            lines.send({"kind": "go", "launch": self.launched})
         return node
 
     def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
         kind = message.get("kind")
-        if kind == "error" and (self._launched is None or (node.shares and node.launched)):
+        if kind == "error" and (self.launched is None or (node.shares and node.launched)):
             self._end_all(NodeError.of({**message, "who": node.who}))
         elif kind == "seen" and self._secret and message["proof"] == lines.proof(self._secret):
             node.shares = True
             lines.send({"kind": "shared"})
         if not node.shares:
             return
-        with self._changed:
+        with self.changed:
             if kind == "plan":
                 values = {str(key): str(value) for key, value in message["values"].items()}
                 node.plan = Plan(str(message["command"]), str(message["digest"]), values)
@@ -289,14 +289,14 @@ class Leader(Meeting):
             elif kind == "ended" and not (node.ended and node.ended["launch"] == message["launch"]):
                 self._note_end(node, message)
             elif kind == "bye":
-                node.ended = node.ended or {"code": 0, "objection": "it has ended", "launch": self._launched}
-            self._changed.notify_all()
+                node.ended = node.ended or {"code": 0, "objection": "it has ended", "launch": self.launched}
+            self.changed.notify_all()
 
     def _note_end(self, node: _Node, message: JsonObject) -> None:
-        if message["launch"] != self._launched:
+        if message["launch"] != self.launched:
             return
         node.ended, node.is_ready = message, True
-        if message["code"] not in (0, 75) and self._runs:
+        if message["code"] not in (0, 75) and self.runs:
             self._stop_all(f"{node.who}: {message['text']}", message.get("cause"), message["code"], but=node)
 
     def _lose(self, node: _Node) -> None:
@@ -307,16 +307,16 @@ class Leader(Meeting):
     def _stop_all(self, text: str, cause: object, code: object, but: _Node | None = None) -> None:
         exit_code = code if isinstance(code, int) and 0 < code < 256 else 1
         interruption = Interruption(shortened(text, MAX_TEXT), str(cause or LOST), exit_code)
-        self._interrupt(interruption)
+        self.interrupt(interruption)
         for node in self._nodes.values():
             if node is not but and not node.ended:
                 self._send(node, {"kind": "stop", **interruption._asdict()})
 
     def _compare(self, node: _Node) -> None:
         """Compare a node's plan with node 0's."""
-        if self._plan is None or node.plan is None:
+        if self.plan is None or node.plan is None:
             return
-        ours, theirs = self._plan, node.plan
+        ours, theirs = self.plan, node.plan
         if ours.digest == theirs.digest:
             node.is_ready = True
             return
@@ -327,17 +327,17 @@ class Leader(Meeting):
         )
         problem = f"{node.who} would run something else: {differences or f'{ours.command} | {theirs.command}'}"
         error = UsageError(problem, where="the nodes differ", fix="Start the same command on every node.")
-        if self._launched:
+        if self.launched:
             self._send(node, {"kind": "error", "who": self._who(), **told(error)})
         else:
             self._end_all(error)
 
     def _set_plan(self, plan: Plan) -> None:
-        with self._changed:
-            self._plan = plan
+        with self.changed:
+            self.plan = plan
             for node in self._nodes.values():
                 self._compare(node)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _set_secret(self, secret: bytes) -> None:
         self._secret = secret
@@ -346,26 +346,26 @@ class Leader(Meeting):
 
     def _tell_folder(self, node: _Node) -> None:
         if self._secret and not node.shares:
-            self._send(node, {"kind": "folder", "path": str(self._folder)})
+            self._send(node, {"kind": "folder", "path": str(self.folder)})
         elif node.shares:
             self._send(node, {"kind": "shared"})
 
     def _tell_to_go(self, launch_id: str) -> None:
-        self._launched = launch_id
-        self._begin()
-        with self._changed:
+        self.launched = launch_id
+        self.begin()
+        with self.changed:
             for node in self._nodes.values():
                 node.ended, node.launched = None, launch_id
         self._broadcast({"kind": "go", "launch": launch_id})
 
-    def _tell_error(self, message: JsonObject) -> None:
+    def tell_error(self, message: JsonObject) -> None:
         message = {"kind": "error", "who": self._who(), **message}
         self._broadcast(message)
-        with self._changed:
-            self._told_error = self._told_error or message
+        with self.changed:
+            self.told_error = self.told_error or message
             for node in self._nodes.values():
                 node.knows = node.knows or node.lines is not None
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _all_know(self) -> bool:
         return all(node.knows for node in self._nodes.values())
@@ -378,8 +378,8 @@ class Leader(Meeting):
     def _end_all(self, error: TunerError) -> None:
         """End all nodes with an error: that of another node, or what node 0 finds of two nodes."""
         who = str(error.where) if isinstance(error, NodeError) else self._who()
-        self._tell_error({**told(error), "who": who})
-        self._end(error)
+        self.tell_error({**told(error), "who": who})
+        self.end(error)
 
     def _who(self) -> str:
         return f"node 0 ({self._place or socket.gethostname()})"
@@ -395,15 +395,15 @@ class Leader(Meeting):
 
     async def _look_for_another_leader(self) -> None:
         """Call the address that the other nodes call: it must be this process that answers."""
-        while not (self._runs or self._error):
+        while not (self.runs or self.error_of_all):
             with contextlib.suppress(OSError, Broken, TimeoutError):
-                reader, writer = await connected(str(self.topology.master_addr), self._port)
+                reader, writer = await connected(str(self.topology.master_addr), self.port)
                 try:
                     keys = {FOLDER: self._secret} if self._secret else {}
-                    lines = await present(reader, writer, {**keys, CALL: self._key})
+                    lines = await present(reader, writer, {**keys, CALL: self.key})
                     lines.send({"kind": "who"})
                     answer = await lines.read(GREETING_S)
-                    if answer.get("instance") == self._instance:
+                    if answer.get("instance") == self.instance:
                         return
                     here = f"{socket.gethostname()}, process {os.getpid()}"
                     there = f"{answer.get('host')}, {lines.address}, process {answer.get('pid')}"
@@ -416,7 +416,7 @@ class Leader(Meeting):
                     writer.close()
             await asyncio.sleep(CALL_S)
 
-    async def _leave(self) -> None:
+    async def leave(self) -> None:
         self._broadcast({"kind": "bye"})
         for node in self._nodes.values():
             if node.lines:

@@ -173,25 +173,25 @@ class Meeting(ABC):
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
         times: Times = Times(),  # noqa: B008 (a tuple of numbers)
     ) -> None:
-        self._times = times
-        self.topology, self._key, self._timeout_s, self._say = topology, key, start_timeout_s, say
-        self._names = names
-        self._port = port_of(topology)
-        self._instance = os.urandom(16).hex()
+        self.times = times
+        self.topology, self.key, self._timeout_s, self._say = topology, key, start_timeout_s, say
+        self.names = names
+        self.port = port_of(topology)
+        self.instance = os.urandom(16).hex()
         self._began_s = time.monotonic()
-        self._changed = threading.Condition()
-        self._told_error: JsonObject | None = None
+        self.changed = threading.Condition()
+        self.told_error: JsonObject | None = None
         """What ends all nodes, for those that come later."""
-        self._error: TunerError | None = None
+        self.error_of_all: TunerError | None = None
         """The error of another node, or the nodes' own about each other."""
         self._interruption: Interruption | None = None
-        self._plan: Plan | None = None
-        self._folder: Path | None = None
-        self._runs = False
+        self.plan: Plan | None = None
+        self.folder: Path | None = None
+        self.runs = False
         """Between `go` and the end of the attempt."""
-        self._launched: str | None = None
+        self.launched: str | None = None
         """The launch that runs, or ran last."""
-        self._ended: JsonObject | None = None
+        self.own_end: JsonObject | None = None
         """How it ended on this node."""
         self._interrupts = False
         self._closes = False
@@ -206,7 +206,7 @@ class Meeting(ABC):
         Raises:
             TunerError: this node can take no part.
         """
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread.start()
 
     @contextmanager
@@ -217,17 +217,17 @@ class Meeting(ABC):
             TunerError: another node's error.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        with self._changed:
+        with self.changed:
             self._interrupts = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         try:
-            self._raise_error()
+            self.raise_error()
             yield
-            self._raise_error()
+            self.raise_error()
         except KeyboardInterrupt:
-            self._raise_error()
+            self.raise_error()
             raise
         finally:
-            with self._changed:
+            with self.changed:
                 self._interrupts = False
 
     @abstractmethod
@@ -240,7 +240,7 @@ class Meeting(ABC):
 
     def agree(self, plan: Plan) -> None:
         """Tell what this node is about to run, once all its checks are done."""
-        self._soon(self._set_plan, plan)
+        self.soon(self._set_plan, plan)
 
     def wait(self) -> str | None:
         """Wait aloud until every node is ready (node 0), or until node 0 has told the launch to run.
@@ -252,15 +252,15 @@ class Meeting(ABC):
             TunerError: another node's error; the nodes do not fit each other; the time is over.
         """
         began_s = next_s = time.monotonic()
-        pause_s, has_told = self._times.told, False
+        pause_s, has_told = self.times.told, False
         next_s += pause_s
         while True:
-            with self._changed:
-                self._raise_error()
+            with self.changed:
+                self.raise_error()
                 missing, launch_id = self._missing(), self._launch_id()
                 if not missing:
                     break
-                self._changed.wait(POLL_S)
+                self.changed.wait(POLL_S)
             now_s = time.monotonic()
             if now_s - began_s >= self._timeout_s:
                 raise self._too_late(missing)
@@ -282,19 +282,19 @@ class Meeting(ABC):
 
     def fail(self, error: TunerError) -> None:
         """Tell all nodes of this node's error, which ends them; those that are starting have a short time to come."""
-        if error is not self._error:
-            self._soon(self._tell_error, told(error))
-        deadline_s = time.monotonic() + self._times.linger
-        with self._changed:
+        if error is not self.error_of_all:
+            self.soon(self.tell_error, told(error))
+        deadline_s = time.monotonic() + self.times.linger
+        with self.changed:
             while not self._all_know() and time.monotonic() < deadline_s:
-                self._changed.wait(POLL_S)
+                self.changed.wait(POLL_S)
 
     def ended(self, code: int, text: str, cause: str | None, objection: str | None) -> None:
         """Tell the other nodes that this node's ranks have ended, and what speaks against another attempt."""
         message = {"code": code, "text": shortened(text, MAX_TEXT), "cause": cause, "objection": objection}
-        with self._changed:
-            self._runs, self._ended = False, {"kind": "ended", "launch": self._launched, **message}
-        self._soon(self._tell_ended, self._ended)
+        with self.changed:
+            self.runs, self.own_end = False, {"kind": "ended", "launch": self.launched, **message}
+        self.soon(self._tell_ended, self.own_end)
 
     def close(self) -> None:
         """Take leave, so that nobody waits for this node."""
@@ -302,14 +302,14 @@ class Meeting(ABC):
             return
         self._closes = True
         with contextlib.suppress(RuntimeError, TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(GREETING_S)
+            asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(GREETING_S)
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(GREETING_S)
 
-    def _raise_error(self) -> None:
-        if self._error:
-            raise self._error
+    def raise_error(self) -> None:
+        if self.error_of_all:
+            raise self.error_of_all
 
     def _waiting(self, missing: Sequence[tuple[str, str]], waited_s: float) -> str:
         first, state = missing[0]
@@ -340,64 +340,64 @@ class Meeting(ABC):
     async def _main(self) -> None: ...
 
     @abstractmethod
-    async def _leave(self) -> None: ...
+    async def leave(self) -> None: ...
 
     @abstractmethod
     def _set_plan(self, plan: Plan) -> None: ...
 
     @abstractmethod
-    def _tell_error(self, message: JsonObject) -> None: ...
+    def tell_error(self, message: JsonObject) -> None: ...
 
     @abstractmethod
     def _tell_ended(self, message: JsonObject) -> None: ...
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._spawn(self._main())
-        self._loop.run_forever()
-        while left := asyncio.all_tasks(self._loop):  # again: a task may lose a cancellation (Python 3.11's wait_for)
+        asyncio.set_event_loop(self.loop)
+        self.spawn(self._main())
+        self.loop.run_forever()
+        while left := asyncio.all_tasks(self.loop):  # again: a task may lose a cancellation (Python 3.11's wait_for)
             for task in left:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.wait(left, timeout=POLL_S))
-        self._loop.close()
+            self.loop.run_until_complete(asyncio.wait(left, timeout=POLL_S))
+        self.loop.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
+    def soon(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self.loop.call_soon_threadsafe(function, *arguments)
 
-    def _end(self, error: TunerError) -> None:
+    def end(self, error: TunerError) -> None:
         """End this node with an error: at once while it prepares, and by its supervisor while its ranks run."""
-        with self._changed:
-            if self._error or self._closes:
+        with self.changed:
+            if self.error_of_all or self._closes:
                 return
-            self._error = error
-            if self._runs:
-                self._interrupt(Interruption(error.message, error.code, error.exit_code))
-            self._changed.notify_all()
-            if self._interrupts and not self._runs:
+            self.error_of_all = error
+            if self.runs:
+                self.interrupt(Interruption(error.message, error.code, error.exit_code))
+            self.changed.notify_all()
+            if self._interrupts and not self.runs:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    def _interrupt(self, interruption: Interruption) -> None:
-        with self._changed:
-            if self._runs and self._interruption is None:
+    def interrupt(self, interruption: Interruption) -> None:
+        with self.changed:
+            if self.runs and self._interruption is None:
                 self._interruption = interruption
 
-    def _begin(self) -> None:
-        with self._changed:
-            self._runs, self._interruption = True, None
+    def begin(self) -> None:
+        with self.changed:
+            self.runs, self._interruption = True, None
 
-    def _me(self) -> JsonObject:
+    def me(self) -> JsonObject:
         return {
             "rank": self.topology.node_rank,
             "nodes": self.topology.num_nodes,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "instance": self._instance,
+            "instance": self.instance,
         }
 
 
