@@ -38,6 +38,7 @@ _FLAGS = {
     "format": "--as",
     "grace_s": "--grace",
     "rewards": "--reward",
+    "start_timeout_s": "--start-timeout",
     "row_format": "--format",
 }
 """The arguments in Python whose flag is not made of their name."""

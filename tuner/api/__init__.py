@@ -230,6 +230,7 @@ def train(
     on_oom: OnOom = "stop",
     max_restarts: int = 0,
     grace_s: float = 300.0,
+    start_timeout_s: float = 600.0,
     ignore_fit: bool = False,
     allow_code: bool = False,
     **overrides: object,
@@ -256,6 +257,7 @@ def train(
         on_oom: Out of memory: "stop", or "retry" with a smaller micro-batch, then at a higher level.
         max_restarts: How often a run restarts from its last checkpoint after a killed, crashed or hung rank.
         grace_s: Seconds that stopping ranks have to finish the step and save.
+        start_timeout_s: Seconds to wait for the other nodes, where variables such as NNODES name several.
         ignore_fit: Start even if the estimate needs more memory than this machine has.
         allow_code: As for `load_recipe`.
         overrides: As for `load_recipe`.
@@ -269,7 +271,7 @@ def train(
     overrides = {**{key: value for key, value in own.items() if value is not None}, **overrides}
     functions = Functions(callbacks)
     _check_choices(OnOom, on_oom=on_oom)
-    _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s)
+    _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s, start_timeout_s=start_timeout_s)
     _check_numbers(1, nproc_per_node=nproc_per_node)
     arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     request = Request(
@@ -285,6 +287,7 @@ def train(
         on_oom=on_oom,
         max_restarts=max_restarts,
         grace_s=grace_s,
+        start_timeout_s=start_timeout_s,
         output=None if sys.stdout is sys.__stdout__ else sys.stdout,
         on_event=functions if functions else None,
     )

@@ -321,7 +321,7 @@ class Meeting(ABC):
 
     def _too_late(self, missing: Sequence[tuple[str, str]]) -> TunerError:
         each = "; ".join(f"{name}: {how}" for name, how in missing[:MAX_TEXTS])
-        fix = f"Start the same command on every node, or wait longer: {Option('start_timeout', 'SECONDS')}."
+        fix = f"Start the same command on every node, or wait longer: {Option('start_timeout_s', 'SECONDS')}."
         return Hang(f"not all nodes were there within {self._timeout_s:.0f} s: {each}", fix=fix)
 
     @abstractmethod
