@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,28 @@ def test_a_node_that_is_cut_off_is_named_in_seconds_and_the_run_goes_on_when_it_
             if node.poll() is None:
                 node.kill()
                 node.wait()
+
+
+def test_a_spare_takes_the_place_of_a_lost_node_0_and_its_lock(both: list[Host], tmp_path: Path) -> None:
+    run, recipe = tmp_path / "run", quick(tmp_path, "full")
+    words = (recipe, "--work-dir", run, "--max-restarts", 1, "--set", "train_cfg.max_steps=40")
+    logs = [tmp_path / f"{name}.txt" for name in ("0", "1", "spare")]
+    nodes = [start(both, rank, logs[rank], *words) for rank in (0, 1)]
+    try:
+        wait_until(lambda: (run / "checkpoints" / "checkpoint-4").is_dir())
+        nodes[0].kill()
+        wait_until(lambda: "node 0 (node-0, 10.77.0.1) is gone" in logs[1].read_text(), 100)
+        wait_until(lambda: "waiting for node 0 of 2" in logs[1].read_text(), 100)
+
+        spare = [replace(both[0], name="spare"), both[1]]
+        nodes.append(start(spare, 0, logs[2], *words, "--resume", "auto"))
+
+        for node, log in ((nodes[1], logs[1]), (nodes[2], logs[2])):
+            finished = ended(node, log, run, 600)
+            assert finished.code == 0, finished.text
+        assert finished.json("run.json")["resume_step"] >= 4
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                node.kill()
+            node.wait()

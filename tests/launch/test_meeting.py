@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from tests.launch.processes import wait_until
 from tuner.errors import Hang, MachineError, RecipeError, TunerError, UsageError
 from tuner.launch.meeting.part import Meeting, NodeError, Plan, call_key, port_of
 from tuner.machine.topology import Topology
+from tuner.runs import lock
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -464,11 +466,32 @@ def test_nodes_that_lost_node_0_meet_again_where_it_is_started_anew(place: Place
     wait_until(lambda: second.interruption() is not None)
     second.ended(1, "node 0 is gone", "lost-peer", None)
 
+    host, pid = socket.gethostname(), os.getpid()
     first = ready(place.node(0), tmp_path)
     first.wait()
+    assert first.vouches(host, pid), "so that a spare may take the lock of the lost one"
+    assert not first.vouches(host, pid + 1) and not first.vouches("elsewhere", pid)
     first.go("first")
 
     assert second.await_next() == ("first", None)
+
+
+def test_a_node_0_that_nobody_has_lost_is_not_vouched_for(place: Place, tmp_path: Path) -> None:
+    first, _ = met(place, tmp_path)
+
+    assert not first.vouches(socket.gethostname(), os.getpid())
+
+
+def test_a_second_start_leaves_the_secret_of_a_run_at_work_as_it_is(place: Place, tmp_path: Path) -> None:
+    met(place, tmp_path)
+    lock.take(tmp_path, {})
+    secret = (tmp_path / "meeting").read_text()
+    other = Place()
+
+    ready(other.node(0), tmp_path).close()
+
+    assert (tmp_path / "meeting").read_text() == secret
+    lock.release(tmp_path)
 
 
 def test_a_newcomer_that_does_not_fit_is_refused_alone_between_two_attempts(place: Place, tmp_path: Path) -> None:

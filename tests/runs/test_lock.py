@@ -82,6 +82,16 @@ def test_to_remove_the_lock_of_another_host_is_advised_only_if_its_run_gives_no_
     assert (f"remove {tmp_path / NAME}" in str(caught.value)) == advises
 
 
+def test_the_lock_of_another_host_is_taken_over_if_those_who_worked_with_it_say_that_it_is_gone(tmp_path: Path) -> None:
+    write(tmp_path, host="elsewhere", pid=7)
+    with pytest.raises(RunDirectoryError):
+        take(tmp_path, {}, is_gone=lambda holder: (holder.host, holder.pid) == ("elsewhere", 8))
+
+    take(tmp_path, {}, is_gone=lambda holder: (holder.host, holder.pid) == ("elsewhere", 7))
+
+    assert held(tmp_path)["pid"] == os.getpid()
+
+
 def test_the_lock_of_a_killed_run_is_taken_over_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with another(tmp_path) as first:
         os.kill(first.pid, signal.SIGKILL)

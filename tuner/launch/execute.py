@@ -48,7 +48,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
         while True:
             if meeting and (launch_id := meeting.wait()):
                 resolved = replace(resolved, launch_id=launch_id)
-            run_dir, leads = _directory(resolved), resolved.topology.leads
+            run_dir, leads = _directory(resolved, meeting), resolved.topology.leads
             if meeting:
                 meeting.go(resolved.launch_id)
             if not resolved.topology.is_supervised:
@@ -74,13 +74,20 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
         lock.release(resolved.run_path)
 
 
-def _directory(resolved: ResolvedRun) -> RunDirectory:
+def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDirectory:
     if not resolved.topology.leads:
         return directory.wait_for(resolved.run_path, resolved.launch_id)
     files, resume = render.files(resolved), resolved.is_known_run
     if code := trust.check_bound(resolved.recipe.config):
         remote_code.record(code)
-    return creation.create(resolved.run_path, files, resume=resume, environ=resolved.environ, has_ended=slurm.has_ended)
+    return creation.create(
+        resolved.run_path,
+        files,
+        resume=resume,
+        environ=resolved.environ,
+        has_ended=slurm.has_ended,
+        is_gone=lambda holder: meeting is not None and meeting.vouches(holder.host, holder.pid),
+    )
 
 
 @contextmanager

@@ -30,10 +30,11 @@ def create(
     resume: bool,
     environ: Mapping[str, str] | None = None,
     has_ended: Callable[[str], bool] = lambda _: False,
+    is_gone: Callable[[lock.Holder], bool] = lambda _: False,
 ) -> RunDirectory:
     """Make the directory, lock it for this process, and write `files` into it; run.json comes last.
 
-    `has_ended` returns whether the Slurm job that held the directory is over.
+    `has_ended` returns whether the Slurm job that held the directory is over; `is_gone`: see `lock.take`.
 
     Raises:
         RunDirectoryError, DiskError: as `check_free`, or another run holds it.
@@ -41,7 +42,7 @@ def create(
     check_free(path, resume=resume)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        lock.take(path, environ or {}, has_ended)
+        lock.take(path, environ or {}, has_ended, is_gone)
         checkpoints.require_renames(path)
         if resume:
             _keep_earlier_attempt(path, RunRecord.model_validate_json(files["run.json"]))

@@ -175,8 +175,17 @@ def _is_locked(run_path: Path) -> bool | None:
     return False
 
 
-def take(run_path: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool] = lambda _: False) -> None:
-    """Make this process the holder of a run directory, unless it already is. `has_ended`: see `lets`.
+def take(
+    run_path: Path,
+    environ: Mapping[str, str],
+    has_ended: Callable[[str], bool] = lambda _: False,
+    is_gone: Callable[[Holder], bool] = lambda _: False,
+) -> None:
+    """Make this process the holder of a run directory, unless it already is.
+
+    Args:
+        has_ended: See `lets`.
+        is_gone: Returns whether those who worked with a holder say that it is gone.
 
     Raises:
         RunDirectoryError: another run holds it, or may do so on another host.
@@ -185,7 +194,7 @@ def take(run_path: Path, environ: Mapping[str, str], has_ended: Callable[[str], 
     this = Holder.here(environ)
     with disk_errors(run_path), _opened(run_path / NAME) as file:
         holder = _read(_content(file))
-        if holder and not holder.lets(run_path, this, has_ended):
+        if holder and not (holder.lets(run_path, this, has_ended) or is_gone(holder)):
             raise _taken(run_path, holder)
         if holder and not holder.is_process(this):
             _refuse_ranks_left(run_path)

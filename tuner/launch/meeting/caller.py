@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import Option, RunDirectoryError, TunerError
-from tuner.files import JsonObject, read_json_object
+from tuner.files import JsonObject
 from tuner.launch.meeting.part import (
     CALL,
     FOLDER,
@@ -21,6 +21,7 @@ from tuner.launch.meeting.part import (
     NodeError,
     Plan,
     connected,
+    secret_in,
     told,
 )
 from tuner.launch.meeting.secret_lines import Broken, Lines, present
@@ -43,6 +44,8 @@ class Caller(Meeting):
         self._leader_name = self.names[0] if self.names else str(self.topology.master_addr)
         self._told_folder_s: float | None = None
         self._shared_s = 0.0
+        self._leader_process: JsonObject = {}
+        self._lost: JsonObject | None = None
         self._other_folder = ""
         self._shares = False
         self._has_left = self._knows = False
@@ -112,7 +115,7 @@ class Caller(Meeting):
         try:
             secret = self._read_secret()
             lines = await present(reader, writer, {**({FOLDER: secret} if secret else {}), CALL: self.key})
-            lines.send({"kind": "hello", **self.me()})
+            lines.send({"kind": "hello", **self.me(), "lost": self._lost})
             while True:
                 self._hear(lines, await lines.read(self.times.silent))
         except Broken:
@@ -130,6 +133,7 @@ class Caller(Meeting):
                     self.interrupt(Interruption("node 0 was started anew", LOST, 1))
                     self.launched = self.own_end = None
                 self._leader, self._lines, self._gone_s = str(message["instance"]), lines, None
+                self._leader_process = {"host": message.get("host"), "pid": message.get("pid")}
                 self._leader_name = f"{message.get('host')}, {lines.address}"
                 self._state = "has not seen the run directory yet"
                 self._told_folder_s = None
@@ -143,7 +147,7 @@ class Caller(Meeting):
                 self._send_plan()
             elif kind == "go":
                 if self.launched != message["launch"]:
-                    self.launched, self.own_end = str(message["launch"]), None
+                    self.launched, self.own_end, self._lost = str(message["launch"]), None, None
                     self.begin()
             elif kind == "stop":
                 self.interrupt(Interruption(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
@@ -191,10 +195,7 @@ class Caller(Meeting):
             return None
         with contextlib.suppress(OSError):  # a listing makes NFS ask the server
             list((self.folder if self.folder.is_dir() else self.folder.parent).iterdir())
-        try:
-            return bytes.fromhex(str(read_json_object(self.folder / MEETING).get("secret", ""))) or None
-        except ValueError:
-            return None
+        return secret_in(self.folder / MEETING)
 
     async def _look_around(self) -> None:
         """Send signs of life, look for the folder's secret, and see whether node 0 is gone."""
@@ -215,6 +216,8 @@ class Caller(Meeting):
                     self.tell_error(told(error))
                     self.end(error)
             if self.runs and self._gone_s and time.monotonic() - self._gone_s >= self.times.back and not self._has_left:
+                if self.runs:
+                    self._lost = self._leader_process
                 self.interrupt(Interruption(f"node 0 ({self._leader_name}) is gone", LOST, 1))
 
     def _no_shared_folder(self, has_another: bool) -> TunerError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import MachineError, Option, TunerError, UsageError, shortened
-from tuner.files import JsonObject, disk_errors, read_json_object
+from tuner.files import JsonObject, disk_errors
 from tuner.launch.meeting.part import (
     CALL,
     CALL_S,
@@ -27,10 +27,12 @@ from tuner.launch.meeting.part import (
     NodeError,
     Plan,
     connected,
+    secret_in,
     told,
 )
 from tuner.launch.meeting.secret_lines import GREETING_S, Broken, Lines, address_of, admit, present
 from tuner.progress import POLL_S
+from tuner.runs import lock
 from tuner.runs.directory import MEETING
 
 _MAX_STRANGERS = 128
@@ -54,6 +56,8 @@ class _Node:
     is_ready: bool = False
     knows: bool = False
     """It was told of this node's error."""
+    lost: tuple[object, object] | None = None
+    """The host and process of an earlier node 0 that it has lost."""
     launched: str | None = None
     """The launch that it was told to run."""
     ended: JsonObject | None = None
@@ -103,8 +107,9 @@ class Leader(Meeting):
         super().open()
 
     def share(self, folder: Path) -> None:
-        secret = os.urandom(32)
         path = folder / MEETING
+        # A file that is there already may be that of a live run, whose lock decides later, or of a node 0 that is lost.
+        secret = secret_in(path) or os.urandom(32)
         with disk_errors(folder):
             self._has_made_folder = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
@@ -118,6 +123,10 @@ class Leader(Meeting):
 
     def go(self, launch_id: str) -> None:
         self.soon(self._tell_to_go, launch_id)
+
+    def vouches(self, host: str, pid: int) -> bool:
+        with self.changed:
+            return all(node.lost == (host, pid) for node in self._nodes.values())
 
     def await_ends(self) -> str | None:
         """Wait until the ranks of every node that is still there have ended; return the first objection of one."""
@@ -141,7 +150,7 @@ class Leader(Meeting):
         if self.folder and self._secret:
             path = self.folder / MEETING
             with contextlib.suppress(OSError):
-                if read_json_object(path).get("secret") == self._secret.hex():
+                if secret_in(path) == self._secret and lock.holder(self.folder) is None:  # else a run is at work there
                     path.unlink()
             if self._has_made_folder:
                 with contextlib.suppress(OSError):  # not empty: the run has begun
@@ -259,6 +268,8 @@ class Leader(Meeting):
                 node.launched = node.ended = None
             if node.lines:
                 node.lines.close()
+            lost = hello.get("lost")
+            node.lost = (lost.get("host"), lost.get("pid")) if isinstance(lost, dict) else None
             node.name, node.pid, node.lines = name, int(hello.get("pid") or 0), lines
             node.shares = node.shares or lines.by == FOLDER
             self.changed.notify_all()

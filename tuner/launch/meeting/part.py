@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tuner import __version__
 from tuner.errors import Hang, Option, TunerError, shortened, together
-from tuner.files import JsonObject, sha256
+from tuner.files import JsonObject, read_json_object, sha256
 from tuner.launch.meeting.secret_lines import GREETING_S, MAX_BYTES
 from tuner.machine.topology import Topology
 from tuner.progress import POLL_S
@@ -54,9 +54,17 @@ class Times(NamedTuple):
     silent: float = 20.0
     back: float = 5.0
     linger: float = 5.0
-    folder: float = 20.0
+    folder: float = 15.0
     again: float = 0.5
     told: float = 5.0
+
+
+def secret_in(path: Path) -> bytes | None:
+    """Return the secret in a run's `meeting` file; None: there is none to be seen."""
+    try:
+        return bytes.fromhex(str(read_json_object(path).get("secret", ""))) or None
+    except (OSError, ValueError):
+        return None
 
 
 class Plan(NamedTuple):
@@ -275,6 +283,10 @@ class Meeting(ABC):
     @abstractmethod
     def go(self, launch_id: str) -> None:
         """Begin a launch whose files are in the run directory now: node 0 tells the others, who have been told."""
+
+    def vouches(self, host: str, pid: int) -> bool:
+        """Return whether all other nodes say that they have lost this process, their node 0."""
+        return False
 
     def interruption(self) -> Interruption | None:
         """Return why this node's ranks must end now; None: nothing has happened."""
