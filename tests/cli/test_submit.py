@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -45,6 +46,20 @@ def test_a_dry_run_prints_the_script_and_does_nothing_else(tuner: Tuner, fake: F
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in found.out
     assert fake.calls() == []
     assert [path.name for path in tmp_path.iterdir()] == ["slurm"]
+
+
+def test_a_job_that_was_submitted_is_in_the_list_of_runs(tuner: Tuner, fake: FakeSlurm) -> None:
+    assert tuner("submit", TINY, *CPU, "--work-dir", "work_dirs/first").code == 0
+    fake.says("812 PENDING Priority")
+
+    (listed,) = json.loads(tuner("runs", "--json").out)
+
+    assert (listed["name"], listed["state"]) == ("first", "pending")
+    assert "Priority" in listed["why"]
+
+
+def test_spare_nodes_need_restarts(tuner: Tuner, fake: FakeSlurm) -> None:
+    _refused(tuner("submit", TINY, *CPU, "--spare-nodes", 1), 2, "--spare-nodes", "--max-restarts")
 
 
 def test_the_steps_of_a_job_are_told_as_those_of_a_run(tuner: Tuner, fake: FakeSlurm) -> None:
@@ -93,7 +108,7 @@ def test_a_job_is_submitted_with_its_script_in_the_run_directory(tuner: Tuner, f
     (call,) = fake.calls()
     assert call[:2] == ["sbatch", "--parsable"] and call[-1] == str(run / "submit.sh")
     assert f"--output={run}/slurm-%j.out" in call
-    assert [path.name for path in run.iterdir()] == ["submit.sh"]
+    assert sorted(path.name for path in run.iterdir()) == ["job", "submit.sh"]
     assert _srun((run / "submit.sh").read_text())[-1] == str(run)
 
 

@@ -1,4 +1,4 @@
-"""scontrol, sbatch and sinfo as a script that writes down what it is given: it stands for a Slurm that is not here."""
+"""Slurm's commands as a script that writes down what it is given: it stands for a Slurm that is not here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FakeSlurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        for name in ("scontrol", "sbatch", "sinfo"):
+        for name in ("scontrol", "sbatch", "sinfo", "squeue"):
             (folder / name).write_text(_SCRIPT)
             (folder / name).chmod(0o755)
         self.says("JobId=8 JobState=RUNNING Reason=None")

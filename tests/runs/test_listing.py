@@ -225,3 +225,67 @@ def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -
     run.run_json.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
 
     assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", "run.json is missing or is not JSON")
+
+
+# Jobs of Slurm
+
+
+def _submitted(folder: Path, job: str = "812") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / listing.SCRIPT).write_text("#!/bin/bash\n")
+    RunDirectory(folder).job.write_text(f"{job}\n")
+
+
+@pytest.mark.parametrize(
+    ("queue", "state", "reason"),
+    [({"812": "PENDING Priority"}, "pending", "Priority"), ({"812": "RUNNING None"}, "running", "is starting")],
+)
+def test_a_job_that_waits_is_listed_before_its_run_begins(
+    tmp_path: Path, queue: dict[str, str], state: str, reason: str
+) -> None:
+    _submitted(tmp_path / "a" / "first")
+
+    (found,) = listing.below(tmp_path, lambda: queue)
+
+    assert (found.name, found.state, found.resumable_step) == ("a/first", state, None)
+    assert "812" in found.why and reason in found.why
+
+
+def test_a_run_whose_job_was_requeued_waits_and_resumes(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    run.write_status(RunStatus(state="stopped", exit_code=75, message="stopped"))
+    checkpoint(run.path, 3)
+    _submitted(run.path)
+
+    (waits,) = listing.below(tmp_path, lambda: {"812": "PENDING BeginTime"})
+    (ended,) = listing.below(tmp_path, dict)
+
+    assert (waits.state, waits.resumable_step, ended.state) == ("pending", 3, "stopped")
+
+
+def test_a_job_that_is_gone_without_a_run_is_none_and_one_of_an_array_is_its_tasks(tmp_path: Path) -> None:
+    _submitted(tmp_path / "cancelled")
+    _submitted(tmp_path / "array")
+    written_run(tmp_path / "array" / "0")
+
+    assert [found.name for found in listing.below(tmp_path, dict)] == ["array/0"]
+
+
+def test_without_a_slurm_to_ask_a_job_is_listed_as_submitted_and_slurm_is_asked_for_nothing_else(
+    tmp_path: Path,
+) -> None:
+    written_run(tmp_path / "run")
+    asked: list[str] = []
+    listing.below(tmp_path, lambda: asked.append("queue"))  # type: ignore[func-returns-value]
+    assert asked == []
+
+    _submitted(tmp_path / "other")
+
+    assert {found.state for found in listing.below(tmp_path, lambda: None)} == {"pending", "running"}
+
+
+def test_a_run_of_another_machine_whose_job_has_ended_died(tmp_path: Path) -> None:
+    held(written_run(tmp_path / "run"), host="node-7", pid=7, job="812")
+
+    assert [found.state for found in listing.below(tmp_path, dict, lambda job: job == "812")] == ["died"]
+    assert [found.state for found in listing.below(tmp_path, dict, lambda _: False)] == ["running"]

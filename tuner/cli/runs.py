@@ -14,6 +14,7 @@ from tuner.cli.help import Command
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 from tuner.files import dump_json
+from tuner.machine import slurm
 from tuner.runs import listing
 from tuner.runs.listing import Listed
 
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 _DEFAULT = Path("work_dirs")
 _EVERY_S = 2.0
 _PIPE_COLUMNS = 10_000
-_STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "died": "bold red", "damaged": "bold red"}
+_STYLES = {
+    "pending": "blue",
+    "running": "cyan",
+    "done": "green",
+    "failed": "bold red",
+    "died": "bold red",
+    "damaged": "bold red",
+}
 
 
 @click.command(
@@ -41,6 +49,8 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "died": "bo
 def command(folder: Path, as_json: bool, watch: bool) -> None:
     """List runs with their state, step, loss and speed, and what to do about those that failed.
 
+    A job of tuner submit that waits in the queue is listed too.
+
     DIR is the folder to look in. [default: work_dirs]
     """
     if watch and (as_json or not sys.stdout.isatty()):
@@ -51,9 +61,13 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(folder)
     elif as_json:
-        click.echo(dump_json([run.to_json() for run in listing.below(folder)]), nl=False)
+        click.echo(dump_json([run.to_json() for run in _below(folder)]), nl=False)
     else:
-        _print(folder, listing.below(folder))
+        _print(folder, _below(folder))
+
+
+def _below(folder: Path) -> list[Listed]:
+    return listing.below(folder, slurm.queued, slurm.has_ended)
 
 
 def _print(folder: Path, runs: Sequence[Listed]) -> None:
@@ -98,10 +112,10 @@ def _watch(folder: Path) -> None:
 
     console = Console(highlight=False)
     try:
-        with Live(_end_of_table(listing.below(folder), console), console=console, auto_refresh=False) as live:
+        with Live(_end_of_table(_below(folder), console), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_end_of_table(listing.below(folder), console), refresh=True)
+                live.update(_end_of_table(_below(folder), console), refresh=True)
     except KeyboardInterrupt:
         return
 
@@ -156,6 +170,8 @@ def _going_on(run: Listed) -> str:
     if run.state in ("running", "done"):
         return ""
     if run.resumable_step is None:
+        if run.state == "pending":
+            return ""
         return "No checkpoint to resume from"
     return f"Resumes from step {run.resumable_step:,}"
 

@@ -26,12 +26,13 @@ from tuner.machine.launchers import without_variables
 from tuner.machine.topology import Topology
 from tuner.recipes import catalog, trust
 from tuner.recipes.names import Name, identify
+from tuner.runs import listing
+from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from tuner.launch.resolved_run import ResolvedRun
     from tuner.launch.sbatch import Job
 
-SCRIPT = "submit.sh"
 AFTER = "tuner.launch.after_srun"
 _UNKNOWN = "the job's GPUs are unknown, so GPU memory is not checked: set --gpu, such as --gpu a100-80g."
 _UNKNOWN_HOSTS = "the memory of the job's hosts is unknown, so it is not checked: set --mem or --host-memory."
@@ -234,9 +235,12 @@ def _submit(job: Job, folder: Path, text: str) -> str:
 
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)  # effect: Slurm does not make the folder of a job's log
-    write_text(folder / SCRIPT, text)
+    write_text(folder / listing.SCRIPT, text)
     # Given here too, the options win over sbatch's own variables (SBATCH_PARTITION), which win over the script's.
-    return slurm.submit([*sbatch.options(job, folder), str(folder / SCRIPT)], without_variables(os.environ))
+    options = [*sbatch.options(job, folder), str(folder / listing.SCRIPT)]
+    number = slurm.submit(options, without_variables(os.environ))
+    write_text(RunDirectory(folder).job, f"{number}\n")  # by which `tuner runs` finds it in the queue
+    return number
 
 
 def _announce(run: ResolvedRun, job: Job, folder: Path, number: str) -> None:

@@ -88,6 +88,18 @@ def has_ended(job: str) -> bool:
     return bool(states) and _ENDED.issuperset(states)  # several for an array, whose id is also that of one of its tasks
 
 
+def queued() -> dict[str, str] | None:
+    """Return the state and the reason of this user's jobs in the queue, such as "PENDING Priority", by their numbers.
+
+    An array has one number. None: there is no Slurm here, or it does not answer.
+    """
+    try:
+        answer = _ask("squeue", "--me", "--noheader", "--format=%F %T %r")
+    except MachineError:
+        return None
+    return dict(line.split(maxsplit=1) for line in answer.splitlines() if " " in line.strip())
+
+
 def requeue(job: str) -> None:
     """Put a job back into the queue. Slurm then ends all its processes, this one too.
 

@@ -21,7 +21,7 @@ deepspeed/      what DeepSpeed measures where its config asks for that: wall_clo
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
 lock            while a run is at work: its process
 meeting         while a run of several nodes is at work: the secret of their meeting, which each node must see
-submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out
+submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out and the job's number in `job`
 checkpoints/    checkpoint-STEP, to resume from
 universal/      the checkpoint that was resumed from, as another number of ranks loads it, until the next one is saved
 final/          the result, for transformers and peft
@@ -60,7 +60,7 @@ from tuner.runs.records import RunRecord, RunStatus
 _WAIT_S = 300.0
 MEETING = "meeting"
 """The file with the secret by which the nodes of a run know each other."""
-_OF_A_JOB = r"submit\.sh|slurm-\d+\.out|meeting|\.meeting\..*\.tmp"
+_OF_A_JOB = r"submit\.sh|job|slurm-\d+\.out|meeting|\.meeting\..*\.tmp"
 """`tuner submit`, Slurm and the nodes' meeting put them there before the run begins."""
 OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
 """Every file that a start can leave behind if it is killed before run.json exists."""
@@ -91,6 +91,7 @@ class RunDirectory:
     run_json = _Named("run.json")
     status = _Named("status.json")
     requeues = _Named("requeues.json")
+    job = _Named("job")
     metrics = _Named("metrics.jsonl")
     answers = _Named("answers.jsonl")
     completions = _Named("completions.jsonl")

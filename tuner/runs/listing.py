@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from tuner.errors import RunDirectoryError, did_you_mean
-from tuner.files import JsonObject
+from tuner.files import JsonObject, read_text
 from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
-State = Literal["running", "done", "failed", "stopped", "died", "damaged"]
-"""As in status.json. died: the file says running, but the process is gone. damaged: the file cannot be read."""
+State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
+"""As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
+the file cannot be read."""
+Queued = Callable[[], Mapping[str, str] | None]
+"""Returns the state and the reason of each job in Slurm's queue, such as "PENDING Priority", by its number; None: Slurm
+cannot be asked from here."""
+HasEnded = Callable[[str], bool]
+"""Returns whether a job of Slurm is over for certain."""
+SCRIPT = "submit.sh"
+"""What `tuner submit` gave to Slurm."""
 _FILES = ("recipe.py", "deepspeed.json", "run.json", "status.json")
 _MAX_DEPTH = 4
 
@@ -52,21 +60,54 @@ class Listed:
         return asdict(self)
 
 
-def below(folder: Path) -> list[Listed]:
-    """Return the runs below a folder (or in it), the one that wrote last at the end."""
+def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lambda _: False) -> list[Listed]:
+    """Return the runs below a folder (or in it), the one that wrote last at the end.
+
+    A job of `tuner submit` that waits is one of them, also before its first start; Slurm is asked only if there is one
+    that may wait.
+    """
     folder = folder.absolute()  # '.' may be a run, and has no name
-    runs = [look(path, str(path.relative_to(folder)) if path != folder else path.name) for path in _find(folder)]
-    return sorted(runs, key=lambda run: run.seen)
+    runs, jobs = list[Listed](), dict[str, str]()
+    for path in _find(folder):
+        name = str(path.relative_to(folder)) if path != folder else path.name
+        if not looks_like_a_run(path):
+            run = Listed(str(path), name, "pending", "", None, None, None, None, _written_at(path / SCRIPT))
+        else:
+            run = look(path, name, has_ended)
+        runs.append(run)
+        if run.state not in ("running", "done") and (job := _job_of(path)):
+            jobs[run.path] = job
+    in_queue = queued() if jobs else {}
+    for place, run in enumerate(runs):
+        if in_queue is None:
+            if run.state == "pending":
+                why = f"job {jobs[run.path]} was submitted; Slurm cannot be asked from here"
+                runs[place] = replace(run, why=why)
+            continue
+        state, _, reason = in_queue.get(jobs.get(run.path, ""), "").partition(" ")
+        if state == "PENDING":
+            runs[place] = replace(run, state="pending", why=f"job {jobs[run.path]} waits in the queue: {reason}")
+        elif state == "RUNNING" and run.state == "pending":
+            runs[place] = replace(run, state="running", why=f"job {jobs[run.path]} is starting")
+    # A job that has ended without a run was cancelled, or is an array, whose runs are in folders of their own.
+    return sorted((run for run in runs if run.state != "pending" or run.why), key=lambda run: run.seen)
 
 
-def look(path: Path, name: str) -> Listed:
+def _job_of(path: Path) -> str | None:
+    """Return the number of the job that `tuner submit` started for a run."""
+    with contextlib.suppress(OSError):
+        return read_text(RunDirectory(path).job).strip()
+    return None
+
+
+def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed:
     """Return the state of one run directory; a damaged one gets the state "damaged" and raises no error."""
     run_dir = RunDirectory(path)
     last, status = metrics.latest(run_dir), None
     try:
         status = run_dir.read_status()
         run_dir.read_run()
-        state, why = _state(run_dir, status)
+        state, why = _state(run_dir, status, has_ended)
     except RunDirectoryError as error:
         state, why = "damaged", error.what
     taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
@@ -124,23 +165,27 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
     if looks_like_a_run(folder):
         yield folder
         return
+    if (folder / SCRIPT).is_file() and RunDirectory(folder).job.is_file():
+        yield folder
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()) if depth < _MAX_DEPTH else ():
             if path.is_dir() and not path.is_symlink():
                 yield from _find(path, depth + 1)
 
 
-def _state(run_dir: RunDirectory, status: RunStatus) -> tuple[State, str]:
+def _state(run_dir: RunDirectory, status: RunStatus, has_ended: HasEnded) -> tuple[State, str]:
     if status.state == "running":
-        return _running(run_dir)
+        return _running(run_dir, has_ended)
     if status.diagnosis:
         return status.state, f"{status.diagnosis.cause}: {status.diagnosis.what}"
     return status.state, "" if status.state == "done" else next(iter((status.message or "").splitlines()), "")
 
 
-def _running(run_dir: RunDirectory) -> tuple[State, str]:
+def _running(run_dir: RunDirectory, has_ended: HasEnded) -> tuple[State, str]:
     holder = lock.holder(run_dir.path)
     lives = holder.lives(run_dir.path) if holder else False
+    if lives is None and holder and holder.job and has_ended(holder.job):
+        return "died", f"its Slurm job {holder.job} has ended"
     if lives is None:
         return "running", f"{holder}, as recorded; it cannot be checked from here"
     if lives:
@@ -165,9 +210,15 @@ def _seen(run_dir: RunDirectory) -> float:
         beats.path_of(run_dir, 0),
         run_dir.recipe,
     ):
-        with contextlib.suppress(OSError):
-            times.append(file.stat().st_mtime)
-    return max(times, default=0.0)
+        times.append(_written_at(file))
+    return max(times)
+
+
+def _written_at(file: Path) -> float:
+    """Return when a file was written last, in seconds since 1970; 0 if it is not there."""
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
 
 
 def _number(value: object) -> float | None:
