@@ -51,6 +51,7 @@ def test_mpiruns_ranks_learn_what_torchruns_learn(recipe: Path, losses: list[flo
 
     assert run.losses == losses
     assert run.text.count("training on the CPU with 2 processes (mpi) in fp32") == 1, "rank 0 speaks"
+    assert "\x1b" not in run.text, "mpirun writes into a pipe"
     assert run.text.count("Trained 4 steps") == 1
     assert "step 1/4" in run.text, "lines, although Open MPI gives each rank a terminal"
 

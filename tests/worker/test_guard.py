@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -89,6 +90,18 @@ def test_a_rank_without_a_supervisor_shows_what_it_prints_and_logs_it(run: RunDi
 
     assert (code, out) == (2, "step 1\n")
     assert _log(run, 0) == "step 1\nbad-data: torn.\n"
+
+
+def test_a_rank_whose_terminal_is_open_mpis_writes_no_escape_codes(run: RunDirectory) -> None:
+    mine, its = pty.openpty()
+    work = "print('step 1', guard.terminal)\ntime.sleep(0.3)\nraise DataError('torn')"
+    argv, env = [sys.executable, "-c", _code(work), run.path], {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    with subprocess.Popen(argv, cwd=ROOT, env=env, stdout=its, stderr=subprocess.PIPE) as process:
+        process.communicate(timeout=60)
+    os.close(its)
+
+    assert os.read(mine, 4096).split() == [b"step", b"1", b"None"]
+    os.close(mine)
 
 
 def test_only_rank_0_is_shown(run: RunDirectory) -> None:

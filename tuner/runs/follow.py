@@ -92,13 +92,16 @@ class Follower(Poller):
     Args:
         end: Called after each read. It returns how many bytes of the log are to be copied, or None while that is not
             known.
+        is_drawn: Whether a bar is drawn on a target that is a terminal.
     """
 
-    def __init__(self, log: Path, target: int | TextIO, end: Callable[[], int | None]) -> None:
+    def __init__(
+        self, log: Path, target: int | TextIO, end: Callable[[], int | None], *, is_drawn: bool = True
+    ) -> None:
         super().__init__(self._copy, "follower")
         self._log, self._target, self._end = Growing(log), target, end
         # On a terminal a progress bar may stand in this line; it draws itself again in the next one.
-        self._erase = _ERASE_LINE if isinstance(target, int) and os.isatty(target) else b""
+        self._erase = _ERASE_LINE if isinstance(target, int) and is_drawn and os.isatty(target) else b""
 
     def _copy(self, is_last: bool) -> None:
         while data := self._log.read(whole_lines=not is_last):

@@ -99,12 +99,14 @@ class Guard:
     def take_output(self) -> None:
         """Send the output of this rank to its log; the output of rank 0 is also shown, here or by the supervisor."""
         log = self.run_dir.ranks / f"{self.rank.rank}.log"
-        terminal = send_to(log)
+        # Open MPI gives rank 0 a terminal of its own, for standard output alone, and copies it wherever mpirun's goes.
+        is_drawn = self.rank.supervised or os.isatty(2)
+        terminal = send_to(log, is_drawn=is_drawn)
         self.heart.open()
         if self.rank.rank == 0:
             self.terminal = terminal
             if not self.rank.supervised:
-                self._follower = Follower(log, self._stdout, self._log_before_failure)
+                self._follower = Follower(log, self._stdout, self._log_before_failure, is_drawn=is_drawn)
                 self._follower.start()
 
     def watch(self, limits: TimeLimits) -> None:

@@ -39,13 +39,16 @@ class _Careless(io.FileIO):
             return memoryview(data).nbytes
 
 
-def send_to(log: Path) -> TextIO | None:
+def send_to(log: Path, *, is_drawn: bool = True) -> TextIO | None:
     """Append the output of this process and its children to `log`, also that of C++ libraries and crashes.
+
+    Args:
+        is_drawn: Whether a terminal is drawn on.
 
     Returns:
         The terminal if standard output was one, for a progress bar; otherwise None.
     """
-    terminal = _stream(os.dup(1)) if os.isatty(1) else None
+    terminal = _stream(os.dup(1)) if is_drawn and os.isatty(1) else None
     try:
         log.parent.mkdir(exist_ok=True)
         handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
