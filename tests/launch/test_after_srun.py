@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def _job(run: RunDirectory, log: str = KILLED + OVER, **changed: Any) -> Job:
     (run.path / "slurm-8.out").write_text(log)
-    values = {"id": "8", "nodelist": "n[1-2]", "num_restarts": 0, "max_requeues": 3, "max_restarts": 2}
+    values: dict[str, Any] = {"id": "8", "nodelist": "n[1-2]", "num_restarts": 0, "max_requeues": 3, "max_restarts": 2}
     return Job(**values | {"num_nodes": 2, "tasks_per_node": 1, "log": run.path / "slurm-8.out"} | changed)
 
 
@@ -80,6 +80,13 @@ def test_a_killed_rank_that_could_not_tell_is_told_with_its_cause(run: RunDirect
     assert (status.state, status.exit_code) == ("failed", 137)
     assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", 1)
     assert run.report.is_file()
+
+
+def test_without_slurms_words_it_is_told_that_some_rank_was_killed(run: RunDirectory, cluster: Slurm) -> None:
+    assert after_srun.after_srun(run, 137, _job(run, log="", max_restarts=0)) == (137, [])
+
+    status = run.read_status()
+    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", None)
 
 
 def test_a_rank_that_only_lost_another_one_does_not_hide_which_was_killed(run: RunDirectory, cluster: Slurm) -> None:

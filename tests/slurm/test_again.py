@@ -51,6 +51,21 @@ def test_after_a_killed_rank_and_a_lost_node_a_job_goes_on_on_the_spare_one(
     assert [(ended["cause"], ended["node"]) for ended in restarts] == [("killed", "n1"), ("lost-peer", "n2")]
 
 
+def test_after_a_hang_a_job_goes_on_on_the_same_nodes(cluster: Cluster, tmp_path: Path, recipe: Path) -> None:
+    job = Submitted(
+        cluster, recipe, tmp_path / "run", "--nodes", 2, "--max-restarts", 2, "--set", "hang_timeout=15",
+        "--deepspeed", "zero2",
+    )  # fmt: skip
+    job.wait_for_step(6)
+    (job.run / "checkpoints" / "checkpoint-5").stat()
+    next(process for process in processes_of(job.run) if "tuner.worker" in process.cmdline()).suspend()
+    job.wait_until_done()
+
+    assert job.show("ExitCode") == "0:0", job.log
+    assert "--max-restarts after hang: attempt 2 on n1, n2, from checkpoint-" in job.log
+    assert sorted(job.losses()) == [*range(1, STEPS + 1)]
+
+
 def test_a_job_with_too_few_nodes_goes_back_into_the_queue_without_the_lost_one(
     cluster: Cluster, tmp_path: Path, recipe: Path, all_nodes: None
 ) -> None:

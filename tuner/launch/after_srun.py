@@ -130,9 +130,10 @@ def _told(
     failure = status.diagnosis if status and status.state == "failed" else None
     if failure and (failure.cause != causes.LOST_PEER or not (lost or any(number < 0 for _, number in exits))):
         return status
+    child_code = _SIGNALLED - code if code > _SIGNALLED else code or TunerError.exit_code
     watched = Watched(
-        child_code=_SIGNALLED - code if code > _SIGNALLED else code or TunerError.exit_code,
-        exits=exits or None,
+        child_code=child_code,
+        exits=exits or [(None, child_code)],
         lost_node=f"{lost.node} is {lost.state}" if lost else "",
         lost_rank=lost.rank if lost else None,
     )

@@ -36,7 +36,8 @@ class Watched:
 
     Args:
         child_code: The exit code of torchrun, or of the first rank; below 0: a signal ended it.
-        exits: Rank and exit code of each rank that ended by itself, in this order; None: read them from torchrun's log.
+        exits: Rank and exit code of each rank that ended by itself, in this order, and None for a rank that is not
+            known; None: read them from torchrun's log.
         num_oom_kills: The number of the run's processes that the kernel killed for lack of memory.
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
@@ -46,7 +47,7 @@ class Watched:
     """
 
     child_code: int = 1
-    exits: Sequence[tuple[int, int]] | None = None
+    exits: Sequence[tuple[int | None, int]] | None = None
     num_oom_kills: int = 0
     stopped: Sequence[int] = ()
     overdue: Sequence[int] = ()

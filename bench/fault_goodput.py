@@ -1,0 +1,81 @@
+"""Goodput of a run that loses a rank every minute: part of `bench/faults.py`.
+
+Of the wall time, the share that went into optimizer steps which were not taken again: useful steps times the median
+time of a step of the same run, so that a machine that is busy with other work slows both.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+from fault_runs import RANKS, RECIPE, TUNER
+
+_POLL_S = 0.02
+_WORKER = "tuner.worker"
+
+
+def table(scratch: Path, seconds: float, every_s: float, interval: int) -> list[str]:
+    """Return the rows of a markdown table; what the run said about its restarts is on standard error."""
+    folder = scratch / "goodput"
+    process, kills, seen = _start(folder, interval), 0, list[tuple[float, int]]()
+    rng, began_s = random.Random(0), time.monotonic()
+    try:
+        while (now_s := time.monotonic() - began_s) < seconds and process.poll() is None:
+            step = TUNER.step(folder)
+            if not seen or seen[-1][1] != step:
+                seen.append((now_s, step))
+            if now_s >= (kills + 1) * every_s and (ranks := _ranks(process)):
+                rng.choice(ranks).kill()
+                kills += 1
+            time.sleep(_POLL_S)
+        wall_s, useful = time.monotonic() - began_s, TUNER.step(folder)
+    finally:
+        _end(process)
+    text = (folder / "output.log").read_text(errors="replace")
+    print("\n".join(line for line in text.splitlines() if "--max-restarts" in line), file=sys.stderr)
+    step_s = statistics.median(later - at for (at, step), (later, next_step) in pairwise(seen) if next_step == step + 1)
+    return [
+        "| seconds | ranks killed | useful steps | median step, s | goodput |",
+        "|---|---|---|---|---|",
+        f"| {wall_s:.0f} | {kills} | {useful} | {step_s:.3f} | {useful * step_s / wall_s:.0%} |",
+    ]
+
+
+def _start(folder: Path, interval: int) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True)
+    recipe = folder / "recipe_of_the_bench.py"
+    recipe.write_text(RECIPE.format(steps=1_000_000, interval=interval))
+    command = [sys.executable, "-m", "tuner", "train", str(recipe), "--work-dir", str(folder / "run")]
+    command += ["--deepspeed", "zero2", "--max-restarts", "3"]
+    env = {**os.environ, "NPROC_PER_NODE": str(RANKS), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    with (folder / "output.log").open("wb") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def _ranks(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the ranks that are at work; none while the run starts again."""
+    found = []
+    for child in psutil.Process(process.pid).children():
+        try:
+            if _WORKER in child.cmdline():
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the run: at the second signal at once."""
+    for _ in range(2):
+        if process.poll() is None:
+            process.terminate()
+            time.sleep(0.1)
+    process.wait()
