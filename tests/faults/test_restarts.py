@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e.runs import Finished, finish, ok, quick, start
 from tests.faults.conftest import ROOT, Faulty
+from tuner.runs import ledger
+from tuner.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.e2e
 
@@ -29,6 +31,13 @@ def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, undisturbed: Fini
     assert facts["resume"] == str(run.path / "checkpoints" / "checkpoint-4")
     assert "--max-restarts after killed: attempt 2, from checkpoint-2.\n" in run.text
     assert run.json("attempts/1/status.json")["exit_code"] == 137
+    told = ledger.read(RunDirectory(run.path))
+    assert [(attempt.began, attempt.step, attempt.lost_steps) for attempt in told.attempts][:2] == [
+        (0, 3, 1),
+        (2, 5, 1),
+    ]
+    assert all(attempt.recovered_s and attempt.seconds["lost"] > 0 for attempt in told.interruptions)
+    assert 0 < (told.goodput or 0) < 1 and len(told.interruptions) == 2
 
 
 @pytest.mark.long  # what each node decides: tests/launch/test_nodes.py

@@ -68,7 +68,7 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
     assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes (the result)" in told["checkpoints"]
     assert "8 x NVIDIA H200" in told["machine"] and "transformers" in told["machine"]
-    assert told["restarts"] == "Restarts No restarts."
+    assert told["time"] == "Time What the time went into is not known."
 
 
 def test_a_run_with_rewards_shows_their_curves_and_completions(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path
     assert f"Resume from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
     assert "This run may not fit" in told["warnings"] and "the tracker wandb is disabled" in told["warnings"]
     assert "no: model.safetensors is missing" in told["checkpoints"]
-    assert "stopped stopped: at step 4 on request" in told["restarts"] and "4 failed" in told["restarts"]
+    assert "stopped stopped: at step 4 on request" in told["time"] and "4 6 0 failed gpu-out" in told["time"]
     assert "Peak memory of rank 0: 640.0 MiB. (No estimate: CPU run.)" in told["memory"]
 
 

@@ -141,7 +141,7 @@ def test_a_status_has_the_keys_that_were_given_and_no_other(tmp_path: Path) -> N
     run = RunDirectory(tmp_path)
     run.write_status(RunStatus(state="failed", exit_code=1, diagnosis=DiagnosisRecord(cause="bug", what="odd")))
 
-    assert set(run.read_json(run.status)) == {"version", "state", "pid", "exit_code", "diagnosis"}
+    assert set(run.read_json(run.status)) == {"version", "state", "pid", "exit_code", "ended", "diagnosis"}
 
 
 def test_the_state_of_a_checkpoint_stands_beside_its_other_facts_in_the_file() -> None:

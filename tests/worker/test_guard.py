@@ -35,7 +35,8 @@ from tuner.errors import DataError, NotANumber, Stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
-from tuner.runs.time_limits import Phase, TimeLimits
+from tuner.runs.beats import Phase
+from tuner.runs.time_limits import TimeLimits
 from tuner.worker.guard import Guard
 run = RunDirectory(Path(sys.argv[1]))
 guard = Guard(run, Rank.of(os.environ), Job.of(os.environ))
@@ -488,8 +489,8 @@ def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, wo
 def test_a_step_ends_by_the_limit_that_it_taught_and_what_is_no_step_does_not(
     run: RunDirectory, phase: str, code: int
 ) -> None:
-    limits = "from tuner.runs import time_limits\ntime_limits._LEAST_S[Phase.STEP] = 0.4\nlimits = TimeLimits()\n"
-    known = f"{limits}for _ in range(10): limits.learn(Phase.STEP, 0.01)\n"
+    limits = "from tuner.runs import time_limits\ntime_limits._LEAST_S[Phase.STEPS] = 0.4\nlimits = TimeLimits()\n"
+    known = f"{limits}for _ in range(10): limits.learn(Phase.STEPS, 0.01)\n"
     steps = f"guard.heart.end_step()\nguard.heart.beat('at work', Phase.{phase})\nguard.watch(limits)\n"
     quiet_s = 20 if code == 124 else 1.2  # it ends long before the first
 

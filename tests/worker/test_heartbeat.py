@@ -8,8 +8,9 @@ import pytest
 
 from tuner.machine.topology import Rank
 from tuner.runs import beats
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
-from tuner.runs.time_limits import Phase, TimeLimits
+from tuner.runs.time_limits import TimeLimits
 from tuner.worker import heartbeat
 from tuner.worker.heartbeat import Heartbeat
 
@@ -22,6 +23,8 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now_s
+
+    time = monotonic
 
 
 @pytest.fixture
@@ -37,30 +40,30 @@ def heart(tmp_path: Path, clock: Clock) -> Heartbeat:
 
 
 def test_the_first_step_is_part_of_the_start_and_not_measured(heart: Heartbeat, clock: Clock) -> None:
-    heart.beat("in step 1", Phase.STEP)
+    heart.beat("in step 1", Phase.STEPS)
     clock.now_s += 500
-    assert heart.phase is Phase.START
+    assert heart.limit_s == heart.limits.of(Phase.STARTUP)
 
     heart.end_step()
 
-    assert heart.phase is Phase.STEP
-    assert (heart.limits.num_steps, heart.limits.longest_s[Phase.STEP]) == (0, 0)
+    assert heart.phase is Phase.STEPS
+    assert (heart.limits.num_steps, heart.limits.longest_s[Phase.STEPS]) == (0, 0)
 
 
 def test_saves_validations_and_generations_are_no_part_of_a_step(heart: Heartbeat, clock: Clock) -> None:
     heart.end_step()
     clock.now_s += 3
-    for phase in (Phase.SAVE, Phase.VALIDATION):
+    for phase in (Phase.SAVES, Phase.VALIDATION):
         heart.enter(phase)
         clock.now_s += 70
-    heart.enter(Phase.STEP)
+    heart.enter(Phase.STEPS)
     with heart.within(Phase.GENERATION):
         clock.now_s += 500
     clock.now_s += 4
 
     heart.end_step()
 
-    assert heart.limits.longest_s == {Phase.STEP: 7, Phase.SAVE: 70}
+    assert heart.limits.longest_s == {Phase.STEPS: 7, Phase.SAVES: 70}
 
 
 def test_a_generation_within_a_validation_returns_to_it(heart: Heartbeat) -> None:
@@ -76,7 +79,7 @@ def test_a_rank_that_waits_in_a_step_has_the_limit_of_one_that_saves(tmp_path: P
     run = RunDirectory(tmp_path)
     run.ranks.mkdir()
     waits, saves = (Heartbeat(run, Rank(rank, rank, 2, supervised=True)) for rank in (0, 1))
-    for heart, phase in ((waits, Phase.STEP), (saves, Phase.SAVE)):
+    for heart, phase in ((waits, Phase.STEPS), (saves, Phase.SAVES)):
         heart.limits, heart._is_watched = TimeLimits(), True
         for _ in range(12):
             heart.end_step()

@@ -42,7 +42,7 @@ def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) ->
 @click.option("--watch", is_flag=True, help="Serve the report on this machine and keep it up to date.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of --watch. [default: a free one]")
 def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | None) -> None:
-    """Write a report of one or several runs as one HTML file: curves, memory, samples, restarts, warnings.
+    """Write a report of one or several runs as one HTML file: curves, memory, samples, time, warnings.
 
     The curves of several runs are overlaid, with the values in which their recipes differ; the file is then
     ./report.html. The file needs no network.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 from tuner.files import dump_json
 from tuner.machine import slurm
-from tuner.runs import listing
+from tuner.runs import ledger, listing
+from tuner.runs.directory import RunDirectory
+from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ _STYLES = {
     examples=(
         "tuner runs",
         "tuner runs work_dirs --watch",
+        "tuner runs work_dirs/RECIPE/TIME",
     ),
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=_DEFAULT)
@@ -51,7 +54,8 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
 
     A job of tuner submit that waits in the queue is listed too.
 
-    DIR is the folder to look in. [default: work_dirs]
+    DIR is the folder to look in. [default: work_dirs] If it is a run, its ledger follows: what the time of all its
+    attempts went into, and each interruption.
     """
     if watch and (as_json or not sys.stdout.isatty()):
         problem = "--watch with --json" if as_json else "--watch needs a terminal"
@@ -61,7 +65,8 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(folder)
     elif as_json:
-        click.echo(dump_json([run.to_json() for run in _below(folder)]), nl=False)
+        found = [{**run.to_json(), "ledger": _ledger(run).to_json()} for run in _below(folder)]
+        click.echo(dump_json(found), nl=False)
     else:
         _print(folder, _below(folder))
 
@@ -79,6 +84,46 @@ def _print(folder: Path, runs: Sequence[Listed]) -> None:
     # What reads a pipe has no width: a line a run, however long.
     console = Console(width=None if Console().is_terminal else _PIPE_COLUMNS, highlight=False)
     console.print(_shown(runs, console))
+    if listing.looks_like_a_run(folder):
+        _print_ledger(_ledger(runs[0]), console)
+
+
+def _ledger(run: Listed) -> Ledger:
+    return ledger.read(RunDirectory(Path(run.path)))
+
+
+def _print_ledger(of_run: Ledger, console: Console) -> None:
+    from rich.table import Table
+
+    times = Table(box=None, pad_edge=False, show_header=False)
+    total_s = sum(of_run.seconds.values())
+    for part, words in ledger.PARTS.items() if total_s else ():
+        if spent_s := of_run.seconds[part]:
+            times.add_row(words, f"{spent_s:,.1f} s", f"{spent_s / total_s:.1%}")
+    for column in times.columns[1:]:
+        column.justify = "right"
+    console.print()
+    console.print(times if total_s else "What the time went into is not known.")
+    for line in _recoveries(of_run):
+        console.print(line, markup=False)
+
+
+def _recoveries(of_run: Ledger) -> Iterator[str]:
+    if of_run.goodput is not None:
+        mean_s = of_run.mean_recovery_s
+        yield f"Goodput {of_run.goodput:.1%}" + (
+            f", mean time to recover {mean_s:,.1f} s" if mean_s is not None else ""
+        )
+    for attempt in of_run.interruptions:
+        where = (
+            f", rank {attempt.rank}" + (f" on {attempt.host}" if attempt.host else "")
+            if attempt.rank is not None
+            else ""
+        )
+        repeated = f", {attempt.lost_steps:,} steps repeated" if attempt.lost_steps else ""
+        recovered = f", recovered in {attempt.recovered_s:,.1f} s" if attempt.recovered_s is not None else ""
+        ended = f"attempt {attempt.number} {attempt.state} after step {attempt.step:,}{where}{repeated}{recovered}"
+        yield visible(f"{ended}: {attempt.why}" if attempt.why else ended)
 
 
 def _shown(runs: Sequence[Listed], console: Console) -> Table | Group:
@@ -163,7 +208,15 @@ def _figures(run: Listed) -> tuple[str, str, str, str]:
 
 
 def _why(run: Listed) -> str:
-    return visible(". ".join(filter(None, (run.verdict or run.why.rstrip("."), _going_on(run)))))
+    return visible(". ".join(filter(None, (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run)))))
+
+
+def _attempts(run: Listed) -> str:
+    """Return how much of its time a run that was interrupted has used, if that is known."""
+    of_run = _ledger(run)
+    if len(of_run.attempts) == 1 or of_run.goodput is None:
+        return ""
+    return f"{len(of_run.attempts)} attempts, goodput {of_run.goodput:.0%}"
 
 
 def _going_on(run: Listed) -> str:

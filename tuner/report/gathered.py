@@ -10,7 +10,6 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from tuner.files import JsonObject, dump_json, lines, load_json, open_regular, r
 from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
-from tuner.runs import checkpoints, listing, metrics
+from tuner.runs import checkpoints, ledger, listing, metrics
 from tuner.runs.directory import RunDirectory
+from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
 from tuner.runs.metrics import Curve
 from tuner.runs.records import HardwareFacts, RunRecord, RunStatus
@@ -91,7 +91,7 @@ class Gathered:
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
         data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
             `reason`, `samples`, `tokens`.
-        attempts: `seconds`, `started`, `resume_step`, `state`, `why` of each earlier attempt, the oldest first.
+        ledger: What the time of all attempts went into, and each interruption.
         recipe: The values in recipe.json; None if it cannot be read.
         times: Each part of a step that DeepSpeed has timed, its mean in milliseconds, and the number of times.
         communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of each message size.
@@ -106,7 +106,7 @@ class Gathered:
     samples: Sequence[JsonObject]
     completions: Sequence[JsonObject]
     checkpoints: Sequence[JsonObject]
-    attempts: Sequence[JsonObject]
+    ledger: Ledger
     warnings: Sequence[str]
     data: Sequence[tuple[str, JsonObject, Sequence[JsonObject]]]
     recipe: JsonObject | None
@@ -124,7 +124,7 @@ class Gathered:
     def seconds(self) -> float | None:
         """The time of all attempts, without the time between them; None if the last one does not say its own."""
         own = self.status.seconds if self.status else None
-        return None if own is None else own + sum(float(attempt["seconds"]) for attempt in self.attempts)
+        return None if own is None else own + sum(attempt.wall_s for attempt in self.ledger.attempts[:-1])
 
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
@@ -158,7 +158,6 @@ def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[object]
 
 def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
     """Read one run directory, which may be incomplete; its curves are passed in."""
-    attempts = sorted((run_dir.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return Gathered(
         name=name,
         listed=listing.look(run_dir.path, name),
@@ -168,7 +167,7 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
         samples=list(itertools.islice(_objects(run_dir.samples), MAX_SAMPLES)),
         completions=_completions(run_dir),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run_dir.checkpoints)],
-        attempts=[_attempt(folder) for folder in attempts],
+        ledger=ledger.read(run_dir),
         warnings=_warnings(run_dir),
         data=_data(run_dir),
         recipe=table(read_json_object(run_dir.resolved_recipe), "recipe") or None,
@@ -218,30 +217,6 @@ def _checkpoint(saved: checkpoints.Checkpoint) -> JsonObject:
     with contextlib.suppress(OSError):  # it may be removed while it is looked at
         num_bytes = sum(path.stat().st_size for path in saved.path.rglob("*") if path.is_file())
     return {"step": saved.step, "bytes": num_bytes, "problem": saved.problem}
-
-
-def _attempt(folder: Path) -> JsonObject:
-    run_dir = RunDirectory(folder)
-    record, attempt = run_dir.run_or_none, listing.look(folder, folder.name)
-    return {
-        "seconds": _seconds(run_dir, record, attempt),
-        "started": record and record.started,
-        "resume_step": record and record.resume_step,
-        "state": attempt.state,
-        "why": attempt.why,
-    }
-
-
-def _seconds(run_dir: RunDirectory, record: RunRecord | None, attempt: Listed) -> float:
-    """Return how long an attempt took, up to its last sign of life; 0.0 if that is not known."""
-    status = run_dir.status_or_none
-    if status and status.seconds is not None:
-        return status.seconds
-    try:
-        started = datetime.fromisoformat(record.started if record else "").timestamp()
-    except ValueError:
-        return 0.0
-    return max(0.0, attempt.seen - started)
 
 
 def _warnings(run_dir: RunDirectory) -> list[str]:

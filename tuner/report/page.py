@@ -22,6 +22,7 @@ from tuner import __version__
 from tuner.files import JsonObject, read_text, write_text
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
+from tuner.runs import ledger
 from tuner.runs.directory import resume_command
 from tuner.runs.metrics import Curve
 from tuner.runs.records import RunRecord, RunStatus
@@ -37,7 +38,7 @@ SECTIONS = (
     "recipe",
     "samples",
     "checkpoints",
-    "restarts",
+    "time",
     "machine",
 )
 _ABOVE = ("title", "headline", "columns", "runs_table", "outcomes")
@@ -128,6 +129,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "best": [_best(run.curves["eval_loss"]) for run in runs],
             "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
             "resumes": [resume_command(Path(run.listed.path)) for run in runs],
+            "time_parts": ledger.PARTS,
             "max_samples": MAX_SAMPLES,
             "max_reasons": _MAX_REASONS,
             "next_commands": [

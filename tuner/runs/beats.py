@@ -10,15 +10,39 @@ import json
 import os
 import re
 import socket
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from tuner.files import load_json, read_bytes
 from tuner.runs.directory import RunDirectory
 
 _NAME = re.compile(r"([0-9]{1,7})\.beat")
-_WIDTH = 512
+_WIDTH = 2048
 """Bytes of a beat. All have the same length, so a new one replaces the old one completely."""
+
+
+class Phase(StrEnum):
+    """What a rank's time goes into."""
+
+    STARTUP = "startup"
+    """Until the first step: imports, data, model, checkpoint."""
+    WAITING = "waiting"
+    """Until all ranks have joined."""
+    STEPS = "steps"
+    SAVES = "saves"
+    """What a save holds the steps up; the rest of it is done while they go on."""
+    VALIDATION = "validation"
+    GENERATION = "generation"
+    """Of completions, which is a part of a step."""
+    FINISH = "finish"
+    """After the last step: the result, samples, the last upload."""
+
+
+def in_steps_s(seconds: Mapping[str, float]) -> float:
+    """Return the time that steps took, from the time in each phase."""
+    return seconds.get(Phase.STEPS, 0.0) + seconds.get(Phase.GENERATION, 0.0)
 
 
 @dataclass(frozen=True)
@@ -35,6 +59,11 @@ class Beat:
         log_bytes: The size of its log when it failed; its error follows there. None: it has not failed. Unlike a
             report, a beat needs no free space on a full disk.
         limit_s: How long it may stand still in what it does, in seconds; it then counts as hung. 0: not known yet.
+        step: The last optimizer step that it has taken; 0: none.
+        phase: The `Phase` that it is in.
+        seconds: The time in each phase, from the start of its process to its last progress.
+        progress_at: The time of its last progress, in seconds since 1970 by its host's clock.
+        saves: The last two saves that it began: the step, and the time that steps had taken by then.
     """
 
     rank: int
@@ -46,6 +75,11 @@ class Beat:
     save_s: float
     log_bytes: int | None = None
     limit_s: float = 0.0
+    step: int = 0
+    phase: str = Phase.STARTUP
+    seconds: dict[str, float] = field(default_factory=dict)
+    progress_at: float = 0.0
+    saves: list[tuple[int, float]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
@@ -53,6 +87,11 @@ class Beat:
 
 def path_of(run_dir: RunDirectory, rank: int) -> Path:
     return run_dir.ranks / f"{rank}.beat"
+
+
+def of_rank(run_dir: RunDirectory, rank: int) -> Beat | None:
+    """Return the last beat of one rank, or None if it has none."""
+    return _read(path_of(run_dir, rank))
 
 
 def read(run_dir: RunDirectory) -> dict[int, Beat]:
@@ -74,7 +113,7 @@ def log_before_failure(run_dir: RunDirectory) -> int | None:
 
     It is 0 if the other ranks failed alone: how far rank 0 was then is not known.
     """
-    beat = _read(path_of(run_dir, 0))
+    beat = of_rank(run_dir, 0)
     if beat is not None and beat.log_bytes is not None:
         return beat.log_bytes
     return 0 if run_dir.failures() else None

@@ -38,7 +38,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 
 from tuner.errors import DiskError, Option, RunDirectoryError, Stopped
@@ -177,8 +177,9 @@ class RunDirectory:
         return {"run": str(self.path), **ended, "exit_code": exit_code}
 
     def write_status(self, status: RunStatus) -> None:
-        """Write status.json, with this process's id."""
-        write_json(self.status, status.model_copy(update={"pid": os.getpid()}).to_json())
+        """Write status.json, with this process's id, and the time if it says how the run ended."""
+        ended = {} if status.state == "running" else {"ended": datetime.now().astimezone().isoformat()}
+        write_json(self.status, status.model_copy(update={"pid": os.getpid(), **ended}).to_json())
 
     def report_failure(self, rank: int, exit_code: int, message: str, **details: object) -> None:
         """Report to the supervisor how a rank ended; torchrun turns every failure into 1.

@@ -103,13 +103,8 @@ def _job_of(path: Path) -> str | None:
 def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed:
     """Return the state of one run directory; a damaged one gets the state "damaged" and raises no error."""
     run_dir = RunDirectory(path)
-    last, status = metrics.latest(run_dir), None
-    try:
-        status = run_dir.read_status()
-        run_dir.read_run()
-        state, why = _state(run_dir, status, has_ended)
-    except RunDirectoryError as error:
-        state, why = "damaged", error.what
+    last, status = metrics.latest(run_dir), run_dir.status_or_none
+    state, why = state_of(run_dir, has_ended)
     taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
     return Listed(
         path=str(path),
@@ -120,7 +115,7 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run_dir),
-        seen=_seen(run_dir),
+        seen=seen_at(run_dir),
         verdict=status.verdict.brief if status and status.verdict and state == "done" else None,
     )
 
@@ -173,6 +168,16 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _find(path, depth + 1)
 
 
+def state_of(run_dir: RunDirectory, has_ended: HasEnded = lambda _: False) -> tuple[State, str]:
+    """Return the state of a run, and why it failed, stopped or died, or what is damaged."""
+    try:
+        status = run_dir.read_status()
+        run_dir.read_run()
+        return _state(run_dir, status, has_ended)
+    except RunDirectoryError as error:
+        return "damaged", error.what
+
+
 def _state(run_dir: RunDirectory, status: RunStatus, has_ended: HasEnded) -> tuple[State, str]:
     if status.state == "running":
         return _running(run_dir, has_ended)
@@ -200,7 +205,8 @@ def _resumable_step(run_dir: RunDirectory) -> int | None:
     return None
 
 
-def _seen(run_dir: RunDirectory) -> float:
+def seen_at(run_dir: RunDirectory) -> float:
+    """Return when a run last wrote something, in seconds since 1970; 0.0 if none of its files is there."""
     times = []
     for file in (
         run_dir.run_json,

@@ -278,6 +278,7 @@ class RunStatus(Versioned):
     """status.json: whether a run is at work, and how it ended.
 
     Args:
+        ended: When it ended, by the clock of the machine that wrote it; None: it runs, or was killed.
         signal: The signal that it was told to stop by.
         step: The optimizer step at the end.
         result_step: The step whose weights the result has.
@@ -288,6 +289,7 @@ class RunStatus(Versioned):
     pid: int | None = None
     exit_code: int | None = None
     message: str | None = None
+    ended: str | None = None
     signal: int | None = None
     diagnosis: DiagnosisRecord | None = None
     seconds: float | None = None

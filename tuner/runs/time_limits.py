@@ -1,35 +1,20 @@
 """How long a run may stand still before it counts as hung, by what it does; that of a step is learned from the run.
 
-A rank counts the time in which it makes no progress (`worker.heartbeat`). Nothing is measured or ended here.
+A rank counts the time in which it makes no progress (`worker.heartbeat`). Nothing is measured or ended here. The first
+step of a start belongs to the start: it compiles.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-
-class Phase(StrEnum):
-    """What a rank does; each has a limit of its own. The first step of a start belongs to the start: it compiles."""
-
-    START = "start"
-    STEP = "step"
-    SAVE = "save"
-    VALIDATION = "validation"
-    GENERATION = "generation"
-
+from tuner.runs.beats import Phase
 
 _LIMIT_S = 1800.0
-_LEAST_S = {Phase.STEP: 300.0, Phase.SAVE: _LIMIT_S}
+_LEAST_S = {Phase.STEPS: 300.0, Phase.SAVES: _LIMIT_S}
 """The least limits of the phases whose limits are learned."""
 _TIMES = 10
 """A limit that is learned is this many times the longest so far."""
 _STEPS = 10
 """So many steps are measured before their limit is learned."""
-
-
-def longest_s(asked_s: float | None) -> float:
-    """Return the limit of a run of which nothing is learned yet, in seconds."""
-    return asked_s or _LIMIT_S
 
 
 class TimeLimits:
@@ -50,7 +35,9 @@ class TimeLimits:
         """Return the limit of a phase."""
         if self.asked_s is not None:
             return self.asked_s
-        if phase not in _LEAST_S or (phase is Phase.STEP and not self.knows_steps):
+        if phase is Phase.FINISH:  # it saves the result
+            phase = Phase.SAVES
+        if phase not in _LEAST_S or (phase is Phase.STEPS and not self.knows_steps):
             return _LIMIT_S
         return max(_LEAST_S[phase], _TIMES * self.longest_s[phase])
 
@@ -63,10 +50,10 @@ class TimeLimits:
         """Note how long a step or a save took; return what to say once the limit of a step is learned."""
         self.longest_s[phase] = max(self.longest_s[phase], seconds)
         knew_steps = self.knows_steps
-        self.num_steps += phase is Phase.STEP
+        self.num_steps += phase is Phase.STEPS
         if knew_steps or not self.knows_steps:
             return None
-        longest_s, limit_s = self.longest_s[Phase.STEP], self.of(Phase.STEP)
+        longest_s, limit_s = self.longest_s[Phase.STEPS], self.of(Phase.STEPS)
         return (
             f"Steps take up to {longest_s:.3g} s: a run that stands still in a step for {limit_s:.0f} s now ends as "
             f"hung ({_LIMIT_S:.0f} s so far; train_cfg.hang_timeout sets it)."

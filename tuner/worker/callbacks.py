@@ -15,8 +15,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from tuner.errors import RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objective import ObjectiveFacts
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
-from tuner.runs.time_limits import Phase
 from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
@@ -49,7 +49,7 @@ def own_callback(name: str) -> TrainerCallback:
 
 
 class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
-    """Tells the watchdog that this rank makes progress: at micro-batches, validation batches and saves."""
+    """Tells the watchdog that this rank makes progress, and what its time goes into: steps, validations, saves."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
@@ -57,7 +57,7 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.guard.step = state.global_step + 1
-        self.guard.heart.beat(f"in step {self.guard.step}")
+        self.guard.heart.beat(f"in step {self.guard.step}", Phase.STEPS)
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -65,7 +65,7 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
         self.guard.heart.beat(f"in step {self.guard.step}")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        self.since_s = time.monotonic()
+        self.since_s, self.guard.heart.step = time.monotonic(), state.global_step
         if (text := self.guard.heart.end_step()) and args.process_index == 0:
             print(text, flush=True)
         self._begin_what_follows(state, control)
@@ -75,7 +75,7 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 
     def _begin_what_follows(self, state: TrainerState, control: TrainerControl) -> None:
         doing = f"saving step {state.global_step}" if control.should_save else f"in step {self.guard.step}"
-        saves = Phase.SAVE if control.should_save else Phase.STEP
+        saves = Phase.SAVES if control.should_save else Phase.STEPS
         self.guard.heart.beat(doing, Phase.VALIDATION if control.should_evaluate else saves)
 
     def on_prediction_step(
@@ -85,11 +85,15 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.since_s = time.monotonic()
-        self.guard.heart.enter(Phase.SAVE if control.should_save else Phase.STEP)
+        after = Phase.STEPS if self.guard.step else Phase.STARTUP  # it is None before the first step
+        self.guard.heart.enter(Phase.SAVES if control.should_save else after)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.guard.heart.saved(time.monotonic() - self.since_s)
-        self.guard.heart.enter(Phase.STEP)
+        self.guard.heart.enter(Phase.STEPS)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        self.guard.heart.enter(Phase.FINISH)
 
 
 class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]

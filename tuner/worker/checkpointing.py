@@ -62,6 +62,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         keep: int,
         *,
         keeps_best: bool = False,
+        on_begin: Callable[[int], object] = lambda _: None,
         on_valid: Callable[[Path, float], None] = lambda *_: None,
     ) -> None:
         """Set the hooks of the trainer.
@@ -70,10 +71,11 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             trainer: It writes into the folder of its rank in `checkpoints.unfinished(run.checkpoints)`.
             facts: Returns the facts for the manifest of a step; called on rank 0.
             keeps_best: Keep the checkpoint with the lowest validation loss too.
+            on_begin: Called with the step of each save, on every rank, before anything is written.
             on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
         """
         self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
-        self.run_dir, self.home, self._on_valid = run_dir, run_dir.checkpoints, on_valid
+        self.run_dir, self.home, self._on_begin, self._on_valid = run_dir, run_dir.checkpoints, on_begin, on_valid
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
         self._seen_by_s = self._written_s = self._said_s = 0.0
@@ -97,6 +99,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             DiskError: a rank has no room for it, or the checkpoint before did not become valid. Older checkpoints are
                 unchanged, and nothing of this one is left.
         """
+        self._on_begin(self.trainer.state.global_step)
         self.wait()
         began_s = time.monotonic()
         engine, step = self.trainer.model_wrapped, self.trainer.state.global_step

@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tuner.data.encoder import Encoder
 from tuner.errors import NotANumber
-from tuner.runs.time_limits import Phase
+from tuner.runs.beats import Phase
 from tuner.worker import compat
 from tuner.worker.guard import Guard
 from tuner.worker.trainer_types import BuiltTrainer

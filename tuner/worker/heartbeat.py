@@ -1,4 +1,4 @@
-"""The heartbeat of a rank, and the watchdogs that end a run if no rank makes progress.
+"""The heartbeat of a rank, what its time goes into, and the watchdogs that end a run if no rank makes progress.
 
 It knows nothing of training: the code that works calls `beat`, and a watchdog calls its `on_hang`.
 """
@@ -23,9 +23,9 @@ from tuner.errors import Hang
 from tuner.machine.kernel import STOPS, die_with_parent, stopped
 from tuner.machine.topology import Rank
 from tuner.runs import beats
-from tuner.runs.beats import Beat
+from tuner.runs.beats import Beat, Phase
 from tuner.runs.directory import RunDirectory
-from tuner.runs.time_limits import Phase, TimeLimits
+from tuner.runs.time_limits import TimeLimits
 
 _WRITE_S = 1.0
 _LOOK_S = 30.0
@@ -49,12 +49,16 @@ class Heartbeat:
         self._ticks = 0
         """The number of signs of progress, also of steps that only this rank does."""
         self._written_s = -_WRITE_S
+        self.step = 0
+        """The last step taken."""
+        self.phase, self._saves = Phase.STARTUP, list[tuple[int, float]]()
+        self._seconds: dict[str, float] = dict.fromkeys(Phase, 0.0)
+        self._since_s = self._progress_s = time.monotonic()
+        """When this phase began, and when the last progress was made."""
+        self._progress_at = time.time()
         self._file: int | None = None
         self.limits = TimeLimits()
         self._is_watched = False
-        self.phase = Phase.START
-        self._since_s = time.monotonic()
-        """When this phase began."""
         self._step_s = 0.0
         """The time since the last step's end, without saves, validations and generations."""
         self._has_stepped = False
@@ -71,7 +75,7 @@ class Heartbeat:
         """Note that this rank begins `doing`; all ranks begin the same things in order, so a lower count is behind.
 
         Args:
-            phase: What it is a part of; None: of the phase before.
+            phase: It begins this phase; None: the phase goes on.
         """
         self._doing = doing
         self._count += 1
@@ -80,14 +84,14 @@ class Heartbeat:
         self.tick()
 
     def enter(self, phase: Phase) -> None:
-        """Note that this rank begins a phase; between two steps of a run it is in a step."""
-        now_s = time.monotonic()
-        took_s, self._since_s = now_s - self._since_s, now_s
-        if self.phase is Phase.STEP:
+        """Note that this rank begins a phase."""
+        self._advance()
+        took_s, self._since_s = self._progress_s - self._since_s, self._progress_s
+        if self.phase is Phase.STEPS:
             self._step_s += took_s
-        elif self.phase is Phase.SAVE and phase is not Phase.SAVE:
-            self.limits.learn(Phase.SAVE, took_s)
-        self.phase = phase if phase is not Phase.STEP or self._has_stepped else Phase.START
+        elif self.phase is Phase.SAVES and phase is not Phase.SAVES:
+            self.limits.learn(Phase.SAVES, took_s)
+        self.phase = phase
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
@@ -101,17 +105,25 @@ class Heartbeat:
 
     def end_step(self) -> str | None:
         """Note that a step has ended; return what to say once the limit of a step is learned."""
-        text = None
-        if self._has_stepped:
-            self.enter(Phase.STEP)
-            text = self.limits.learn(Phase.STEP, self._step_s)
+        self.enter(Phase.STEPS)
+        text = self.limits.learn(Phase.STEPS, self._step_s) if self._has_stepped else None
         self._has_stepped, self._step_s = True, 0.0
-        self.enter(Phase.STEP)
         return text
+
+    def save_begins(self, step: int) -> None:
+        """Note that a step is saved: a run that resumes there repeats what comes later."""
+        self.enter(Phase.SAVES)
+        self._saves = [*self._saves[-1:], (step, round(beats.in_steps_s(self._seconds), 2))]
+
+    def _advance(self) -> None:
+        now_s = time.monotonic()
+        self._seconds[self.phase] += now_s - self._progress_s
+        self._progress_s, self._progress_at = now_s, time.time()
 
     def tick(self) -> None:
         """Note progress within the current work."""
         self._ticks += 1
+        self._advance()
         if time.monotonic() - self._written_s >= _WRITE_S:
             self.write()
 
@@ -131,11 +143,14 @@ class Heartbeat:
     def end(self) -> None:
         """End the watch: the work of this rank is done, and the rest may take long."""
         self._has_ended = True
+        self._advance()
+        self.write()
 
     @property
     def limit_s(self) -> float:
-        """How long this rank may stand still now, in seconds."""
-        return self.limits.of(self.phase)
+        """How long this rank may stand still now, in seconds. The first step belongs to the start: it compiles."""
+        starts = self.phase is Phase.STEPS and not self._has_stepped
+        return self.limits.of(Phase.STARTUP if starts else self.phase)
 
     def watch(self, limits: TimeLimits, on_hang: Callable[[Hang], None]) -> None:
         """Start a thread that calls `on_hang` if no rank makes progress for as long as its phase allows."""
@@ -205,7 +220,12 @@ class Heartbeat:
             return
         rank, pid, host = self.rank.rank, os.getpid(), socket.gethostname()
         limit_s = self.limit_s if self._is_watched else 0.0
-        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes, limit_s)
+        seconds: dict[str, float] = {phase: round(spent_s, 2) for phase, spent_s in self._seconds.items()}
+        beat = Beat(
+            rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes, limit_s,
+            step=self.step, phase=self.phase, seconds=seconds,
+            progress_at=round(self._progress_at, 2), saves=self._saves,
+        )  # fmt: skip
         with contextlib.suppress(OSError):
             os.pwrite(self._file, beat.to_bytes(), 0)
 

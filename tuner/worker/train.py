@@ -33,10 +33,11 @@ from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, metrics
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
-from tuner.runs.time_limits import Phase, TimeLimits
+from tuner.runs.time_limits import TimeLimits
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import agreement, compat, compat_update, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
@@ -136,7 +137,9 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run_dir, files.point, rank)
+    guard.heart.beat("waiting for the other ranks", Phase.WAITING)
     process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
+    guard.heart.enter(Phase.STARTUP)
     if rank.world_size > 1:
         agreement.require(agreement.environment(run_dir, needs_bitsandbytes=files.record.needs_bitsandbytes))
         if (names := agreement.differing_variables()) and rank.rank == 0:
@@ -265,7 +268,10 @@ def _saver(
             uploads.push(folder)
 
     keep, keeps_best = checkpoint.max_keep_ckpts, bool(checkpoint.save_best)
-    saver = CheckpointSaver(trainer, files.run_dir, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
+    saver = CheckpointSaver(
+        trainer, files.run_dir, facts_of_checkpoint, keep, keeps_best=keeps_best, on_begin=guard.heart.save_begins,
+        on_valid=on_valid,
+    )  # fmt: skip
     guard.before_leaving = saver.wait
     return saver
 
@@ -324,7 +330,7 @@ def _save_last_step(built: BuiltRank) -> None:
     """Save the step before the generation, or the validation, that all ranks have left; as if it had ended there."""
     trainer, consensus, guard = built.trainer, built.consensus, built.prepared.process.guard
     guard.step = consensus.stopped_at = trainer.state.global_step
-    guard.heart.beat(f"saving step {guard.step}", Phase.SAVE)
+    guard.heart.beat(f"saving step {guard.step}", Phase.SAVES)
     if consensus.random_after_step:
         set_random_states(consensus.random_after_step)
     else:  # no step was taken since the resume
@@ -339,7 +345,7 @@ def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
     files, process, trainer = built.prepared.files, built.prepared.process, built.trainer
     run_dir, config, rank, guard = files.run_dir, files.config, process.rank, process.guard
-    guard.heart.beat("saving the result", Phase.SAVE)
+    guard.heart.beat("saving the result", Phase.FINISH)
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
     best = resume.load_best(trainer, run_dir, files.record, is_adapter=is_adapter) if keeps_best else None
     if files.record.saves_result:
@@ -348,7 +354,7 @@ def finish(built: BuiltRank) -> None:
             save_final_model(trainer, built.prepared.rows.encoder, unfinished)
             if rank.rank == 0:
                 checkpoints.put_in_place(run_dir.checkpoints, run_dir.final)
-    guard.heart.beat("at the end", Phase.GENERATION)
+    guard.heart.beat("at the end")
     if built.uploads:
         built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
     if rank.rank == 0:

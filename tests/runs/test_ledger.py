@@ -1,0 +1,134 @@
+"""What the time of a run's attempts went into, from files as its attempts leave them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import written_run
+from tuner.files import dump_json
+from tuner.runs import beats, ledger
+from tuner.runs.beats import Beat, Phase
+from tuner.runs.directory import RunDirectory
+from tuner.runs.records import DiagnosisRecord, RunStatus
+
+BEGAN_AT = 1_800_000_000.0
+KILLED = DiagnosisRecord(cause="killed", what="rank 1 was killed", rank=1, step=8)
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(BEGAN_AT + seconds, UTC).isoformat()
+
+
+def beat(at_s: float, step: int, phase: Phase, begun: list[tuple[int, float]], **seconds: float) -> Beat:
+    all_seconds = {one.value: seconds.get(one, 0.0) for one in Phase}
+    return Beat(
+        0, 7, "node-0", 9, "", 0.0, 0.0, step=step, phase=phase, seconds=all_seconds, progress_at=BEGAN_AT + at_s,
+        saves=begun,
+    )  # fmt: skip
+
+
+def write(run: RunDirectory, folder: Path, of_rank_0: Beat | None, status: RunStatus, **facts: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    known = json.loads(run.run_json.read_text())
+    (folder / "run.json").write_text(json.dumps({**known, **facts}))
+    (folder / "status.json").write_text(dump_json(status.to_json()))
+    (folder / "ranks").mkdir(exist_ok=True)
+    if of_rank_0:
+        (folder / "ranks" / "0.beat").write_bytes(of_rank_0.to_bytes())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run whose rank 1 was killed in step 8, and that tuner restarted from step 4.
+
+    Attempt 1: its process began 2 s after the command and worked to 60 s; its end was written at 65 s. Attempt 2 began
+    at 75 s with a process at 76 s and was done at 110 s.
+    """
+    run = written_run(tmp_path / "run")
+    first = beat(
+        60.0, 7, Phase.STEPS, [(2, 12.0), (4, 22.0)], startup=10.0, waiting=3.0, steps=40.0, saves=4.0, validation=1.0
+    )
+    status = RunStatus(state="failed", exit_code=137, diagnosis=KILLED, ended=at(65.0))
+    write(run, run.path / "attempts" / "1", first, status, started=at(0.0))
+    one = Beat(1, 8, "node-3", 9, "", 0.0, 0.0)
+    (run.path / "attempts" / "1" / "ranks" / "1.beat").write_bytes(one.to_bytes())
+    second = beat(109.0, 8, Phase.FINISH, [(8, 20.0)], startup=8.0, waiting=2.0, steps=20.0, saves=1.0, finish=2.0)
+    earlier = [{"cause": "killed", "deepspeed": "zero2", "micro_batch": 1, "accumulation": 1}]
+    facts = {"started": at(75.0), "resume_step": 4, "attempts": earlier}
+    write(run, run.path, second, RunStatus(state="done", exit_code=0, step=8, ended=at(110.0)), **facts)
+    return run
+
+
+def test_each_second_of_all_attempts_has_a_part(run: RunDirectory) -> None:
+    told = ledger.read(run)
+
+    assert told.seconds == {
+        "useful": 22.0 + 20.0,  # up to the save of step 4, and all of the second attempt
+        "lost": 18.0,
+        "startup": 10.0 + 2.0 + 8.0 + 1.0,
+        "saves": 5.0,
+        "validation": 1.0,
+        "waiting": 3.0 + 2.0 + 10.0,  # also from the end of the first to the start of the second
+        "stalled": 5.0,
+        "finish": 2.0 + 1.0,
+    }
+    assert told.wall_s == 110.0
+    assert told.goodput == round(42 / 110, 4)
+    assert told.seconds_per_step == round(60 / 11, 4)
+
+
+def test_an_interruption_has_its_cause_its_machine_and_the_time_until_a_new_step(run: RunDirectory) -> None:
+    told = ledger.read(run)
+    (killed,) = told.interruptions
+
+    assert (killed.cause, killed.rank, killed.host, killed.step, killed.lost_steps) == ("killed", 1, "node-3", 7, 3)
+    assert killed.recovered_s == told.mean_recovery_s == 5.0 + 9.0 + 12.0
+    assert json.loads(dump_json(told.to_json()))["attempts"][0]["cause"] == "killed"
+
+
+def test_time_in_which_nobody_had_started_the_run_is_not_counted(run: RunDirectory) -> None:
+    record = json.loads(run.run_json.read_text())
+    run.run_json.write_text(json.dumps({**record, "attempts": []}))  # resumed by hand
+
+    assert ledger.read(run).wall_s == 100.0
+
+
+def test_of_a_checkpoint_before_the_last_two_saves_the_steps_count_alike(run: RunDirectory) -> None:
+    record = json.loads(run.run_json.read_text())
+    run.run_json.write_text(json.dumps({**record, "resume_step": 1}))
+
+    assert ledger.read(run).attempts[0].seconds["useful"] == round(40 / 7, 2)
+    assert ledger.read(run).attempts[0].lost_steps == 6
+
+
+def test_an_attempt_that_ended_before_its_rank_began_is_start_up(run: RunDirectory) -> None:
+    first = run.path / "attempts" / "1"
+    (first / "ranks" / "0.beat").unlink()
+    write(
+        run,
+        first,
+        None,
+        RunStatus(state="failed", exit_code=3, ended=at(65.0)),
+        started=at(0.0),
+        resume_step=0,
+        attempts=[],
+    )
+
+    told = ledger.read(run).attempts[0]
+
+    assert (told.seconds["startup"], told.wall_s, told.step) == (65.0, 65.0, 0)
+
+
+def test_a_run_of_an_earlier_version_has_its_attempts_and_no_goodput(run: RunDirectory) -> None:
+    for folder in (run.path / "attempts" / "1", run.path):
+        old = Beat(0, 7, "node-0", 9, "", 0.0, 0.0)
+        beats.path_of(RunDirectory(folder), 0).write_bytes(old.to_bytes())
+
+    told = ledger.read(run)
+
+    assert (told.goodput, told.seconds, len(told.attempts)) == (None, {}, 2)
+    assert told.attempts[0].recovered_s is None
