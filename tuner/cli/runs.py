@@ -208,7 +208,8 @@ def _figures(run: Listed) -> tuple[str, str, str, str]:
 
 
 def _why(run: Listed) -> str:
-    return visible(". ".join(filter(None, (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run)))))
+    slow = (f"Slow: {one.line}" for one in run.slow_ranks)
+    return visible(". ".join(filter(None, (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run), *slow))))
 
 
 def _attempts(run: Listed) -> str:

@@ -22,7 +22,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
 from tuner.runs.metrics import Curve
-from tuner.runs.records import HardwareFacts, RunRecord, RunStatus
+from tuner.runs.records import HardwareFacts, RanksPace, RunRecord, RunStatus
 from tuner.runs.verdict import REWARD
 
 _NOT_COMPARED = "architecture"
@@ -92,6 +92,7 @@ class Gathered:
         data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
             `reason`, `samples`, `tokens`.
         ledger: What the time of all attempts went into, and each interruption.
+        pace: How fast each rank is by itself; None if none were compared.
         recipe: The values in recipe.json; None if it cannot be read.
         times: Each part of a step that DeepSpeed has timed, its mean in milliseconds, and the number of times.
         communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of each message size.
@@ -107,6 +108,7 @@ class Gathered:
     completions: Sequence[JsonObject]
     checkpoints: Sequence[JsonObject]
     ledger: Ledger
+    pace: RanksPace | None
     warnings: Sequence[str]
     data: Sequence[tuple[str, JsonObject, Sequence[JsonObject]]]
     recipe: JsonObject | None
@@ -168,6 +170,7 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
         completions=_completions(run_dir),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run_dir.checkpoints)],
         ledger=ledger.read(run_dir),
+        pace=run_dir.pace_or_none,
         warnings=_warnings(run_dir),
         data=_data(run_dir),
         recipe=table(read_json_object(run_dir.resolved_recipe), "recipe") or None,

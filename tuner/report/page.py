@@ -25,7 +25,7 @@ from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, liste
 from tuner.runs import ledger
 from tuner.runs.directory import resume_command
 from tuner.runs.metrics import Curve
-from tuner.runs.records import RunRecord, RunStatus
+from tuner.runs.records import RankPace, RanksPace, RunRecord, RunStatus
 from tuner.runs.verdict import short_number
 
 MARK = '<meta name="generator" content="tuner">'
@@ -48,6 +48,7 @@ _LIVE = "; connect-src 'self'"
 _GIB = 1024**3
 _PICTURE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/=]{1,30000}")
 _MAX_REASONS = 20
+_MAX_RANKS = 16
 _SYMBOLS = (
     {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
     | {127: 0x2421}
@@ -130,6 +131,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
             "resumes": [resume_command(Path(run.listed.path)) for run in runs],
             "time_parts": ledger.PARTS,
+            "slowest": [_slowest(run.pace) if run.pace else [] for run in runs],
             "max_samples": MAX_SAMPLES,
             "max_reasons": _MAX_REASONS,
             "next_commands": [
@@ -212,6 +214,10 @@ def _facts(run: Gathered) -> dict[str, str]:
             "versions": ", ".join(f"{name} {versions[name]}" for name in _LIBRARIES if versions.get(name)),
         }
     return {key: value for key, value in lines.items() if value}
+
+
+def _slowest(pace: RanksPace) -> list[RankPace]:
+    return sorted(pace.ranks, key=lambda one: one.own_s, reverse=True)[:_MAX_RANKS]
 
 
 def _duration(seconds: object) -> str:

@@ -14,7 +14,8 @@ data.json       counts of the data's rows and tokens, and of samples that are no
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
-                launcher-NODE.log for what came before those and from torchrun, warnings.jsonl for what rank 0 warned of
+                pace.json for how fast each rank is by itself, warnings.jsonl for what rank 0 warned of,
+                launcher-NODE.log for what came before those and from torchrun
                 and notify.log for what the command of `log.notify` printed
 deepspeed/      what DeepSpeed measures where its config asks for that: wall_clock.jsonl, memory.jsonl,
                 communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
@@ -55,7 +56,7 @@ from tuner.files import (
     write_text,
 )
 from tuner.runs import lock
-from tuner.runs.records import RunRecord, RunStatus
+from tuner.runs.records import RanksPace, RunRecord, RunStatus
 
 _WAIT_S = 300.0
 MEETING = "meeting"
@@ -102,6 +103,7 @@ class RunDirectory:
     samples = _Named("samples.jsonl")
     ranks = _Named("ranks")
     warnings = _Named("ranks/warnings.jsonl")
+    pace = _Named("ranks/pace.json")
     checkpoints = _Named("checkpoints")
     universal = _Named("universal")
     measurements = _Named("deepspeed")
@@ -153,6 +155,13 @@ class RunDirectory:
             return self.read_status()
         return None
 
+    @property
+    def pace_or_none(self) -> RanksPace | None:
+        """ranks/pace.json, or None if no ranks were compared."""
+        with contextlib.suppress(RunDirectoryError):
+            return RanksPace.of(self.read_json(self.pace), self.pace)
+        return None
+
     def recipe_block(self, name: str) -> JsonObject:
         """Return a block of recipe.json, such as "log"; an empty one if the file or the block cannot be read."""
         recipe = read_json_object(self.resolved_recipe).get("recipe")
@@ -192,7 +201,7 @@ class RunDirectory:
 
     def failures(self) -> list[JsonObject]:
         """Return what ranks reported, the earliest report first."""
-        files = sorted(self.ranks.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+        files = sorted(self.ranks.glob("[0-9]*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [self.read_json(file) for file in files]
 
     def write_data(self, counts: ReadOnlyJson, changed: Iterable[ReadOnlyJson]) -> None:

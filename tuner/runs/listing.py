@@ -16,7 +16,7 @@ from tuner.errors import RunDirectoryError, did_you_mean
 from tuner.files import JsonObject, read_text
 from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import RunStatus
+from tuner.runs.records import RunStatus, SlowRank
 
 State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
 """As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
@@ -43,6 +43,7 @@ class Listed:
         tokens_per_second: Of all ranks together.
         seen: When it last wrote something, in seconds since 1970.
         verdict: For a finished run: its loss before and after, and the outcome, in one line.
+        slow_ranks: The ranks that the others waited for at the last comparison: the keys of `runs.records.SlowRank`.
     """
 
     path: str
@@ -55,9 +56,10 @@ class Listed:
     resumable_step: int | None
     seen: float
     verdict: str | None = None
+    slow_ranks: tuple[SlowRank, ...] = ()
 
     def to_json(self) -> JsonObject:
-        return asdict(self)
+        return {**asdict(self), "slow_ranks": [one.to_json() for one in self.slow_ranks]}
 
 
 def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lambda _: False) -> list[Listed]:
@@ -105,6 +107,7 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
     run_dir = RunDirectory(path)
     last, status = metrics.latest(run_dir), run_dir.status_or_none
     state, why = state_of(run_dir, has_ended)
+    pace = run_dir.pace_or_none
     taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
     return Listed(
         path=str(path),
@@ -117,6 +120,7 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
         resumable_step=_resumable_step(run_dir),
         seen=seen_at(run_dir),
         verdict=status.verdict.brief if status and status.verdict and state == "done" else None,
+        slow_ranks=tuple(one for one in pace.slow if one.until_step is None) if pace else (),
     )
 
 

@@ -304,6 +304,49 @@ class RunStatus(Versioned):
     pushed: Pushed | None = None
 
 
+# ranks/pace.json
+
+
+class RankPace(Keys):
+    """The mean time of one rank in a step, in seconds: what it does by itself, and what it waits for others."""
+
+    rank: int
+    host: str
+    data_s: float
+    computing_s: float
+    waiting_s: float
+
+    @property
+    def own_s(self) -> float:
+        return self.data_s + self.computing_s
+
+
+class SlowRank(Keys):
+    """A rank whose own time is `ratio` times the median of all ranks; `until_step` None: it still is."""
+
+    rank: int
+    host: str
+    since_step: int
+    until_step: int | None = None
+    ratio: float
+    part: Literal["data", "computing"]
+
+    @property
+    def line(self) -> str:
+        """The same in words."""
+        until = f" until step {self.until_step:,}" if self.until_step is not None else ""
+        where = f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+        return f"{where}, which takes {self.ratio:.1f} x the median since step {self.since_step:,}{until} ({self.part})"
+
+
+class RanksPace(Versioned):
+    """pace.json: the last comparison of all ranks, and the slow ones that were named in this attempt."""
+
+    step: int
+    ranks: list[RankPace]
+    slow: list[SlowRank]
+
+
 # manifest.json
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from types import MethodType
 from typing import Any
@@ -18,7 +19,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.utils import combine_grad_norm_groups
 from deepspeed.runtime.zero import stage3, stage_1_and_2
-from deepspeed.runtime.zero.partition_parameters import NoGatherCoalescedHandle, NoGatherHandle
+from deepspeed.runtime.zero.partition_parameters import GatheredParameters, NoGatherCoalescedHandle, NoGatherHandle
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import nvtx
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -29,6 +31,9 @@ from tuner.worker.trainer_types import BuiltTrainer
 
 _TORCHS_ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose fused kernels divide the gradients by `grad_scale`, and do nothing where `found_inf` is 1."""
+_GATHERS = ((PartitionedParameterCoordinator, "fetch_sub_module"), (GatheredParameters, "__enter__"))
+"""Where a forward pass of ZeRO-3 gets the weights of a module, and those that a loss asks for."""
+_GATHER_METHODS = {kind: getattr(kind, name) for kind, name in _GATHERS}
 _WAITS = {handle: handle.wait for handle in (NoGatherHandle, NoGatherCoalescedHandle)}
 """How ZeRO-3 waits for weights that no other rank has a part of."""
 
@@ -39,6 +44,8 @@ def check_names() -> None:
     require_names("deepspeed", FP16_UnfusedOptimizer, "step", "_skip_invalid_grad_norm", "_update_scale")
     for stage in (stage_1_and_2, stage3):
         require_names("deepspeed", stage, "combine_grad_norm_groups")
+    for kind, name in _GATHERS:
+        require_names("deepspeed", kind, name)
     for handle in _WAITS:
         require_names("deepspeed", handle, "wait")
     require_names("deepspeed", nvtx, "enable_nvtx")
@@ -60,6 +67,16 @@ def spare_waits(zero: JsonObject) -> None:
     if not zero.get("zero_optimization", {}).get("offload_param"):
         for handle, wait in _WAITS.items():
             handle.wait = _without_wait(wait)
+
+
+def around_gathers(call: Callable[[Callable[[], None]], None]) -> None:
+    """Let ZeRO-3 gather weights, and wait for them, inside a function of ours; the last one given counts."""
+    for kind, name in _GATHERS:
+        setattr(kind, name, _inside(call, _GATHER_METHODS[kind]))
+
+
+def _inside(call: Callable[[Callable[[], None]], None], gather: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, *args, **options: call(partial(gather, self, *args, **options))
 
 
 def _without_wait(wait: Callable[..., None]) -> Callable[..., None]:

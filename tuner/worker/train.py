@@ -63,6 +63,7 @@ from tuner.worker.compat_update import SpareSteps
 from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
 from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
+from tuner.worker.pace import Pace
 from tuner.worker.process import bind_cores, serve_store, warn
 from tuner.worker.rank_data import RankRows, prepare_rows
 from tuner.worker.samples import show_samples
@@ -211,6 +212,8 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(files, process)]
     callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer), SpareSteps(trainer)]
+    if process.rank.world_size > 1:
+        callbacks.append(Pace(trainer, files.run))
     if process.rank.rank == 0:
         callbacks.append(KeepMeasurements(trainer, files.run_dir, files.zero))
     if rows.stream:

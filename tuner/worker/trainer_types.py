@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tuner.data.stream import Stream
 from tuner.worker.pixels import ImageReader
@@ -46,6 +46,12 @@ class Consensus(Protocol):
     def generating(self) -> AbstractContextManager[None]: ...
 
     def ends_generation(self, input_ids: Tensor, *_: object, **__: object) -> Tensor: ...
+
+
+class Measures(Protocol):
+    """Measures the parts of a step: `pace.Pace`."""
+
+    def measured(self, part: Literal["data", "forward", "waiting"]) -> AbstractContextManager[None]: ...
 
 
 class BuiltTrainer:
@@ -108,6 +114,9 @@ class BuiltTrainer:
     """Gives batches their pixels, if the model reads images."""
     # loss
     consensus: Consensus | None = None
+    # time
+    pace: Measures | None = None
+    """Measures steps, in a run of several ranks."""
     # validation
     aux_loss_enabled = False
     is_evaluating = False

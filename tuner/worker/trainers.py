@@ -12,12 +12,12 @@ accelerate 1.15. `compat.check_names` refuses a release that lacks one of the na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import call
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -227,11 +227,13 @@ class TunerTrainer(CheckpointHooks):
     ) -> tuple[list[Batch], Tensor | None]:
         """Return a step's micro-batches, and by what all ranks divide their losses: its trained tokens, or None."""
         batches = self.images.ahead(iterator) if self.images else iterator
-        self.batches_of_step = list(islice(batches, num_batches))
+        with self._timed("data"):
+            self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
         self.num_tokens = sum(count.tokens for count in counts)
         totals_2 = sent([sum(count.rows for count in counts), sum(count.trained for count in counts)], device)
-        dist.all_reduce(totals_2)
+        with self._timed("waiting"):
+            dist.all_reduce(totals_2)
         self.num_items_of_step = None if self.weighs_rows else totals_2[1]
         # One wait for the device a step; the loss of tokens reads neither number on the host.
         self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]
@@ -249,11 +251,18 @@ class TunerTrainer(CheckpointHooks):
     def compute_loss(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Return the loss of a micro-batch; in training the consensus of the ranks hears it."""
         has_mask = "attention_mask" in inputs
-        with nullcontext() if has_mask else compat.knowing(are_packed="position_ids" in inputs):
+        with (
+            nullcontext() if has_mask else compat.knowing(are_packed="position_ids" in inputs),
+            self._timed("forward") if self.model.training else nullcontext(),
+        ):
             loss = self.weighed_loss(model, inputs, *args, **options)
         if self.consensus is not None and self.model.training:
-            self.consensus.hear(loss)
+            with self._timed("waiting"):
+                self.consensus.hear(loss)
         return loss
+
+    def _timed(self, part: Literal["data", "forward", "waiting"]) -> AbstractContextManager[None]:
+        return self.pace.measured(part) if self.pace else nullcontext()
 
     def weighed_loss(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Return TRL's loss; if it is a mean over rows, weighed by this micro-batch's part of the step's rows.
