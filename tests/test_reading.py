@@ -31,7 +31,7 @@ READS = {
     "data/prepared.py: seen": "prepared rows in the user's cache",
     "data/sources.py: _loaded": "a data set of the hub, which `datasets` has downloaded",
     "launch/checks/deepspeed_config.py: _unwritable": "this process has made it",
-    "machine/kernel.py: killed_for_memory": "the kernel's log, a device",
+    "machine/kernel.py: log_records": "the kernel's log, a device",
     "models/adapters.py: _save_for_base": "this process has written it",
     "models/load.py: make_tiny": "a folder of the package",
     "recipes/code_file.py: run_file": "--allow-code runs it; the reader has read it just before",

@@ -20,7 +20,7 @@ from tuner.fit.sizes import gib
 from tuner.lab import probes
 from tuner.lab.probes import DEADLINE_S, Row
 from tuner.launch.checks import gpus, host
-from tuner.machine import hardware, libraries
+from tuner.machine import hardware, health, libraries
 from tuner.machine.hardware import Hardware
 from tuner.zero import guards
 
@@ -148,6 +148,8 @@ def _gpus(here: Hardware) -> Iterator[Row]:
     for gpu in {gpu.name: gpu for gpu in here.gpus}.values():
         if problem := libraries.cuda_problem(gpu.compute_capability):
             yield Row("kernels", "failed", f"{gpu.name}: {problem}", "Install torch for another CUDA version.")
+    for one in health.gpus([gpu.uuid for gpu in here.gpus]):
+        yield Row("GPU health", "failed" if one.is_fatal else "warning", one.what, one.fix)
     use = hardware.gpu_use()
     for number, gpu in enumerate(here.gpus):
         processes = use[gpu.uuid].processes if gpu.uuid in use else ()

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from tuner.errors import RecipeError, Text, TunerError, marked, together
 from tuner.launch import memory, steps
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, node
 from tuner.launch.checks.unread_keys import unread_keys
 from tuner.launch.resolved_run import ResolvedRun
 
@@ -110,6 +110,7 @@ CHECKS = (
     Check(inputs.pushes, {"here", "network"}),
     Check(inputs.server, {"start", "network"}),
     Check(host.download, {"start"}),
+    Check(node.is_well, {"start"}),
     Check(gpus.driver, {"start"}),
     Check(gpus.busy, {"start"}),
     Check(host.installed, {"here", "slow"}),

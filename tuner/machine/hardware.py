@@ -226,12 +226,12 @@ def _of_another_maker(maker: Maker, sizes: list[int], environ: Mapping[str, str]
 
 def gpu_use() -> dict[str, GpuUse]:
     """Return what the driver says of each GPU's memory and processes, by UUID; empty where there is no driver."""
-    return _with_nvml(_nvml_use) or {}
+    return with_nvml(_nvml_use) or {}
 
 
 def cuda_driver_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the driver works with, or None without a driver."""
-    return _with_nvml(_nvml_cuda_version)
+    return with_nvml(_nvml_cuda_version)
 
 
 def tool_path(environ: Mapping[str, str]) -> str:
@@ -317,7 +317,7 @@ def _host_memory_bytes() -> int:
     return min(installed, group[0]) if group else installed
 
 
-def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
+def with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
     """Return NVML's answer, or None where there is no NVML or it fails."""
     if not has_driver():
         return None

@@ -11,7 +11,7 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,11 +107,19 @@ def killed_for_memory(since_s: float, log: Path = Path("/dev/kmsg")) -> set[int]
     Args:
         since_s: By `time.monotonic`, the clock of the log.
     """
-    killed = set[int]()
+    records = log_records(log)
+    return {int(pid) for record in records for at, pid in _KILLED.findall(record) if int(at) / 1e6 >= since_s}
+
+
+def log_records(log: Path = Path("/dev/kmsg")) -> Iterator[bytes]:
+    """Yield the records of the kernel's log, each with level, number and microseconds first; none if it is unreadable.
+
+    Its clock is that of `time.monotonic`.
+    """
     try:
         handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return killed
+        return
     with os.fdopen(handle, "rb", buffering=0) as records:
         while True:
             try:
@@ -119,10 +127,10 @@ def killed_for_memory(since_s: float, log: Path = Path("/dev/kmsg")) -> set[int]
             except BrokenPipeError:  # the kernel has overwritten the record: the next read gives the oldest
                 continue
             except OSError:
-                return killed
+                return
             if not record:
-                return killed
-            killed |= {int(pid) for at, pid in _KILLED.findall(record) if int(at) / 1e6 >= since_s}
+                return
+            yield record
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:

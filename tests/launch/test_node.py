@@ -1,0 +1,45 @@
+"""A node that is not well is named before a rank starts; GPUs are not asked here (tests/machine/test_health.py)."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import made
+from tuner.errors import MachineError
+from tuner.launch import preflight
+from tuner.launch.checks import node
+from tuner.machine import health
+from tuner.machine.health import Ailment
+
+
+def test_a_node_that_is_well_says_nothing(tmp_path: Path) -> None:
+    assert list(node.is_well(made(work_dir=tmp_path / "run"))) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_has_the_nodes_name_and_what_is_fatal_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, hangs = Ailment("GPU 1: slowed", "Cool it."), Ailment("/shared did not answer", "Look.", is_fatal=True)
+    monkeypatch.setattr(health, "gpus", lambda uuids: [slow])
+    monkeypatch.setattr(health, "folder", lambda path: [hangs])
+    run = made(work_dir=tmp_path / "run")
+
+    warning, error = node.is_well(run)
+
+    assert str(warning).startswith(f"{socket.gethostname()}: GPU 1: slowed")
+    assert isinstance(error, MachineError) and socket.gethostname() in error.what
+    with pytest.raises(MachineError, match="/shared did not answer"):
+        preflight.check(run)
+
+
+def test_a_folder_that_cannot_be_written_is_left_to_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(path: Path) -> list[Ailment]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(health, "folder", refuses)
+
+    assert list(node.is_well(made(work_dir=tmp_path / "run"))) == []
