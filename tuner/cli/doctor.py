@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from tuner.cli.help import Command
-from tuner.errors import MachineError
+from tuner.errors import MachineError, UsageError
 from tuner.files import dump_json
+from tuner.machine import hardware, launchers
+from tuner.machine import hostfile as hostfiles
+from tuner.machine.hostfile import NODE
+from tuner.machine.topology import LAUNCHERS, Launcher, LaunchFlags
 
 if TYPE_CHECKING:
     from tuner.lab.doctor import Report
@@ -18,22 +23,65 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bold red]failed[/]", "absent": "[dim]-[/]"}
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=("tuner doctor", "tuner doctor --nodes --hostfile hosts", "srun tuner doctor --nodes --launcher slurm"),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, for a bug report.")
-def command(as_json: bool) -> None:
+@click.option("--nodes", is_flag=True, help="Check nodes, not the installation: whether each is well, and how fast.")
+@click.option(
+    "--launcher",
+    type=click.Choice(LAUNCHERS),
+    metavar="NAME",
+    default="local",
+    show_default=True,
+    help="With --nodes: how the processes are started, as for tuner train.",
+)
+@click.option("--hostfile", type=click.Path(path_type=Path), help="With --nodes: check these hosts over ssh.")
+@click.option("--ssh", metavar="COMMAND", default="ssh", show_default=True, help="With --hostfile: the ssh to use.")
+def command(as_json: bool, nodes: bool, launcher: Launcher, hostfile: Path | None, ssh: str) -> None:
     """Check the installation: libraries, GPUs, communication between processes, limits, disks.
 
     Takes a few seconds. Exit code 3 if something fails. Values of environment variables are never printed.
-    """
-    from tuner.lab import doctor
 
-    report = doctor.examine(dict(os.environ))
+    With --nodes it checks nodes instead: GPUs by their driver and the kernel's log, this folder, the clock, and how
+    fast each rank multiplies matrices and all reduce, compared with the others. Start it on each node with the
+    variables of a run (NNODES, NODE_RANK, ADDR), by srun, or with --hostfile.
+    """
+    if not nodes and (hostfile or launcher != "local"):
+        name = "--hostfile" if hostfile else "--launcher"
+        raise UsageError(f"{name} without --nodes", where=name, fix="Add --nodes.")
+    if hostfile and NODE not in os.environ:
+        _start_on_hosts(hostfile, ssh)
+    report = _of_nodes(launcher) if nodes else _of_installation()
     if as_json:
         click.echo(dump_json(report.to_json()), nl=False)
     else:
         _print(report)
     if report.failed:
         sys.exit(MachineError.exit_code)
+
+
+def _of_installation() -> Report:
+    from tuner.lab import doctor
+
+    return doctor.examine(dict(os.environ))
+
+
+def _of_nodes(launcher: Launcher) -> Report:
+    from tuner.lab import nodes
+    from tuner.lab.doctor import Report
+
+    here = hardware.detect(os.environ)
+    topology = launchers.resolve(LaunchFlags(launcher=launcher), os.environ, len(here.gpus))
+    return Report(tuple(nodes.examine(here, topology, Path.cwd(), dict(os.environ))))
+
+
+def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:
+    from tuner.lab import hosts
+
+    launch = hosts.plan(hostfiles.read(hostfile, None, None), ssh, sys.argv[1:], Path.cwd(), os.environ, {})
+    sys.exit(hosts.run(launch, hosts.look(launch)))
 
 
 def _print(report: Report) -> None:

@@ -49,8 +49,8 @@ class Report:
     def verdict(self) -> str:
         """The conclusion in one line."""
         if self.failed:
-            return f"Not ready to train: {', '.join(row.name for row in self.failed)}."
-        warned = [row.name for row in self.rows if row.status == "warning"]
+            return f"Not ready to train: {', '.join(dict.fromkeys(row.name for row in self.failed))}."
+        warned = list(dict.fromkeys(row.name for row in self.rows if row.status == "warning"))
         return f"Ready to train, with warnings: {', '.join(warned)}." if warned else "Ready to train."
 
     def to_json(self) -> JsonObject:

@@ -164,7 +164,7 @@ def folder(path: Path, limit_s: float = LIMIT_S) -> list[Ailment]:
 
 
 def _folder(path: Path) -> Iterator[Ailment | OSError]:
-    probe = path / f".probe-{socket.gethostname()}-{os.getpid()}"
+    probe = path / f".probe-{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}"
     began_s = time.monotonic()
     try:
         with probe.open("xb") as stream:  # effect: nothing else shows that a folder of several machines works

@@ -1,0 +1,170 @@
+"""`tuner doctor --nodes`: whether each node is well, and as fast as the others.
+
+Each node runs this command and starts short-lived ranks, which meet as those of a run would. Node 0 compares them all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median_low
+from typing import IO, Any, NamedTuple
+
+from tuner.fit.sizes import gib
+from tuner.lab.probes import Row
+from tuner.machine import health
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Topology
+from tuner.worker.speed import WAIT
+
+WAIT_S = 60.0
+"""How long nodes wait for each other: they load torch meanwhile."""
+_MEASURING_S = 30.0
+_SLOW = 1.3
+"""A rank or node that takes this many times the median is named."""
+_FEW_BYTES = 10 * 1024**3
+
+
+class Figures(NamedTuple):
+    """What one rank measured, in seconds: a matrix product, and all-reduces within its node and over all."""
+
+    rank: int
+    node: int
+    host: str
+    product_s: float
+    node_reduce_s: float
+    all_reduce_s: float
+
+
+def examine(
+    here: Hardware, topology: Topology, folder: Path, environ: Mapping[str, str], wait_s: float = WAIT_S
+) -> list[Row]:
+    """Return what is wrong with this node, and on node 0 also how fast all ranks are.
+
+    Args:
+        folder: The one that nodes share.
+    """
+    rows = list(_of_this_node(here, folder))
+    rows += _of_speed(here, topology, environ, wait_s)
+    return rows
+
+
+def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
+    node = socket.gethostname()
+    try:
+        found = health.folder(folder)
+    except OSError as error:
+        yield Row(node, "failed", f"{folder} cannot be written: {error.strerror}", "Choose another folder.")
+        found = []
+    found += health.gpus([gpu.uuid for gpu in here.gpus])
+    for one in found:
+        yield Row(node, "failed" if one.is_fatal else "warning", one.what, one.fix)
+    hangs = any(one.is_fatal for one in found)
+    free = None if hangs else shutil.disk_usage(folder).free
+    if free is not None and free < _FEW_BYTES:
+        yield Row(node, "warning", f"{folder} has {gib(free)} free", "Free space.")
+    if not found:
+        yield Row(node, "ok", f"{here.describe()}; {folder} is written and read; its clock is right")
+
+
+def _of_speed(here: Hardware, topology: Topology, environ: Mapping[str, str], wait_s: float) -> Iterator[Row]:
+    own = range(topology.nproc_per_node) if topology.rank is None else (topology.local_rank or 0,)
+    first = topology.node_rank * topology.nproc_per_node
+    meeting = {
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_WORLD_SIZE": str(topology.nproc_per_node),
+        "MASTER_ADDR": topology.master_addr or "127.0.0.1",
+        "MASTER_PORT": str(topology.master_port or _free_port()),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": here.device,
+        "PYTHONSAFEPATH": "1",
+        WAIT: str(wait_s),
+    }
+    children = []
+    for local_rank in own:
+        rank = first + local_rank if topology.rank is None else topology.rank
+        env = {**environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (an unread pipe would fill)
+        argv = [sys.executable, "-m", "tuner.worker.speed"]
+        children.append((rank, subprocess.Popen(argv, env=env, stdout=out, stderr=err), out, err))
+    answer, errors = _ended(children, wait_s + _MEASURING_S)
+    node = socket.gethostname()
+    if missing := answer.get("missing_nodes"):
+        names = ", ".join(f"node {number}" for number in missing)
+        yield Row("nodes", "failed", f"{names} did not join within {wait_s:g} s", "Start the same command there.")
+    elif errors:
+        rank, text = errors[0]
+        yield Row(node, "failed", f"rank {rank} cannot measure: {text}", "NCCL_DEBUG=INFO shows what it tried.")
+    if "ranks" in answer:
+        yield from compared([Figures(**one) for one in answer["ranks"]])
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+Child = tuple[int, "subprocess.Popen[bytes]", IO[bytes], IO[bytes]]
+
+
+def _ended(children: Sequence[Child], limit_s: float) -> tuple[dict[str, Any], list[tuple[int, str]]]:
+    """Wait for the ranks of this node, and return what rank 0 printed, and the last words of those that failed."""
+    answer: dict[str, Any] = {}
+    errors = []
+    for rank, child, out, err in children:
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            code = child.wait()
+        with out, err:
+            if rank == 0:
+                answer = _json(out)
+            if code:
+                words = _text(err).strip().splitlines()
+                errors.append((rank, words[-1] if words else f"no answer within {limit_s:g} s"))
+    return answer, errors
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode(errors="replace")
+
+
+def _json(stream: IO[bytes]) -> dict[str, Any]:
+    for line in reversed(_text(stream).splitlines()):
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                return value
+    return {}
+
+
+def compared(ranks: Sequence[Figures]) -> Iterator[Row]:
+    """Name the ranks that compute slowly and the nodes that reduce slowly, by the median of all."""
+    usual_s = median_low([one.product_s for one in ranks])
+    for one in ranks:
+        if one.product_s >= _SLOW * usual_s:
+            text = f"rank {one.rank}: a matrix product takes {one.product_s / usual_s:.1f} x the median of all ranks"
+            yield Row(one.host, "warning", text, "Look at its clocks, temperature and other programs.")
+    nodes = {one.node: one for one in reversed(ranks)}  # its first rank stands for a node
+    usual_reduce_s = median_low([one.node_reduce_s for one in nodes.values()])
+    has_peers = len(ranks) > len(nodes) > 1  # a rank alone on its node reduces nothing there
+    for one in nodes.values() if has_peers else ():
+        if one.node_reduce_s >= _SLOW * usual_reduce_s:
+            ratio = f"{one.node_reduce_s / usual_reduce_s:.1f} x"
+            text = f"an all-reduce within this node takes {ratio} the median of all nodes"
+            yield Row(one.host, "warning", text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
+    times = [("a matrix product", usual_s), ("an all-reduce over all", ranks[0].all_reduce_s)]
+    if len(ranks) > len(nodes):
+        times.insert(1, ("an all-reduce within a node", usual_reduce_s))
+    shown = ", ".join(f"{what} {seconds * 1000:,.2f} ms" for what, seconds in times)
+    yield Row("speed", "ok", f"ranks: {len(ranks)}, nodes: {len(nodes)}; {shown}")
