@@ -46,8 +46,8 @@ class Pace(TrainerCallback):  # type: ignore[misc]
     The first step of a start is not measured: it prepares kernels and buffers.
     """
 
-    def __init__(self, trainer: BuiltTrainer, run: RunDirectory) -> None:
-        self.trainer, self.run = trainer, run
+    def __init__(self, trainer: BuiltTrainer, run_dir: RunDirectory) -> None:
+        self.trainer, self.run_dir = trainer, run_dir
         self.is_measuring = False
         self._in_forward = False
         self._spans: list[tuple[Part, Any, Any]] = []
@@ -154,11 +154,11 @@ class Pace(TrainerCallback):  # type: ignore[misc]
             if rank in self._suspected and rank not in named
         ]
         for one in new:
-            warn(self.run, f"Every step waits for {one.line}.")
+            warn(self.run_dir, f"Every step waits for {one.line}.")
         self._suspected = {rank: self._suspected.get(rank, since) for rank in now}
         self._slow = [*kept, *new]
         with suppress(DiskError):  # of a full disk the next save tells
-            write_json(self.run.pace, RanksPace(step=step, ranks=paces, slow=self._slow).to_json())
+            write_json(self.run_dir.pace, RanksPace(step=step, ranks=paces, slow=self._slow).to_json())
 
     def _went_on(self, one: SlowRank, now: Slow, since: int) -> SlowRank:
         if one.until_step is not None:

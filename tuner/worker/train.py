@@ -213,7 +213,7 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(files, process)]
     callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer), SpareSteps(trainer)]
     if process.rank.world_size > 1:
-        callbacks.append(Pace(trainer, files.run))
+        callbacks.append(Pace(trainer, files.run_dir))
     if process.rank.rank == 0:
         callbacks.append(KeepMeasurements(trainer, files.run_dir, files.zero))
     if rows.stream:
