@@ -878,6 +878,14 @@ def test_a_loss_on_the_chosen_answers_is_one_of_dpos_losses(
     assert (tuple(values["objective.loss_type"]), tuple(values["objective.loss_weights"])) == (losses, weights)
 
 
+def test_simpo_of_llamafactory_is_that_objective_with_its_defaults() -> None:
+    text = f"{_LF.replace('stage: sft', 'stage: dpo')}pref_loss: simpo\n"
+    default, named = (_loaded(_imported(f"{text}{more}")) for more in ("", "pref_beta: 2\nsimpo_gamma: 1.4\n"))
+
+    found = [[values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma")] for values in (default, named)]
+    assert found == [["simpo", 0.1, 0.5], ["simpo", 2.0, 1.4]]
+
+
 def test_keys_with_a_counterpart_are_not_left_out() -> None:
     swift = _loaded(
         _imported(

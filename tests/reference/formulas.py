@@ -64,6 +64,17 @@ def _log_odds(each: Sequence[float]) -> float:
     return math.log(probability / (1 - probability))
 
 
+def simpo(policy: Any, pairs: Sequence[tuple[Side, Side]], beta: float, gamma: float) -> float:
+    """Meng et al., 2024 (arXiv:2405.14734), equation 6."""
+
+    def reward(side: Side) -> float:
+        each = log_probs(policy, side)
+        return beta * sum(each) / len(each)
+
+    margins = [reward(chosen) - reward(rejected) - gamma for chosen, rejected in pairs]
+    return -sum(map(log_sigmoid, margins)) / len(pairs)
+
+
 def distance(policy: Any, reference: Any, mixed: Sequence[Side]) -> float:
     """Return KTO's estimate of KL(P || R), section 4.1, from prompts with the answers of others."""
     return max(0.0, sum(log_ratio(policy, reference, side) for side in mixed) / len(mixed))

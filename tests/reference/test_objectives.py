@@ -83,6 +83,15 @@ def test_orpo(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_simpo(method: str, tmp_path: Path) -> None:
+    case = Case("simpo", method, tmp_path, "beta=2.5", "simpo_gamma=1.4")
+    lengths = {(len(chosen[0]), len(rejected[0])) for chosen, rejected in case.pairs}
+
+    assert any(chosen != rejected for chosen, rejected in lengths), "a mean over tokens is no sum"
+    assert case.loss == close(formulas.simpo(case.policy, case.pairs, beta=2.5, gamma=1.4))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_kto(method: str, tmp_path: Path) -> None:
     case = Case("kto", method, tmp_path, "beta=0.3", "desirable_weight=1.5", "undesirable_weight=0.5")
     sides = case.side("answer")

@@ -21,6 +21,8 @@ from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translatio
 
 _OBJECTIVES = {**WORDS["llamafactory"], "ppo": NEAREST["ppo"]}
 _LOSSES = {"kto_pair": "bco_pair", "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo"}
+_ALONE = ("orpo", "simpo")
+"""The losses of its stage 'dpo' that are objectives in tuner."""
 _FINETUNING = ("lora", "oft", "freeze", "full")
 _SYSTEM = {
     "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
@@ -69,7 +71,8 @@ def _prepare(t: Translation) -> None:
         raise t.settings["finetuning_type"].wrong(
             "not a LLaMA-Factory finetuning_type", f"Known: {', '.join(_FINETUNING)}."
         )
-    t.objective = "orpo" if stage == "dpo" and values.get("pref_loss") == "orpo" else _OBJECTIVES[stage]
+    named = values.get("pref_loss")
+    t.objective = str(named) if stage == "dpo" and named in _ALONE else _OBJECTIVES[stage]
     t.method = kind
     if kind in ("lora", "oft"):
         t.method = "qlora" if values.get("quantization_bit") else "dora" if truth(values.get("use_dora")) else "lora"
@@ -78,14 +81,14 @@ def _prepare(t: Translation) -> None:
 
 
 def loss(t: Translation, setting: Setting) -> None:
-    """Set DPO's loss; ORPO is an objective of its own in tuner."""
+    """Set DPO's loss; ORPO and SimPO are objectives of their own in tuner."""
     word = str(setting.value)
     if t.objective == "dpo" and word in _LOSSES:
         t.set(setting, "objective.loss_type", [_LOSSES[word]])
     elif t.objective == "dpo":
         why = f"tuner has no loss {word!r}"
         t.set(setting, "objective.loss_type", ["sigmoid"], why, changed=True, is_learned=True)
-    elif t.objective == "orpo":
+    elif t.objective in _ALONE:
         shared_rules.learned(t, setting)
     else:
         t.leave(setting, f"belongs to dpo, and the stage is {t.objective}")
@@ -339,6 +342,7 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         "packing": values.get("stage") == "pt",
         "disable_gradient_checkpointing": False,
         **({"freeze_trainable_layers": 2} if method == "freeze" else {}),
+        **({"pref_beta": 0.1, "simpo_gamma": 0.5} if values.get("pref_loss") == "simpo" else {}),
         **_IMAGE_DEFAULTS,
     }
 

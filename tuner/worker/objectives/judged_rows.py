@@ -1,4 +1,4 @@
-"""How TRL's trainers with a reference model (DPO, KTO) take rows that are prepared already. Seen with TRL 1.16."""
+"""How TRL's trainers of judged answers take rows that are prepared already. Seen with TRL 1.16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuner.worker.trainers import TunerTrainer
 
 
 class JudgedRowsTrainer(TunerTrainer):
-    """Mixed into a trainer of TRL that has no switch for rows that are prepared already, as it has in SFT."""
+    """Mixed into TRL's DPO and KTO, which have no switch for rows that are prepared already, as SFT has."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
@@ -19,3 +19,20 @@ class JudgedRowsTrainer(TunerTrainer):
         """Measure rows as they are; TRL would let the reference model judge them again, which is no longer there."""
         metrics: dict[str, float] = Trainer.evaluate(self, *args, **options)
         return metrics
+
+
+class PairsTrainer(TunerTrainer):
+    """Mixed into TRL's ORPO and CPO, which tokenize the rows that their constructor gets, and no later ones."""
+
+    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
+        nothing = train_dataset.select(())
+        super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+    def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
+        """Return TRL's outputs, and log the loss of a mixture of experts' router, which TRL adds without logging it."""
+        outputs: tuple[Any, ...] = super().concatenated_forward(model, batch)
+        if self.aux_loss_enabled:
+            aux_loss = self.accelerator.gather_for_metrics(outputs[5].detach()).mean().item()
+            self.store_metrics({"aux_loss": aux_loss})
+        return outputs
