@@ -21,8 +21,8 @@ class SimpoTraining(Training):
     """The rows are pairs. CPO's own likelihood term is no part of SimPO."""
 
     trainer = Simpo
-    arguments = CPOConfig
-    settings: ClassVar = {**Training.settings, "loss_type": "simpo", "cpo_alpha": 0.0}
+    arguments_type = CPOConfig
+    fixed_arguments: ClassVar = {**Training.fixed_arguments, "loss_type": "simpo", "cpo_alpha": 0.0}
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
         return partial(batches.odds, pad_id=pad_id)
