@@ -390,7 +390,7 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
     if may_share_row(kind, image_type if reads_images else None):
         return
     model = f"{image_type} model with a {kind} LLM" if reads_images else f"{kind} model"
-    why = f"packed samples may attend to each other in a {model}, so each sample is a padded row of its own"
+    why = f"packed samples may attend to each other in a {model}, so each sample is a row of its own"
     for loader in LOADERS:
         keys = (loader, "dataset", "packing")
         if merged.get(keys) is True:

@@ -93,7 +93,7 @@ KEEPS_APART = frozenset(
 """model_types in which the samples of one row do not see each other, as `models.load` loads them (measured).
 
 In other models a mask ignores position_ids, or a convolution or a state carries one sample into the next, usually
-without an error. They get one sample a row, padded.
+without an error. They get one sample a row, padded unless `VARLEN` keeps them apart.
 """
 
 
