@@ -486,14 +486,6 @@ def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> flo
     return layer.experts.parameters
 
 
-def largest_layer(architecture: Architecture) -> int:
-    """Return the parameters of the largest tensor: what ZeRO-3 gathers at once at least."""
-    model = built(architecture)
-    linears = max((linear.weights for layer in model.layers for linear in layer.linears), default=0)
-    experts = max((layer.experts.parameters * 2 // 3 for layer in model.layers if layer.experts), default=0)
-    return max(linears, experts, model.embeddings)
-
-
 # --- Which attention computes a model if the recipe names none, and the scores that an eager one holds ---
 # Source: transformers 5.23, the model classes and their `eager_attention_forward`.
 

@@ -57,7 +57,7 @@ def peak(
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, world_size, weight_bytes)
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
-    largest = activations.largest_layer(architecture)
+    largest = built(architecture).largest
     buffers = _buffers(recipe, parameters, level, largest, weight_bytes)
     # A single rank that keeps its weights on the GPU copies none: DeepSpeed 0.19.8 hands out the shard itself
     # (partition_parameters.py, `NoGatherHandle`). Measured on an H200: QLoRA of 1B at ZeRO-3 needs 1.05 GB less.

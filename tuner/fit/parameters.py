@@ -62,10 +62,17 @@ class Built:
         """How many there are of each linear layer but the head: most decoder layers are alike."""
         return Counter(self.all_linears())
 
-    @property
+    @cached_property
     def quantizable(self) -> int:
         """The weights that quantization takes."""
         return sum(number * linear.weights for linear, number in self.kinds.items() if linear.quantizable)
+
+    @cached_property
+    def largest(self) -> int:
+        """The parameters of the largest tensor: what ZeRO-3 gathers at once at least."""
+        linears = max((linear.weights for layer in self.layers for linear in layer.linears), default=0)
+        experts = max((layer.experts.parameters * 2 // 3 for layer in self.layers if layer.experts), default=0)
+        return max(linears, experts, self.embeddings)
 
 
 def has_formula(architecture: Architecture) -> bool:
