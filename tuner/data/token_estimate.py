@@ -71,7 +71,7 @@ def lengths(
     texts = [_texts(sample, chat_template, splits=splits) if sample else [] for sample in samples]
     begun = [text[:_MAX_CHARACTERS] for some in texts for text in some]
     if tokenizer:
-        counts = iter([len(encoding) for encoding in tokenizer.encode_batch(begun, add_special_tokens=False)])
+        counts = iter([len(encoding) for encoding in tokenizer.encode_batch_fast(begun, add_special_tokens=False)])
     else:
         counts = iter([len(text.encode()) // _BYTES_PER_TOKEN for text in begun])
     of_images = [
