@@ -6,20 +6,26 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 _MAX_TOLD = 10
 
 
-def each(values: Iterable[Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """Run a test for every value, and tell all that fail, like parametrize does."""
+def each(values: Iterable[Any], *, every: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test for every value, and tell all that fail, like parametrize does.
+
+    Args:
+        every: Which values the short suite has: the first, the one so many after it, and so on. `make test-long` has
+            the others.
+    """
 
     given = list(values)
     assert given, "there is no value"
 
-    def run(test: Callable[[Any], None]) -> Callable[[], None]:
-        @functools.wraps(test)
-        def on_all() -> None:
+    def run(test: Callable[..., None]) -> Callable[..., None]:
+        def on(values: Iterable[Any]) -> None:
             failures: list[Exception] = []
-            for value in given:
+            for value in values:
                 try:
                     test(*value) if isinstance(value, tuple) else test(value)
                 except (Exception, AssertionError) as error:
@@ -29,7 +35,18 @@ def each(values: Iterable[Any]) -> Callable[[Callable[[Any], None]], Callable[[]
                 told = f"{test.__name__}: {len(failures)} of {len(given)} fail; the first are"
                 raise ExceptionGroup(told, failures[:_MAX_TOLD])
 
-        del on_all.__wrapped__  # type: ignore[attr-defined]  # pytest would ask for its parameters
-        return on_all
+        @functools.wraps(test)
+        def on_all() -> None:
+            on(given)
+
+        @functools.wraps(test)
+        def on_part(is_long: bool) -> None:
+            on(value for at, value in enumerate(given) if bool(at % every) == is_long)
+
+        # pytest would ask for its parameters
+        del on_all.__wrapped__, on_part.__wrapped__  # type: ignore[attr-defined]
+        long = pytest.param(True, marks=pytest.mark.long, id="the others")
+        parts = pytest.mark.parametrize("is_long", [pytest.param(False, id=f"one of {every}"), long])
+        return on_all if every == 1 else parts(on_part)
 
     return run

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tuner
+from tests.test_architecture import tree_of
 
 ROOT = Path(tuner.__file__).parent
 CHECKED = "require_regular"
@@ -63,7 +64,7 @@ LOADS = {
 
 def functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
     """Yield each function of a module, and what stands outside of them, with `file: name`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     name = path.relative_to(ROOT).as_posix()
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     blocks = [node for top in tree.body for node in (top.body if isinstance(top, ast.ClassDef) else [top])]

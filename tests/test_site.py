@@ -66,6 +66,7 @@ def test_the_site_names_the_version_of_the_package() -> None:
     assert f"\ncopyright: tuner {__version__}," in SETTINGS
 
 
+@pytest.mark.long  # a site more is built
 def test_with_a_repository_address_the_header_and_each_page_link_to_it_and_no_star_is_counted(tmp_path: Path) -> None:
     (line,) = re.findall(r"^# (repo_url: .*)$", SETTINGS, re.MULTILINE)
 

@@ -13,6 +13,7 @@ import pytest
 
 import tuner
 from tests.each import each
+from tests.test_architecture import tree_of
 from tuner import api, errors
 from tuner.errors import Argument, DsKey, Key, Option, RecipeError, Text, options
 from tuner.recipes.overrides import KEY_FLAGS
@@ -36,7 +37,7 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
     """Yield the name and the call of every function that is called by its name, outside the rooms of commands."""
     for path in ROOT.rglob("*.py"):
         if path.relative_to(ROOT).parts[0] not in COMMANDS_ALONE:
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     yield node.func.id, node
 
@@ -49,7 +50,7 @@ def texts() -> Iterator[str]:
     for path in ROOT.rglob("*.py"):
         if path.relative_to(ROOT).parts[0] in (*COMMANDS_ALONE, "errors.py"):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         places = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in _PARTS}
         inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):  # an f-string comes before its pieces

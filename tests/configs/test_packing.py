@@ -98,7 +98,7 @@ def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Ten
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
-@each(sorted(KINDS.keys() | BROUGHT.keys()))
+@each(sorted(KINDS.keys() | BROUGHT.keys()), every=2)
 def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
 

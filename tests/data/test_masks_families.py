@@ -264,7 +264,7 @@ def test_reasoning_has_loss_wherever_it_is_shown(name: str) -> None:
     assert later.endswith(LAST["content"] + TURNS[family(name)].end)
 
 
-@each(sorted(FILES))
+@each(sorted(FILES), every=3)
 def test_a_template_with_one_comment_more_masks_the_same_tokens(name: str) -> None:
     assert run(name, USER, ANSWER, MORE, LAST, change=with_a_comment) == run(name, USER, ANSWER, MORE, LAST)
 

@@ -95,7 +95,7 @@ def _spans_by_answer(text: Rendered) -> list[tuple[int, list[tuple[int, int]]]]:
     return list(zip(text.answers, joined, strict=True))
 
 
-@each(CASES)
+@each(CASES, every=3)
 def test_each_answer_follows_what_a_server_renders_before_it(name: str, kind: str) -> None:
     template, turns = template_of(name), TURNS_OF[kind]
     tools = [TOOL] if kind in WITH_TOOLS else None

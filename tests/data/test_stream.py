@@ -130,7 +130,7 @@ def test_a_run_goes_on_with_the_very_rows_that_would_have_followed(
     rows = undisturbed.take(80)
     assert sorted(rows[:34]) == sorted(rows[34:68]) == sorted(whole(dataset, tokenizer))
 
-    for step in (1, 3, 6, 9, 12) if kind == "jsonl" else (6, 12):  # 12: in the second epoch
+    for step in (1, 6, 12) if kind == "jsonl" else (6, 12):  # 12: in the second epoch
         stopped = started(dataset)
         stopped.take(step * GLOBAL_BATCH)
         start, sha256 = stopped.maker.at(step * GLOBAL_BATCH)

@@ -45,20 +45,8 @@ def _by_us(adapter: Adapter, facts: Architecture, objective: str = "sft") -> int
     return count(config.model_copy(update={"adapter": adapter}), facts).trainable
 
 
-ONE_OF_EACH_TYPE = SMALL[::4] + SMALL[3::4]
-"""Every second model_type has its untied model here, and every other one its tied model."""
-
-
-@each(ONE_OF_EACH_TYPE)
+@each(SMALL, every=5)  # tied and untied ones in turn
 def test_an_adapter_on_all_linear_layers_is_pefts(facts: Architecture) -> None:
-    adapter = Adapter(r=4, lora_alpha=8)
-
-    assert _by_us(adapter, facts) == _by_peft(on_meta(facts), adapter)
-
-
-@pytest.mark.long
-@each(facts for facts in SMALL if facts not in ONE_OF_EACH_TYPE)
-def test_an_adapter_on_all_linear_layers_of_the_others_is_pefts(facts: Architecture) -> None:
     adapter = Adapter(r=4, lora_alpha=8)
 
     assert _by_us(adapter, facts) == _by_peft(on_meta(facts), adapter)
@@ -128,7 +116,7 @@ def test_a_model_that_scores_has_one_output_and_no_language_model_head(model_typ
     assert count(_config("tiny_reward_lora_sample_preferences_e1"), facts).frozen == size
 
 
-@each(SMALL)
+@each(SMALL, every=3)
 def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces(facts: Architecture) -> None:
     model = on_meta(facts)
     replace_with_bnb_linear(model, get_keys_to_not_convert(model), BitsAndBytesConfig(load_in_4bit=True))

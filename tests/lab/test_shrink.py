@@ -35,7 +35,7 @@ def of_type(model_type: str) -> tuple[Architecture, Architecture]:
     return TYPES[model_type], shrink(TYPES[model_type], VOCABULARY)
 
 
-@each(TYPES)
+@each(TYPES, every=3)
 def test_a_small_model_is_built_in_the_shape_of_the_large_one(model_type: str) -> None:
     large, small = of_type(model_type)
 

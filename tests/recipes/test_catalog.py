@@ -230,7 +230,7 @@ def test_a_path_is_a_file_and_never_a_name(
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40) | st.from_regex(r"[a-z0-9_]{1,40}", fullmatch=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_text_is_a_name_or_one_message(name: str) -> None:
     assert catalog.find(name) or catalog.unknown(name).code == "bad-recipe"
 

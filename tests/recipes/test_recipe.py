@@ -358,7 +358,7 @@ def test_a_path_that_is_no_text_is_refused(flag: str, path: str) -> None:
         Overrides(**{flag: path})  # type: ignore[arg-type]
 
 
-@each(catalog.names("datasets"))
+@each(catalog.names("datasets"), every=4)
 def test_a_standalone_file_is_the_same_recipe_with_every_comment_of_the_defaults(dataset: str) -> None:
     comments = [line for line in catalog.BASE.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith("#")]
 
