@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn, cast
 
 import psutil
+from filelock import FileLock
 
 from tuner.worker.quiet import QUIET
 
@@ -97,19 +99,32 @@ class Forked:
 
 
 class Warm:
-    """The process that commands are forked from."""
+    """The process that commands are forked from, one for all test processes: it ends with the last of them."""
 
     def __init__(self, *, has_bitsandbytes: bool) -> None:
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        env = _ENVIRON | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
-        command = [sys.executable, "-P", "-m", "tests.e2e.warm", "01"[has_bitsandbytes], " " * _LONGEST_ARGV]
-        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        self._lock = threading.Lock()
+        name = f"tuner-warm-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}-{has_bitsandbytes:d}"
+        self._folder = Path(tempfile.gettempdir()) / name
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        requests = self._folder / "requests"
+        with FileLock(self._folder / "lock"):
+            try:
+                self._requests = os.open(requests, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # there is no such file, or nobody reads it
+                requests.unlink(missing_ok=True)
+                os.mkfifo(requests)
+                reader = os.open(requests, os.O_RDONLY | os.O_NONBLOCK)
+                self._requests = os.open(requests, os.O_WRONLY)
+                os.set_blocking(reader, True)
+                self._process = _begin(reader, has_bitsandbytes)
+                os.close(reader)
         atexit.register(self._end)
 
     def _end(self) -> None:
-        cast(IO[str], self._process.stdin).close()
-        self._process.wait()
+        os.close(self._requests)
+        if self._process:
+            self._process.wait()
+            shutil.rmtree(self._folder)
 
     def suits(self, env: Mapping[str, str]) -> bool:
         """Return whether a command with these variables would import the libraries as they were imported here."""
@@ -167,15 +182,20 @@ class Warm:
         streams = [terminal] * 3 if terminal else [f"{folder}/{name}" for name in ("0", "1", "12"[has_two_outputs])]
         request = {"argv": [*map(str, argv)], "env": dict(env), "cwd": str(cwd or tempfile.gettempdir())}
         request |= {"worker": worker, "code": code, "streams": streams}
-        with self._lock:
-            stdin = cast(IO[str], self._process.stdin)
-            print(json.dumps(request), scratch.name, sep="\t", file=stdin)
-            stdin.flush()
+        (folder / "request").write_text(json.dumps(request), encoding="utf-8")
+        os.write(self._requests, f"{folder}\n".encode())  # a line that is written at once, whoever else writes
         return Forked(scratch)
 
 
+def _begin(requests: int, has_bitsandbytes: bool) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = _ENVIRON | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
+    command = [sys.executable, "-P", "-m", "tests.e2e.warm", "01"[has_bitsandbytes], " " * _LONGEST_ARGV]
+    return subprocess.Popen(command, env=env, stdin=requests, stdout=subprocess.DEVNULL)
+
+
 def warm(*, has_bitsandbytes: bool = False) -> Warm:
-    """Return the one such process of this test process, or that for runs of quantized models."""
+    """Return the one such process, or that for runs of quantized models."""
     return _warm(has_bitsandbytes)
 
 
@@ -362,8 +382,8 @@ def _serve() -> NoReturn:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        request, _, folder = line.rstrip("\n").partition("\t")
-        _fork(partial(_keep, json.loads(request), folder))
+        folder = line.rstrip("\n")
+        _fork(partial(_keep, json.loads(Path(folder, "request").read_bytes()), folder))
     sys.exit()
 
 

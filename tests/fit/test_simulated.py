@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),  # torch's, of a frozen tower
 ]
 
-FEW = tuple(replace(point, layers=4) for point in KINDS)
+FEW = tuple(replace(point, layers=8 if point is KINDS[4] else 4) for point in KINDS)
+"""With fewer layers what is in none of them weighs more; only the one kind is then out of bounds."""
 
 
 def check(point: Point, folder: Path) -> None:
