@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.warm import WORKER, Forked, warm
+from tests.e2e.warm import ROOT, WORKER, Forked, warm
 from tuner.machine.hardware import detect
 from tuner.machine.launchers import without_variables
 
@@ -125,15 +125,16 @@ def train(
     is_forked = command == COMMAND and "--launcher" not in arguments and not _has_gpus()
     if not is_forked or (worker == WORKER and not warm().suits(variables)):
         return finish(start(*words, ranks=ranks, command=command, **env), work_dir)
-    ended = warm(has_bitsandbytes=_is_quantized(words)).run(["train", *words], env=variables, worker=worker)
+    ended = warm(has_bitsandbytes=is_quantized(words)).run(["train", *words], env=variables, worker=worker)
     return Finished(ended.returncode, ended.stdout + ended.stderr, work_dir)
 
 
-def _is_quantized(words: Sequence[object]) -> bool:
+def is_quantized(words: Sequence[object], folder: Path = ROOT) -> bool:
     """Return whether a recipe seems to need bitsandbytes: if that is wrong, its ranks start as a user's do."""
-    recipe = words[0]
-    texts = [*map(str, words), recipe.read_text() if isinstance(recipe, Path) and recipe.is_file() else ""]
-    return any(name in text for text in texts for name in ("qlora", "8bit"))
+    recipe = folder / str(words[0])
+    lines = recipe.read_text(encoding="utf-8").splitlines() if recipe.is_file() else []
+    texts = [*map(str, words), *(line.partition("#")[0] for line in lines)]
+    return any(name in text for text in texts for name in ("qlora", "8bit", "bits=4", "bits=8"))
 
 
 def processes_of(work_dir: Path) -> list[psutil.Process]:

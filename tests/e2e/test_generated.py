@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tuner
-from tests.e2e.runs import environment
+from tests.e2e.runs import environment, is_quantized
 from tests.e2e.warm import warm
 from tuner.errors import RewardError, UsageError
 
@@ -27,7 +27,8 @@ RUN = (
 
 
 def train(folder: Path, *arguments: str) -> None:
-    ended = warm().run(["train", *arguments], cwd=folder, env=environment())
+    forked = warm(has_bitsandbytes=is_quantized(arguments, folder))
+    ended = forked.run(["train", *arguments], cwd=folder, env=environment())
     assert ended.returncode == 0, ended.stderr
 
 
