@@ -30,8 +30,11 @@ def check(point: Point, folder: Path) -> None:
     "point",
     [
         replace(point, layers=4)
-        for point in IMAGES
-        if not (point.model.startswith("Qwen") and point.method == "full" and point.zero < 3)  # minutes: of three ranks
+        for number, point in enumerate(IMAGES)
+        # Full ones of Qwen below stage 3 take minutes: of three ranks. The others differ from one here in what a model
+        # of text has too.
+        if number not in (0, 3, 9)
+        and not (point.model.startswith("Qwen") and point.method == "full" and point.zero < 3)
     ],
     ids=str,
 )
