@@ -25,19 +25,13 @@ def check(point: Point, folder: Path) -> None:
     assert LEAST <= found.off_by <= MOST, f"{found.off_by:+.1%}\n{both}"
 
 
+SEEN = [replace(point, layers=4) for number, point in enumerate(IMAGES) if number not in (0, 3, 4, 5, 9)]
+"""Full training of Qwen below stage 3 takes minutes, of three ranks; the other three differ from one here in what models
+of text have too."""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "point",
-    [
-        replace(point, layers=4)
-        for number, point in enumerate(IMAGES)
-        # Full ones of Qwen below stage 3 take minutes: of three ranks. The others differ from one here in what a model
-        # of text has too.
-        if number not in (0, 3, 9)
-        and not (point.model.startswith("Qwen") and point.method == "full" and point.zero < 3)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("point", SEEN, ids=str)
 def test_the_estimate_of_a_model_that_reads_images_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
     check(point, tmp_path)
 
