@@ -26,8 +26,8 @@ def check(point: Point, folder: Path) -> None:
 
 
 SEEN = [replace(point, layers=4) for number, point in enumerate(IMAGES) if number not in (0, 3, 4, 5, 9)]
-"""Full training of Qwen below stage 3 takes minutes, of three ranks; the other three differ from one here in what models
-of text have too."""
+"""Full training of Qwen below stage 3 takes minutes, of three ranks; the other three differ from one
+of these in what models of text have."""
 
 
 @pytest.mark.long
