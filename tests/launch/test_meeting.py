@@ -61,6 +61,15 @@ def test_a_missing_node_is_named_again_and_again_with_growing_pauses_until_the_t
     assert all("node 1 of 2" in line and "never seen" in line for line in place.said)
 
 
+def test_every_node_names_the_one_that_is_missing(place: Place, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        node = ready(place.node(rank, nodes=3), tmp_path)
+    threading.Thread(target=lambda: at_once(node.wait), daemon=True).start()
+
+    wait_until(lambda: any("node 2 of 3" in line and "never seen" in line for line in place.said))
+    node.close()
+
+
 def test_hosts_that_the_hostfile_names_are_named_before_they_were_seen(place: Place, tmp_path: Path) -> None:
     first = ready(place.node(0, start_timeout_s=0.2, names=("here", "worker-2")), tmp_path)
 

@@ -44,6 +44,8 @@ class Caller(Meeting):
         self._leader_name = self.names[0] if self.names else str(self.topology.master_addr)
         self._told_folder_s: float | None = None
         self._shared_s = 0.0
+        self._others: list[tuple[str, str]] = []
+        """Whom node 0 waits for, and why."""
         self._leader_process: JsonObject = {}
         self._lost: JsonObject | None = None
         self._other_folder = ""
@@ -83,10 +85,10 @@ class Caller(Meeting):
         if self._has_left:
             raise NodeError("it has ended", where="node 0")
         address = f"{self.topology.master_addr}:{self.port}"
-        state = self._state
         if self._lines and self._shares:
-            state = "it waits for other nodes, or its checks are not done"
-        return [("node 0", f"{address}, {state}")]
+            others = [(name, state) for name, state in self._others if name != f"node {self.topology.node_rank}"]
+            return others or [("node 0", f"{address}, its checks are not done")]
+        return [("node 0", f"{address}, {self._state}")]
 
     def _launch_id(self) -> str | None:
         return self.launched
@@ -139,6 +141,8 @@ class Caller(Meeting):
                 self._told_folder_s = None
                 if self.told_error and self.error_of_all is None:
                     self.tell_error(self.told_error)
+            elif kind == "beat":
+                self._others = [(str(name), str(state)) for name, state in message.get("missing", [])]
             elif kind == "folder":
                 self._told_folder_s = time.monotonic()
                 self._other_folder = str(message["path"])

@@ -22,6 +22,7 @@ from tuner.launch.meeting.part import (
     LOST,
     MAX_NAME,
     MAX_TEXT,
+    MAX_TEXTS,
     Interruption,
     Meeting,
     NodeError,
@@ -184,7 +185,7 @@ class Leader(Meeting):
         self.spawn(self._look_for_another_leader())
         while True:
             await asyncio.sleep(min(self.times.beat, self.times.back / 4))
-            self._broadcast({"kind": "beat"})
+            self._broadcast({"kind": "beat", "missing": [] if self.runs else self._missing()[:MAX_TEXTS]})
             for node in self._nodes.values():
                 if self.runs and node.launched == self.launched and not node.ended and self._is_lost(node):
                     self._lose(node)
