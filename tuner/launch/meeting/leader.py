@@ -181,9 +181,9 @@ class Leader(Meeting):
 
     async def _main(self) -> None:
         assert self._listener
-        await asyncio.start_server(self._serve_one, sock=self._listener, backlog=socket.SOMAXCONN)
+        server = await asyncio.start_server(self._serve_one, sock=self._listener, backlog=socket.SOMAXCONN)
         self.spawn(self._look_for_another_leader())
-        while True:
+        while server.is_serving():
             await asyncio.sleep(min(self.times.beat, self.times.back / 4))
             self._broadcast({"kind": "beat", "missing": [] if self.runs else self._missing()[:MAX_TEXTS]})
             for node in self._nodes.values():
