@@ -25,7 +25,6 @@ from tuner.launch.meeting.part import (
     told,
 )
 from tuner.launch.meeting.secret_lines import Broken, Lines, present
-from tuner.progress import POLL_S
 from tuner.runs.directory import MEETING
 
 
@@ -233,5 +232,4 @@ class Caller(Meeting):
     async def leave(self) -> None:
         self._send({"kind": "bye"})
         if self._lines:
-            self._lines.close()
-        await asyncio.sleep(POLL_S)
+            await self._lines.closed()

@@ -430,10 +430,7 @@ class Leader(Meeting):
 
     async def leave(self) -> None:
         self._broadcast({"kind": "bye"})
-        for node in self._nodes.values():
-            if node.lines:
-                node.lines.close()
-        await asyncio.sleep(POLL_S)
+        await asyncio.gather(*(node.lines.closed() for node in self._nodes.values() if node.lines))
 
 
 def _listening(port: int) -> socket.socket:

@@ -8,6 +8,7 @@ reads the lines.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import os
@@ -83,6 +84,12 @@ class Lines:
     def close(self) -> None:
         """Close the connection; what was sent still goes out."""
         self._writer.close()
+
+    async def closed(self) -> None:
+        """Close the connection, and wait until what was sent has gone out."""
+        self.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), GREETING_S)
 
 
 def address_of(writer: asyncio.StreamWriter) -> str:
