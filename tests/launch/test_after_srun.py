@@ -175,6 +175,12 @@ def test_a_node_that_failed_twice_is_left_out(run: RunDirectory, cluster: Slurm)
     assert cluster.requeued_without == [["n2"]]
 
 
+def test_a_node_is_not_left_out_for_an_error_that_comes_on_every_node(run: RunDirectory, cluster: Slurm) -> None:
+    for step in (2, 3):
+        _failed(run, "bug", 1, 1, step)
+        assert after_srun.after_srun(run, 1, _job(run, log="", max_restarts=5))[1][-1] == "--nodelist=n1,n2"
+
+
 def test_a_job_that_may_not_be_requeued_ends_with_the_runs_code(run: RunDirectory, cluster: Slurm) -> None:
     cluster.unwell = {"n2": "down"}
 

@@ -125,9 +125,9 @@ def test_a_task_that_is_no_rank_yet_hides_no_code_and_loses_no_stop(number: int,
 
 
 def test_nodes_on_which_nothing_starts_are_named_with_their_state(fake: FakeSlurm) -> None:
-    fake.says("n1 mixed\nn1 mixed\nn2 down*\nn3 allocated\nn4 draining\nn5 idle*")
+    fake.says("n1 mixed\nn1 mixed\nn2 down*\nn3 allocated\nn4 draining\nn5 idle*\nn7 mixed-\nn8 allocated$")
 
-    assert slurm.unwell(["n1", "n2", "n3", "n4", "n5", "n6"]) == {
+    assert slurm.unwell(["n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8"]) == {
         "n2": "down*", "n4": "draining", "n5": "idle*", "n6": "gone"
     }  # fmt: skip
 

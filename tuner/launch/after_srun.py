@@ -29,6 +29,11 @@ from tuner.runs.records import EndedAttempt, RunStatus
 
 _FAULTS = 2
 """A node on which the run failed this often is left out, if Slurm has others."""
+_OF_A_NODE = {
+    *(causes.KILLED.name, causes.CRASHED.name, causes.LOST_PEER),
+    *("hang", "collective-timeout", "nccl", "gpu-hardware", "cuda-error"),
+}
+"""Causes that can lie in a node; an error in Python code comes on every node."""
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _BEGINS = re.compile(rf"^(?:{RESTARTS} after |slurmstepd\S*: error: \*\*\* JOB \d)", re.MULTILINE)
 """What stands in the log between two sruns of a job: what this module says, or Slurm of a job that it requeues."""
@@ -193,7 +198,7 @@ def _next(
     if refusal := attempts.refusal([*earlier, ended], job.max_restarts):
         raise _Ends(refusal)
     attempts.note_restart(run_dir, job.id, ended)
-    faults = Counter(attempt.node for attempt in (*earlier, ended))
+    faults = Counter(attempt.node for attempt in (*earlier, ended) if attempt.cause in _OF_A_NODE)
     left_out = {node: f"is {state}" for node, state in unwell.items()}
     for node in allocated:
         if node not in unwell and faults[node] >= _FAULTS:

@@ -22,6 +22,8 @@ _ENDED = {
 }
 _WELL = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 """States of a node that runs what it is given; a `*` behind a state says that the node does not answer."""
+_HARMLESS = "$@#+-"
+"""Marks behind a state: in a reservation for maintenance, to be started anew later, still starting, planned."""
 _PAUSES_S = (0.1, 0.2, 0.5, 1, 2)
 _FORGOTTEN = "Invalid job id"
 _MAX_NODES = 1 << 20
@@ -147,7 +149,7 @@ def unwell(nodes: Sequence[str]) -> dict[str, str]:
     """
     lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T").splitlines()
     states = dict(line.split() for line in lines if line)
-    return {node: state for node in nodes if (state := states.get(node, "gone")) not in _WELL}
+    return {node: state for node in nodes if (state := states.get(node, "gone")).rstrip(_HARMLESS) not in _WELL}
 
 
 def submit(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
