@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,27 @@ def test_steps_go_on_while_a_checkpoint_becomes_valid_and_the_next_save_waits_fo
     assert [step for step, _ in checkpoints.newest_first(saver.home)] == [2, 1]
 
 
+def test_a_slow_save_says_how_far_it_is_and_a_fast_one_nothing(
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seal = checkpoints.seal
+    save(saver, 1)
+    saver.wait()
+    assert "Checkpoint 1" not in capfd.readouterr().out
+
+    monkeypatch.setattr(checkpointing, "_SAY_S", 0.01)
+
+    def slow_seal(*given: Any) -> None:
+        time.sleep(0.3)
+        seal(*given)
+
+    monkeypatch.setattr(checkpoints, "seal", slow_seal)
+    save(saver, 2)
+    saver.wait()
+
+    assert "Checkpoint 2 is on its way to the disk: 0 s, 5 bytes so far" in capfd.readouterr().out
+
+
 def test_a_failure_waits_for_the_checkpoint_and_stays_the_cause(saver: CheckpointSaver, seal: SimpleNamespace) -> None:
     threading.Timer(0.1, seal.goes_on.set).start()
 
@@ -141,7 +163,7 @@ def test_a_rank_whose_disk_is_half_as_fast_is_waited_for(
 
     def commit(*given: Any) -> int:
         for clock.now in (own_s, 2 * own_s, 2 * own_s + 0.9 * limit_s, 2 * own_s + 1.1 * limit_s):
-            answers.append(given[-1]("a file is not seen"))
+            answers.append(given[5]("a file is not seen"))
         return 0
 
     monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -157,7 +179,7 @@ def test_a_rank_whose_disk_is_half_as_fast_is_waited_for(
 def test_a_part_of_another_rank_that_is_removed_before_it_is_whole_ends_nothing(
     saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, is_removed: bool
 ) -> None:
-    def declare(unfinished: Path, name: str, rank: int) -> None:
+    def declare(unfinished: Path, name: str, rank: int, *_: object) -> None:
         if is_removed:
             shutil.rmtree(unfinished)
         raise FileNotFoundError(name)

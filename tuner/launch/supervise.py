@@ -6,6 +6,7 @@ torchrun turns every failure into 1, so the exit code comes from files that the 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, exit_code_of
-from tuner.launch import builds, render
+from tuner.launch import builds, render, shared_folder
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hostfile import MEETING
 from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
@@ -90,6 +91,7 @@ def run_ranks(
             node_rank=resolved.topology.node_rank,
             ranks=render.of_ranks(resolved.topology),
             grace_s=resolved.request.grace_s,
+            folder_limit_s=resolved.recipe.config.train_cfg.hang_timeout,
             shows_rank_0=shows_rank_0,
             output=resolved.request.output,
             meeting=meeting,
@@ -127,6 +129,7 @@ def run(
     *,
     ranks: Sequence[Mapping[str, str]] = (),
     grace_s: float,
+    folder_limit_s: float = math.inf,
     shows_rank_0: bool = True,
     output: TextIO | None = None,
     meeting: Meeting | None = None,
@@ -140,6 +143,7 @@ def run(
         ranks: The command is that of a rank, to be started once for each of these, which it gets beside `env`; they
             meet at a port that is free. Empty: it is torchrun's.
         grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
+        folder_limit_s: This process ends when the run directory has not answered for so long, in seconds.
         shows_rank_0: What rank 0 prints is shown, and not in its log alone.
         output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
         meeting: As for `run_ranks`.
@@ -154,7 +158,7 @@ def run(
         output or _STDOUT,
         partial(beats.log_before_failure, directory),
     )
-    with watch.signals():
+    with watch.signals(), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
@@ -406,6 +410,13 @@ class _Watch:
         deadline = time.monotonic() + _REAP_S
         while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
+
+    def kill_known_ranks(self) -> None:
+        """Kill the children, and the ranks that were seen, without a look at anything else."""
+        for process in self.ranks:
+            _kill(process)
+        for child in self.children:
+            child.kill()
 
     def verdict(self) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""

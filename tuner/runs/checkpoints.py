@@ -124,6 +124,7 @@ def commit(
     recipe: Path | None = None,
     num_ranks: int = 1,
     waits_for: Callable[[str], bool] = lambda _: True,
+    tick: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Make a checkpoint of what the ranks have written (`parts`); those after rank 0 have declared their parts.
 
@@ -132,6 +133,7 @@ def commit(
     Args:
         recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
         waits_for: As `parts.gather` has it.
+        tick: As `parts.flushed` has it.
 
     Returns:
         Its size in bytes.
@@ -142,7 +144,7 @@ def commit(
     name = f"checkpoint-{step}"
     if recipe:
         copy(recipe, unfinished(folder) / name / RECIPE)
-    written = parts.flushed(unfinished(folder) / name)
+    written = parts.flushed(unfinished(folder) / name, tick)
     written |= parts.gather(unfinished(folder), name, num_ranks, waits_for)
     seal(unfinished(folder) / name, facts.model_copy(update={"step": step}), written)
     _put_in_place(folder, folder / name)

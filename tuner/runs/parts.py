@@ -37,20 +37,27 @@ def home_of(unfinished: Path, rank: int) -> Path:
     return unfinished / f"rank-{rank}" if rank else unfinished
 
 
-def declare(unfinished: Path, name: str, rank: int) -> None:
+def declare(unfinished: Path, name: str, rank: int, tick: Callable[[int], None] = lambda _: None) -> None:
     """Bring the part of a rank onto the disk, and then its sizes and hashes, which rank 0 waits for."""
     home = home_of(unfinished, rank)
-    part = RankPart(host=socket.gethostname(), files=flushed(home / name))
+    part = RankPart(host=socket.gethostname(), files=flushed(home / name, tick))
     home.mkdir(parents=True, exist_ok=True)  # a rank of stage 0 may have written nothing
     write_json(home / f"{name}{_REPORT}", part.to_json())
 
 
-def flushed(folder: Path) -> dict[str, ManifestFile]:
-    """Bring everything in a folder onto the disk; return the size and the hash of each file by its path in it."""
+def flushed(folder: Path, tick: Callable[[int], None] = lambda _: None) -> dict[str, ManifestFile]:
+    """Bring everything in a folder onto the disk; return the size and the hash of each file by its path in it.
+
+    Args:
+        tick: Called with the bytes of each file that is there.
+    """
     paths = sorted(folder.rglob("*"))
     files = [path for path in paths if path.is_file()]
     with in_threads(_flushed_file, files) as entries:
-        found = {str(path.relative_to(folder)): entry for path, entry in zip(files, entries, strict=True)}
+        found = {}
+        for path, entry in zip(files, entries, strict=True):
+            found[str(path.relative_to(folder))] = entry
+            tick(entry.bytes)
     for path in paths:
         if path.is_dir():
             flush(path)

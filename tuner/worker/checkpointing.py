@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -128,9 +129,9 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
 
     def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
         try:
-            with undo_on_disk_error(self.home, name):
+            with undo_on_disk_error(self.home, name), _told_if_slow(f"Checkpoint {step}") as tick:
                 num_ranks, recipe = dist.get_world_size(), self.run_dir.recipe
-                self._last_bytes = checkpoints.commit(self.home, step, facts, recipe, num_ranks, self._waits_for)
+                self._last_bytes = checkpoints.commit(self.home, step, facts, recipe, num_ranks, self._waits_for, tick)
                 checkpoints.prune(self.home, self.keep, step, best)
         except FileNotFoundError:
             if (checkpoints.unfinished(self.home) / f"checkpoint-{step}").is_dir():
@@ -144,8 +145,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
     def _declare(self, step: int, name: str) -> None:
         unfinished, folder, rank = checkpoints.unfinished(self.home), f"checkpoint-{step}", dist.get_rank()
         try:
-            with undo_on_disk_error(self.home, name):
-                parts.declare(unfinished, folder, rank)
+            with undo_on_disk_error(self.home, name), _told_if_slow(f"Rank {rank} of {folder}") as tick:
+                parts.declare(unfinished, folder, rank, tick)
         except FileNotFoundError:
             if (parts.home_of(unfinished, rank) / folder).is_dir():
                 raise
@@ -207,6 +208,25 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         if problem[0]:
             raise DiskError(problem[0], where=self.home, fix=_FIX)
         return int(num_bytes)
+
+
+@contextmanager
+def _told_if_slow(name: str) -> Iterator[Callable[[int], None]]:
+    """Print every ten seconds of the block how much of a checkpoint is on the disk; the block calls with more bytes."""
+    over, began_s, num_bytes = threading.Event(), time.monotonic(), [0]
+
+    def tell() -> None:
+        while not over.wait(_SAY_S):
+            so_far = f"{time.monotonic() - began_s:.0f} s, {convert_bytes(sum(num_bytes))} so far"
+            print(f"{name} is on its way to the disk: {so_far}.", flush=True)
+
+    telling = threading.Thread(target=tell, daemon=True, name="save-progress")
+    telling.start()
+    try:
+        yield num_bytes.append
+    finally:
+        over.set()
+        telling.join()
 
 
 def _num_bytes(engine: DeepSpeedEngine, no_model_file: bool) -> int:

@@ -1,0 +1,87 @@
+"""A run directory that no longer answers on this node: it is said, and ends this node's part of the run.
+
+A hanging mount holds whoever asks it for ever: ranks in a save, their watchdogs, and the supervisor, which reads their
+signs of life. So threads ask that may be left behind, and the end touches no file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tuner.errors import DiskError
+
+_LOOK_S, _SAY_S = 10.0, 60.0
+
+
+@contextmanager
+def watched(
+    folder: Path,
+    limit_s: float,
+    kill: Callable[[], None],
+    *,
+    leave: Callable[[int], object] = os._exit,  # effect: threads that hang in a folder would hold any other exit
+    look_s: float = _LOOK_S,
+    say_s: float = _SAY_S,
+) -> Iterator[None]:
+    """Watch a folder during the block.
+
+    Args:
+        limit_s: When it has not answered for so long, this process ends with the code of a disk error.
+        kill: Ends the ranks of this node; it must ask nothing of the folder.
+    """
+    over = threading.Event()
+    watching = threading.Thread(
+        target=_watch, args=(folder, limit_s, kill, leave, look_s, say_s, over), daemon=True, name="shared-folder"
+    )
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(
+    folder: Path,
+    limit_s: float,
+    kill: Callable[[], None],
+    leave: Callable[[int], object],
+    look_s: float,
+    say_s: float,
+    over: threading.Event,
+) -> None:
+    where = f"{socket.gethostname()}: {folder}"
+    while not over.wait(look_s):
+        asked_s = said_s = time.monotonic()
+        asking = threading.Thread(target=_ask, args=(folder,), daemon=True, name="shared-folder-look")
+        asking.start()
+        while asking.is_alive() and not over.is_set():
+            asking.join(min(look_s, 1.0))
+            silent_s = time.monotonic() - asked_s
+            if asking.is_alive() and silent_s >= limit_s:
+                _say(f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends.")
+                kill()
+                leave(DiskError.exit_code)
+                return
+            if asking.is_alive() and time.monotonic() - said_s >= say_s:
+                said_s = time.monotonic()
+                _say(f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.")
+        if said_s > asked_s and not over.is_set():
+            _say(f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
+
+
+def _ask(folder: Path) -> None:
+    # A name that was never asked for: what a client has cached would answer for a server that is gone.
+    with suppress(OSError):
+        os.stat(folder / f".asked-{time.time_ns()}")  # noqa: PTH116
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
