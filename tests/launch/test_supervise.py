@@ -152,12 +152,13 @@ def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytes
         f"On rank 1, before the first step. More: tuner explain bad-data. Logs: {run.ranks}",
         f"Next: tuner data {run.recipe}",
     ]
-    assert _status(run) | {"pid": 0} == {
+    assert _status(run) | {"pid": 0, "ended": ""} == {
         "version": 1,
         "state": "failed",
         "pid": 0,
         "exit_code": 2,
         "message": "bad-data: row 3 is torn.",
+        "ended": "",
         "diagnosis": {
             "cause": "bad-data",
             "what": "row 3 is torn.",
