@@ -123,6 +123,15 @@ def test_an_attempt_that_ended_before_its_rank_began_is_start_up(run: RunDirecto
     assert (told.seconds["startup"], told.wall_s, told.step) == (65.0, 65.0, 0)
 
 
+@pytest.mark.parametrize("damage", [{"seconds": None}, {"seconds": {"steps": "x"}}, {"phase": "x"}, {"saves": [1]}])
+def test_a_damaged_beat_is_no_beat(run: RunDirectory, damage: dict[str, object]) -> None:
+    file = beats.path_of(run, 0)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
+
+    assert beats.of_rank(run, 0) is None
+    assert ledger.read(run).goodput is None
+
+
 def test_a_run_of_an_earlier_version_has_its_attempts_and_no_goodput(run: RunDirectory) -> None:
     for folder in (run.path / "attempts" / "1", run.path):
         old = Beat(0, 7, "node-0", 9, "", 0.0, 0.0)

@@ -121,8 +121,11 @@ def log_before_failure(run_dir: RunDirectory) -> int | None:
 
 def _read(file: Path) -> Beat | None:
     try:
-        return Beat(**load_json(read_bytes(file)))
-    except (OSError, ValueError, TypeError):  # half written, or by another version
+        beat = Beat(**load_json(read_bytes(file)))
+        times = [beat.at_s, beat.progress_at, *beat.seconds.values(), *(at for _, at in beat.saves)]
+        is_sound = all(isinstance(time, int | float) for time in times) and isinstance(beat.step, int)
+        return beat if is_sound and Phase(beat.phase) else None
+    except (OSError, ValueError, TypeError, AttributeError):  # half written, or by another version
         return None
 
 
