@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.launch.plans import made
+from tests.launch.plans import made, written_run
 from tuner.errors import MachineError
-from tuner.launch import preflight
+from tuner.launch import preflight, retry
 from tuner.launch.checks import node
 from tuner.machine import health
 from tuner.machine.health import Ailment
+from tuner.runs.records import RunStatus
 
 
 def test_a_node_that_is_well_says_nothing(tmp_path: Path) -> None:
@@ -43,3 +45,17 @@ def test_a_folder_that_cannot_be_written_is_left_to_the_start(tmp_path: Path, mo
     monkeypatch.setattr(health, "folder", refuses)
 
     assert list(node.is_well(made(work_dir=tmp_path / "run"))) == []
+
+
+def test_a_restart_says_what_is_wrong_with_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health, "gpus", lambda uuids: [Ailment("GPU 1: the kernel's log has XID 79", "Reset it.")])
+    plan = made(work_dir=tmp_path / "run")
+    run = written_run(tmp_path / "run")
+    run.write_status(RunStatus(state="failed", exit_code=1, message="..."))
+    again = replace(plan, request=plan.request._replace(max_restarts=1))
+
+    retry.next_attempt(again, run, 1, lambda request, *_: replace(plan, request=request))
+
+    assert "WARNING" in (told := capsys.readouterr().err) and "XID 79" in told

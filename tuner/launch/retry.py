@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tuner.errors import TunerError
 from tuner.launch import preflight
+from tuner.launch.checks import node
 from tuner.launch.pins import Pins
 from tuner.launch.remedies import ON_OOM, lighter
 from tuner.launch.resolved_run import Request, ResolvedRun
@@ -107,6 +108,7 @@ def _with_other_nodes(
         if launch_id is None:
             raise _Refused(refusal)
         preflight.check(resolved)
+        _tell_of_this_node(resolved)
         # Node 0 has chosen and hashed the checkpoint; all ranks read its path in run.json.
         return replace(resolved, launch_id=launch_id)
     except (TunerError, _Refused) as error:
@@ -196,7 +198,15 @@ def _resume_step(resolved: ResolvedRun) -> int:
 def _resolve(request: Request, resolved: ResolvedRun, resolve: Resolve) -> ResolvedRun:
     following = resolve(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
     preflight.check(following)
+    _tell_of_this_node(following)
     return following
+
+
+def _tell_of_this_node(resolved: ResolvedRun) -> None:
+    """Print what the failure may have come from; other warnings of the checks were told at the first start."""
+    for found in node.is_well(resolved):
+        if isinstance(found, str):
+            _print(f"WARNING: {found}")
 
 
 def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> ResolvedRun:
