@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.models.test_load import recipe, tiny
+from tuner.errors import ModelError
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -99,3 +100,11 @@ def test_a_beginning_by_chance_is_the_same_when_a_run_goes_on() -> None:
     again = begun("pissa_niter_2", torch.float32).state_dict()
 
     assert all(torch.equal(weight, again[name]) for name, weight in first.state_dict().items())
+
+
+def test_an_adapter_that_trains_tokens_of_a_tied_head_is_refused(tmp_path: Path) -> None:
+    tokens = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], trainable_token_indices=[3, 4])
+    get_peft_model(base(torch.float32), tokens).save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match="single tokens of tied embeddings"):
+        load_model(recipe("lora", f"adapter.path={tmp_path}"), tiny(), torch.float32, "cpu", shards=False)

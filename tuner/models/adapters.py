@@ -20,6 +20,7 @@ from peft import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import TrainableTokensWrapper
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
@@ -73,8 +74,13 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     except ValueError as error:
         message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
         raise ModelError(message, where="adapter.target_modules") from error
-    if config.objective.facts.reads_head and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
-        raise vocabulary.untrained_head(config.objective.type, "lm_head")
+    head, objective = adapted.get_output_embeddings(), config.objective
+    if objective.facts.reads_head and isinstance(head, BaseTunerLayer):
+        raise vocabulary.untrained_head(objective.type, "lm_head")
+    if objective.facts.reads_head and isinstance(head, TrainableTokensWrapper):
+        problem = f"the adapter trains single tokens of tied embeddings, past which {objective.type} reads their weight"
+        fix = "Merge it with PEFT's merge_and_unload, and put a new adapter on the result."
+        raise ModelError(problem, where=paths.ADAPTED, fix=fix)
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted
