@@ -33,10 +33,12 @@ from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
 from tuner.progress import POLL_S
 from tuner.runs import beats, checkpoints, ending, swapped
+from tuner.runs.beats import Phase
 from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
 from tuner.runs.records import State
+from tuner.runs.time_limits import TimeLimits
 from tuner.zero.config import swap_paths
 
 if TYPE_CHECKING:  # asyncio, which a run of one node does not need
@@ -91,7 +93,7 @@ def run_ranks(
             node_rank=resolved.topology.node_rank,
             ranks=render.of_ranks(resolved.topology),
             grace_s=resolved.request.grace_s,
-            folder_limit_s=resolved.recipe.config.train_cfg.hang_timeout,
+            folder_limit_s=TimeLimits(resolved.recipe.config.train_cfg.hang_timeout).of(Phase.SAVES),
             shows_rank_0=shows_rank_0,
             output=resolved.request.output,
             meeting=meeting,

@@ -6,6 +6,8 @@ step of a start belongs to the start: it compiles.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tuner.runs.beats import Phase
 
 _LIMIT_S = 1800.0
@@ -21,12 +23,12 @@ class TimeLimits:
     """The limits of one rank, in seconds without progress.
 
     Args:
-        asked_s: The user's limit, which holds for all phases; None: the limits of steps and saves follow the run.
+        asked: The user's limit, which holds for all phases; 'auto': the limits of steps and saves follow the run.
         learns_steps: False where a late step may compile: the limit of steps then stays that of a start.
     """
 
-    def __init__(self, asked_s: float | None = None, *, learns_steps: bool = True) -> None:
-        self.asked_s, self.learns_steps = asked_s, learns_steps
+    def __init__(self, asked: float | Literal["auto"] = "auto", *, learns_steps: bool = True) -> None:
+        self.asked_s, self.learns_steps = None if asked == "auto" else asked, learns_steps
         self.longest_s = dict.fromkeys(_LEAST_S, 0.0)
         self.num_steps = 0
         """The steps that were measured."""

@@ -132,9 +132,8 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
     compat.print_no_memory()
     files = RunFiles.read(run_dir)
     config = files.config
-    asked_s = config.train_cfg.hang_timeout
     # A new shape of a batch may compile the model again in any step.
-    guard.watch(TimeLimits(None if asked_s == "auto" else asked_s, learns_steps=not config.train_cfg.torch_compile))
+    guard.watch(TimeLimits(config.train_cfg.hang_timeout, learns_steps=not config.train_cfg.torch_compile))
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run_dir, files.point, rank)
