@@ -9,10 +9,11 @@ import pytest
 
 from tests.launch.place import Place, at_once, met
 from tests.launch.place import place as place
-from tests.launch.plans import checkpoint, made
-from tuner.launch import render, retry
+from tests.launch.plans import PATH, checkpoint, made
+from tuner.launch import render, retry, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine.hostfile import MEETING
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
@@ -96,3 +97,10 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
     _goes_on(run, first, second, *met(place, run.path, launch=first.launch_id))
 
     assert sorted(hashed) == ["model.safetensors", "recipe.py"]
+
+
+def test_ranks_do_not_get_the_secret_of_the_launch() -> None:
+    where = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "nproc_per_node": 1}
+    run = made(flags=where, environ={**PATH, MEETING: "secret n1 n2"})
+
+    assert not any("secret" in value for value in supervise._environment(run).values())
