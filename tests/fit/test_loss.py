@@ -24,6 +24,8 @@ from tuner import assets
 from tuner.data.text_encoder import TextEncoder
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
+from tuner.fit.estimate import peak
+from tuner.fit.levels import Level
 from tuner.fit.parameters import count
 from tuner.models.load import recompute_first
 from tuner.recipes.schema import OBJECTIVES as BLOCKS
@@ -115,7 +117,8 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
     model.train()
     if recipe.train_cfg.gradient_checkpointing:
         if recipe.split.recomputed_layers is not None:
-            recompute_first(model.get_base_model(), recipe.split.recomputed_layers)
+            trained = model.get_base_model() if recipe.adapter else model
+            recompute_first(trained, recipe.split.recomputed_layers)
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     if recipe.train_cfg.loss == "whole":
@@ -138,7 +141,8 @@ def planned(recipe: RecipeConfig, facts: dict[str, Any]) -> tuple[Work, float]:
     work = of_recipe(recipe, architecture)
     gradients = 2 * count(recipe, architecture).trainable
     at_layer = work.at_layer + max(0.0, gradients - work.kept)
-    return work, work.kept + max(work.at_loss + work.logits, at_layer)
+    at_again = work.at_again - work.freed + max(0.0, gradients - (work.kept - work.freed))
+    return work, work.kept + max(work.at_loss + work.logits, at_layer, at_again if work.freed else 0.0)
 
 
 @pytest.mark.parametrize(("objective", "method"), OBJECTIVES)
@@ -225,3 +229,17 @@ def test_with_some_layers_recomputed_the_others_keep_their_activations(number: i
 
     assert found.kept == pytest.approx(work.kept + work.at_loss, rel=0.05)
     assert found.peak == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_with_some_layers_recomputed_no_gradients_are_there_while_the_others_are_kept(
+    number: int, tmp_path: Path
+) -> None:
+    facts = {**FACTS, "num_hidden_layers": 6, "intermediate_size": 512}
+    sets = ("gradient_checkpointing=True", f"recomputed_layers={number}", "batch_size=4", "accumulative_counts=1")
+    recipe = recipe_of("reward", "full", tmp_path, *sets)
+    architecture = Architecture(model_type="llama", head_dim=16, **facts)
+
+    found, needs = held(recipe, tmp_path, facts), peak(recipe, architecture, Level.of_preset("none", 64), 1, 1)
+
+    assert needs.gpu["gradients"] + needs.gpu["activations"] == pytest.approx(found.peak, rel=0.03)

@@ -66,8 +66,10 @@ class Work(NamedTuple):
     """What is kept in the host's memory instead."""
     of_layers: tuple[float, ...] = ()
     """What each layer keeps on the GPU, from the last one on; empty if it is offloaded."""
+    at_again: float = 0.0
+    """As `at_layer`, while the first of some layers are computed again; `freed` of `kept` is gone then."""
     freed: float = 0.0
-    """What is gone of `kept` while the first of some layers are computed again: of those behind them."""
+    """What the layers behind them have kept."""
 
 
 _OFFLOAD_STASH = 5
@@ -113,7 +115,8 @@ def of_recipe(
         steps_of[layer] = max(
             weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp
         ) + weight_bytes * _expert_gradients(recipe, family, layer)
-    saved, steps, freed = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers], 0.0
+    saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
+    at_again = freed = 0.0
     trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
     at_head = norm + hidden
@@ -128,16 +131,17 @@ def of_recipe(
         at_layer = max(at_layer, _at_layer_of_tower(recipe, architecture, tokens, weight_bytes))
         if again < len(layers):
             freed = sum(saved[again:])
-            at_layer = max(at_layer - freed, at_head + (_NORM_STEPS + trained) * hidden, *steps[again:])
+            at_again, at_layer = at_layer, max(at_head + (_NORM_STEPS + trained) * hidden, *steps[again:])
     else:
         # Of the head, the norm is what is left when the loss is gone.
         of_layers = saved[::-1]
         kept = sum(saved)
         at_layer = max(at_head + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
+    at_again += _dequantized(recipe, layers, weight_bytes)
     kept += of_tower(recipe, architecture, tokens, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
-        return Work(kept, at_loss, logits, at_layer, of_layers=tuple(of_layers), freed=freed)
+        return Work(kept, at_loss, logits, at_layer, of_layers=tuple(of_layers), at_again=at_again, freed=freed)
     recomputes_all = recipe.split.recompute and _num_recomputed(recipe, architecture) == len(layers)
     widest = hidden if recomputes_all else weight_bytes * tokens * _widest(architecture, layers)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)

@@ -137,8 +137,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice | None:
     """Return the candidate to take; None if none fits.
 
     Those without offloading come before all with it, and then those that leave `MARGIN` free before those that leave
-    `TIGHT`. Among these the shortest step is taken; a higher level must be shorter by more than `WORTH` than each lower
-    one. If none leaves even `TIGHT` free, the one that leaves the most is taken.
+    `TIGHT`. Of these levels, each with its shortest step, the lowest is taken that no higher one beats by more than
+    `WORTH`. If none leaves even `TIGHT` free, the one that leaves the most is taken.
     """
     fitting = [candidate for candidate in candidates if candidate.fit.fits]
     in_memory = [candidate for candidate in fitting if not candidate.fit.offloads]
@@ -188,8 +188,10 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
     runner_up = min(others, key=lambda candidate: candidate.cost)
     if taken is lowest:
         why = f"the lowest level that leaves {margin:.0%} of each GPU free, and none is more than {WORTH:.0%} faster"
-    else:
+    elif taken.cost < runner_up.cost:
         why = f"the shortest step of all levels that leave {margin:.0%} of each GPU free"
+    else:
+        why = f"of the levels that leave {margin:.0%} of each GPU free no higher one is more than {WORTH:.0%} faster"
     return Choice(taken, why, margin, runner_up)
 
 

@@ -132,9 +132,16 @@ def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> t
     Without `has_gradients` none are held at the loss; then they grow as what the layers keep goes.
     """
     whole = states["gradients"]
-    first, then = (whole, whole) if has_gradients else (0.0, max(0.0, whole - (work.kept - work.freed)))
+
+    def while_a_layer_runs(kept: float, beside: float) -> dict[str, float]:
+        gradients = whole if has_gradients else max(0.0, whole - kept)
+        return {"gradients": gradients, "activations": kept + beside, "logits": 0.0}
+
+    first = whole if has_gradients else 0.0
     at_loss = {"gradients": first, "activations": work.kept + work.at_loss, "logits": work.logits}
-    at_layer = {"gradients": then, "activations": work.kept + work.at_layer, "logits": 0.0}
+    at_layer = while_a_layer_runs(work.kept, work.at_layer)
+    if work.freed:
+        at_layer = max(at_layer, while_a_layer_runs(work.kept - work.freed, work.at_again), key=_total)
     return {**states, **at_loss}, {**states, **at_layer}
 
 

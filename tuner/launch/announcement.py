@@ -168,7 +168,6 @@ def _level(run: ResolvedRun) -> str:
     if not level.stage:
         return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
     offloaded = " with offloading" if level.offloads else ""
-    # The reason's end is the memory of the level's lightest split; the memory of this run has a line of its own.
     why = (run.level_and_split.level_reason or "") if run.hardware.gpus else ""
     source = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
