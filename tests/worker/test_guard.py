@@ -484,7 +484,7 @@ def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, wo
 
 @pytest.mark.parametrize(
     ("phase", "code"),
-    [("STEP", 124), ("SAVE", 7), ("VALIDATION", 7), ("GENERATION", 7)],
+    [("STEPS", 124), ("SAVES", 7), ("VALIDATION", 7), ("GENERATION", 7)],
 )
 def test_a_step_ends_by_the_limit_that_it_taught_and_what_is_no_step_does_not(
     run: RunDirectory, phase: str, code: int
