@@ -47,7 +47,7 @@ class Place:
         key = call_key("", words, topology)
         one = (Leader if rank == 0 else Caller)(topology, key, **settings)
         self.nodes.append(one)
-        one.open()
+        one.listen()
         return one
 
 

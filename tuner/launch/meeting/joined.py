@@ -44,7 +44,7 @@ class Others:
         words = self._request.command or (str(self._request.recipe), repr(self._request.overrides))
         part: type[Leader | Caller] = Leader if topology.leads else Caller
         meeting = part(topology, call_key(sent, words, topology), names, self._request.start_timeout_s)
-        meeting.open()
+        meeting.listen()
         self._stack.callback(meeting.close)
         self._stack.enter_context(_told(meeting))
         self._stack.enter_context(meeting.interrupting())

@@ -96,7 +96,7 @@ class Leader(Meeting):
         self._has_made_folder = False
         self._place = names.get(0, "")
 
-    def open(self) -> None:
+    def listen(self) -> None:
         try:
             self._listener = _listening(self.port)
         except OSError as error:
@@ -105,7 +105,7 @@ class Leader(Meeting):
             fix = f"Use another port on all nodes, such as {Option('master_port', self.port + 10)}."
             problem = f"cannot listen on port {self.port}, where the nodes meet: {os.strerror(error.errno or 0)}"
             raise MachineError(problem, where="--master-port / MASTER_PORT / PORT", fix=fix) from None
-        super().open()
+        super().listen()
 
     def share(self, folder: Path) -> None:
         path = folder / MEETING

@@ -208,7 +208,7 @@ class Meeting(ABC):
 
     # For the launcher's thread
 
-    def open(self) -> None:
+    def listen(self) -> None:
         """Begin to listen, or to call.
 
         Raises:
