@@ -16,8 +16,9 @@ from tuner.launch.meeting.leader import Leader
 from tuner.launch.meeting.part import Meeting, Plan, Times, call_key
 from tuner.machine.topology import Topology
 
-FAST = Times(beat=0.05, silent=1.0, back=0.2, linger=0.2, folder=0.3, again=0.05, told=0.05)
-PATIENT = FAST._replace(folder=20.0)
+FAST = Times(beat=0.05, silent=20.0, back=0.2, linger=0.2, folder=20.0, again=0.05, told=0.05)
+"""What must not happen on a busy machine, where a thread may wait for seconds, is as patient as in use."""
+UNSHARED = FAST._replace(folder=0.3)
 PLAN = Plan.of("tuner train x", {"lr": 1e-4})
 Result = TypeVar("Result")
 
@@ -43,7 +44,7 @@ class Place:
         self, rank: int, *, nodes: int = 2, address: str = "127.0.0.1", words: Sequence[str] = (), **more: Any
     ) -> Any:
         topology = Topology("torchrun", nodes, rank, 1, nodes, master_addr=address, master_port=self.port)
-        settings = {"start_timeout_s": 10.0, "say": self.said.append, "times": FAST, **more}
+        settings = {"start_timeout_s": 30.0, "say": self.said.append, "times": FAST, **more}
         key = call_key("", words, topology)
         one = (Leader if rank == 0 else Caller)(topology, key, **settings)
         self.nodes.append(one)
@@ -73,7 +74,7 @@ def at_once(*functions: Callable[[], Result]) -> list[Result | BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     return results
 

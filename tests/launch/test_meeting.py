@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.place import FAST, PATIENT, Place, at_once, met, ready
+from tests.launch.place import FAST, UNSHARED, Place, at_once, met, ready
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
 from tuner.errors import Hang, MachineError, RecipeError, TunerError, UsageError
@@ -200,7 +200,10 @@ def test_the_port_is_beside_the_master_port() -> None:
 
 
 def test_a_node_that_does_not_see_the_folder_ends_all_in_seconds(place: Place, tmp_path: Path) -> None:
-    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
+    first, second = (
+        ready(place.node(0, times=UNSHARED), tmp_path / "a"),
+        ready(place.node(1, times=UNSHARED), tmp_path / "b"),
+    )
 
     for caught in at_once(first.wait, second.wait):
         assert isinstance(caught, TunerError) and caught.exit_code == 2
@@ -210,14 +213,17 @@ def test_a_node_that_does_not_see_the_folder_ends_all_in_seconds(place: Place, t
 def test_another_file_at_the_same_path_is_not_the_shared_folder(place: Place, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "meeting").write_text(json.dumps({"secret": "ab" * 32}))
-    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
+    first, second = (
+        ready(place.node(0, times=UNSHARED), tmp_path / "a"),
+        ready(place.node(1, times=UNSHARED), tmp_path / "b"),
+    )
 
     for caught in at_once(first.wait, second.wait):
         assert isinstance(caught, TunerError) and "another file" in caught.message
 
 
 def test_a_folder_that_shows_the_file_late_is_waited_for(place: Place, tmp_path: Path) -> None:
-    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1, times=PATIENT), tmp_path / "b")
+    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
     waiting = threading.Thread(target=first.wait)
     waiting.start()
     wait_until(lambda: any("has not seen" in line for line in place.said))
