@@ -58,6 +58,7 @@ def place() -> Iterator[Place]:
     yield place
     for node in reversed(place.nodes):
         node.close()
+    assert "meeting" not in {thread.name for thread in threading.enumerate()}, "a node still calls, in other tests too"
 
 
 def at_once(*functions: Callable[[], Result]) -> list[Result | BaseException]:

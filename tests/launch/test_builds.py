@@ -175,7 +175,7 @@ def test_under_slurm_one_task_of_a_node_compiles(
     built: list[Path] = []
     monkeypatch.setattr(builds, "build", lambda run, env, log: built.append(log))
     monkeypatch.setattr(os, "execve", lambda *_: (_ for _ in ()).throw(SystemExit))
-    monkeypatch.setattr(execute, "_directory", lambda run: execute.RunDirectory(run.run_path))
+    monkeypatch.setattr(execute, "_directory", lambda run, meeting: execute.RunDirectory(run.run_path))
     # Each task sees one GPU of its own: every local rank is 0.
     plan = made(environ={**task(int(local)), "SLURM_LOCALID": local}, flags={"launcher": "slurm"}, work_dir=tmp_path)
 

@@ -519,7 +519,8 @@ def test_a_newcomer_that_does_not_fit_is_refused_alone_between_two_attempts(plac
         ready(place.node(1), tmp_path, Plan.of("other", {"lr": 2e-4})).wait()
     with pytest.raises(NodeError, match="one of 3 nodes"):
         ready(place.node(1, nodes=3), tmp_path).wait()
-    place.nodes.pop(), place.nodes.pop().close()
+    for _ in range(2):
+        place.nodes.pop().close()
     place.node(1).fail(RecipeError("wrong"))
     place.nodes.pop().close()
     again = ready(place.node(1), tmp_path)

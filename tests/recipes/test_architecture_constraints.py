@@ -95,12 +95,16 @@ def test_a_value_of_the_users_own_folder_configs_is_the_users(tmp_path: Path, mo
 
 
 def test_a_model_that_leaks_between_packed_samples_does_not_pack() -> None:
-    found = recipe(f"{LINEAR}_full_alpaca_e3")
+    found = recipe("opt_1_3b_full_alpaca_e3")
 
     assert found.config.train_dataloader.dataset.packing is False
     assert any(note.startswith("train_dataloader.dataset.packing=False: ") for note in found.notes)
     with refused(RecipeError, "--set packing=True"):
-        recipe(f"{LINEAR}_full_alpaca_e3", "packing=True")
+        recipe("opt_1_3b_full_alpaca_e3", "packing=True")
+
+
+def test_a_hybrid_model_packs() -> None:
+    assert recipe(f"{LINEAR}_full_alpaca_e3").config.train_dataloader.dataset.packing is True
 
 
 def test_the_validation_does_not_pack_either() -> None:
@@ -110,8 +114,8 @@ def test_the_validation_does_not_pack_either() -> None:
     assert found.config.val_dataloader.dataset.packing is False
 
 
-@pytest.mark.parametrize("kind", ["jamba", "mamba2"])
-def test_a_folder_says_its_model_type_where_its_facts_are_not_all_known(kind: str, tmp_path: Path) -> None:
+def test_a_folder_says_its_model_type_where_its_facts_are_not_all_known(tmp_path: Path) -> None:
+    kind = "mamba2"
     folder = folder_of(kind, tmp_path)
 
     found = load("tiny_lora_sample_e1", Overrides(model=folder))

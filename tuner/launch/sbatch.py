@@ -168,7 +168,7 @@ def _again(job: Job, srun: Sequence[str], command: Sequence[str], told: Sequence
     command_line = " ".join((srun[0], '"${on[@]}"', *srun[1:], *command))
     return [
         "# After a failure srun is started again, on nodes that are well: `after_srun` prints which.",
-        f"on=(--nodes={job.nodes} --ntasks={job.nodes * job.tasks_per_node})",
+        f"on=(-N {job.nodes} -n {job.nodes * job.tasks_per_node})",
         "while true; do",
         f"    {command_line}",
         f"    next=$({' '.join(told)}) || exit",

@@ -96,7 +96,7 @@ def queued() -> dict[str, str] | None:
     An array has one number. None: there is no Slurm here, or it does not answer.
     """
     try:
-        answer = _ask("squeue", "--me", "--noheader", "--format=%F %T %r")
+        answer = _ask("squeue", "--me", "--noheader", "-o", "%F %T %r")
     except MachineError:
         return None
     return dict(line.split(maxsplit=1) for line in answer.splitlines() if " " in line.strip())
@@ -147,7 +147,7 @@ def unwell(nodes: Sequence[str]) -> dict[str, str]:
     Raises:
         MachineError: Slurm does not answer.
     """
-    lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T").splitlines()
+    lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "-o", "%N %T").splitlines()
     states = dict(line.split() for line in lines if line)
     return {node: state for node in nodes if (state := states.get(node, "gone")).rstrip(_HARMLESS) not in _WELL}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import MachineError, Option, TunerError, UsageError, shortened
+from tuner.errors import MachineError, TunerError, UsageError, shortened
 from tuner.files import JsonObject, disk_errors
 from tuner.launch.meeting.part import (
     CALL,
@@ -102,7 +102,7 @@ class Leader(Meeting):
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            fix = f"Use another port on all nodes, such as {Option('master_port', self.port + 10)}."
+            fix = f"Use another port on all nodes, such as --master-port {self.port + 10}."
             problem = f"cannot listen on port {self.port}, where the nodes meet: {os.strerror(error.errno or 0)}"
             raise MachineError(problem, where="--master-port / MASTER_PORT / PORT", fix=fix) from None
         super().listen()
@@ -191,8 +191,10 @@ class Leader(Meeting):
                     self._lose(node)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.CancelledError):  # at the end; asyncio would print it as a failure
+        try:
             await self._greet(reader, writer)
+        except asyncio.CancelledError:  # at the end; asyncio would print it as a failure
+            writer.transport.abort()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._strangers) >= _MAX_STRANGERS:
@@ -247,12 +249,12 @@ class Leader(Meeting):
         problem: TunerError | None = None
         if nodes != self.topology.num_nodes:
             text = f"node {rank} ({name}) was started as one of {nodes} nodes, and node 0 as one of "
-            problem = UsageError(f"{text}{self.topology.num_nodes}", where=Option("nnodes"))
+            problem = UsageError(f"{text}{self.topology.num_nodes}", where="--nnodes / NNODES")
         elif node is None:
-            problem = UsageError(f"{name} claims node rank {rank}", where=Option("node_rank"))
+            problem = UsageError(f"{name} claims node rank {rank}", where="--node-rank / NODE_RANK")
         elif node.instance not in ("", instance) and not node.is_gone and (node.shares or self.launched is None):
             here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
-            fix = f"Give each node a {Option('node_rank')} of its own."
+            fix = "Give each node a --node-rank of its own."
             problem = UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
         if problem or node is None:
             assert problem
@@ -419,7 +421,7 @@ class Leader(Meeting):
                         return
                     here = f"{socket.gethostname()}, process {os.getpid()}"
                     there = f"{answer.get('host')}, {lines.address}, process {answer.get('pid')}"
-                    fix = f"Give each node a {Option('node_rank')} of its own."
+                    fix = "Give each node a --node-rank of its own."
                     problem = f"two nodes claim node rank 0: {there}, and {here}"
                     error = UsageError(problem, where="--node-rank", fix=fix)
                     lines.send({"kind": "error", "who": self._who(), **told(error)})

@@ -367,11 +367,17 @@ class Meeting(ABC):
         asyncio.set_event_loop(self.loop)
         self.spawn(self._main())
         self.loop.run_forever()
+        self._turn()  # a connection whose task has not begun would stay open
         while left := asyncio.all_tasks(self.loop):  # again: a task may lose a cancellation (Python 3.11's wait_for)
             for task in left:
                 task.cancel()
             self.loop.run_until_complete(asyncio.wait(left, timeout=POLL_S))
+        self._turn()  # connections are closed in the turn after
         self.loop.close()
+
+    def _turn(self) -> None:
+        for _ in range(2):
+            self.loop.run_until_complete(asyncio.sleep(0))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
