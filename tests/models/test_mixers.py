@@ -95,6 +95,26 @@ def test_a_batch_of_single_samples_is_computed_as_before(kind: str) -> None:
             assert torch.equal(*(model(**batch, use_cache=False).logits for model in (changed, plain)))
 
 
+@pytest.mark.parametrize("lengths", [(8,), (3, 5)])
+def test_lengths_for_kernels_that_are_not_there_change_nothing(lengths: tuple[int, ...]) -> None:
+    model = made("qwen3_5_text").eval()
+    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    row = {
+        "input_ids": torch.arange(3, 11)[None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+    }
+    of_collator = {
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends),
+        **dict.fromkeys(("max_length_q", "max_length_k"), max(lengths)),
+        "seq_idx": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()[None],
+    }
+
+    with torch.no_grad():
+        logits = [model(**row, **told, use_cache=False).logits for told in ({}, of_collator)]
+
+    assert torch.equal(*logits)
+
+
 def test_answers_are_generated_as_before() -> None:
     prompts = {"input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]), "attention_mask": torch.ones(2, 4).long()}
     prompts["attention_mask"][0, :2] = 0

@@ -33,6 +33,7 @@ _LENGTHS = "sample_lengths"
 """Of the samples of each row, on its way through the decoder's keyword arguments to its layers: a layer that is
 recomputed gets them again. None: each row is one sample."""
 _OF_WHOLE_ROW = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Arguments that say where the samples of a row are: transformers refuses them without a compiled kernel."""
 _CACHES = ("cache_params", "past_key_values")
 """Arguments of mixers. A decoder makes a cache by itself: it would carry the state of one sample into the next."""
 Lengths = list[list[int]]
@@ -135,10 +136,11 @@ def _by_sample(mixer: nn.Module, hidden_states: Tensor, *args: Any, **options: A
     """Compute a mixer on [S, T, hidden]; where a row holds several samples, on one of them after the other."""
     lengths: Lengths | None = getattr(mixer, _LENGTHS)
     compute = type(mixer).forward
+    options = {name: value for name, value in options.items() if name not in _OF_WHOLE_ROW}
     if lengths is None:
         mixed: Tensor = compute(mixer, hidden_states, *args, **options)
         return mixed
-    alone = {name: value for name, value in options.items() if name not in _OF_WHOLE_ROW + _CACHES}
+    alone = {name: value for name, value in options.items() if name not in _CACHES}
     rows = []
     for row, of_row in zip(hidden_states.split(1), lengths, strict=True):
         rows.append(torch.cat([compute(mixer, sample, *args, **alone) for sample in row.split(of_row, dim=1)], dim=1))
