@@ -144,6 +144,19 @@ def test_a_recipe_that_asks_for_all_layers_recomputes_all(sets: tuple[str, ...])
     assert split.recompute and split.recomputed_layers is None
 
 
+@pytest.mark.parametrize(
+    ("sets", "key", "decides"),
+    [
+        (("gradient_checkpointing=True", "recomputed_layers=auto"), "recomputed_layers", "gradient_checkpointing is"),
+        (("gradient_checkpointing=auto", "recomputed_layers=1"), "gradient_checkpointing", "recomputed_layers is 1"),
+    ],
+)
+def test_which_layers_are_recomputed_has_its_true_reason(sets: tuple[str, ...], key: str, decides: str) -> None:
+    found = made(*sets, "train_dataloader.batch_size=1", "optim_wrapper.accumulative_counts=2", hardware=machine(A100))
+
+    assert decides in found.recipe.origins[f"train_cfg.{key}"].source
+
+
 def test_a_number_of_layers_asks_for_recomputation_and_contradicts_none() -> None:
     assert made("recomputed_layers=1", "gradient_checkpointing=auto").recipe.config.split[2:] == (True, 1)
     with refused(RecipeError, "--set recomputed_layers=1", "train_cfg.gradient_checkpointing"):

@@ -193,7 +193,7 @@ def _number(document: Document, key: str) -> int | None:
 
 
 def with_split(recipe: Recipe, split: Split, why: str) -> Recipe:
-    """Return the recipe with the values of a split where it has 'auto'; `why` is their origin."""
+    """Return the recipe with the values of a split where it has 'auto'; `why` is the origin of those that were open."""
     values: dict[str, object] = {
         _MICRO: split.micro_batch,
         _ACCUMULATION: split.accumulation,
@@ -202,5 +202,13 @@ def with_split(recipe: Recipe, split: Split, why: str) -> Recipe:
     }
     if recipe.config.val_dataloader:
         values["val_dataloader.batch_size"] = split.micro_batch
-    open_keys = {key: value for key, value in values.items() if attrgetter(key)(recipe.config) == "auto"}
-    return recipe.settled(open_keys, Place(Kind.DERIVED, why))
+    cfg = recipe.config.train_cfg
+    follows = {}  # of these two values one decides the other
+    if cfg.gradient_checkpointing != "auto":
+        follows["train_cfg.recomputed_layers"] = f"derived: gradient_checkpointing is {cfg.gradient_checkpointing}"
+    elif isinstance(cfg.recomputed_layers, int):
+        follows["train_cfg.gradient_checkpointing"] = f"derived: recomputed_layers is {cfg.recomputed_layers}"
+    for key, value in values.items():
+        if attrgetter(key)(recipe.config) == "auto":
+            recipe = recipe.settled({key: value}, Place(Kind.DERIVED, follows.get(key, why)))
+    return recipe
