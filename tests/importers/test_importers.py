@@ -886,6 +886,41 @@ def test_simpo_of_llamafactory_is_that_objective_with_its_defaults() -> None:
     assert found == [["simpo", 0.1, 0.5], ["simpo", 2.0, 1.4]]
 
 
+_AXOLOTL_SIMPO = "base_model: x\nsequence_len: 8\nrl: simpo\n"
+_SWIFT_SIMPO = "swift rlhf --rlhf_type simpo --model x --dataset a.jsonl"
+
+
+@each(
+    [
+        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0\n", "c.yaml", 0.1, 0.5),
+        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0.0\nrl_beta: 2.5\nsimpo_gamma: 1.4\n", "c.yaml", 2.5, 1.4),
+        (f"{_SWIFT_SIMPO} --cpo_alpha 0", "c.sh", 2.0, 1.0),
+        (f"{_SWIFT_SIMPO} --cpo_alpha 0 --beta 10 --simpo_gamma 3 --loss_type simpo", "c.sh", 10.0, 3.0),
+    ]
+)
+def test_simpo_is_that_objective_with_the_defaults_of_its_tool(text: str, name: str, beta: float, gamma: float) -> None:
+    imported = _imported(text, name)
+    values = _loaded(imported)
+
+    found = [values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma")]
+    assert (found, imported.obstacle) == (["simpo", beta, gamma], None)
+
+
+@each(
+    [
+        (_AXOLOTL_SIMPO, "c.yaml", "cpo_alpha = 1 "),
+        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0.5\n", "c.yaml", "cpo_alpha = 0.5 "),
+        (_SWIFT_SIMPO, "c.sh", "cpo_alpha = 1 "),
+        (f"{_SWIFT_SIMPO} --cpo_alpha 0 --loss_type hinge", "c.sh", "'hinge'"),
+    ]
+)
+def test_simpo_with_a_loss_beside_it_is_refused(text: str, name: str, why: str) -> None:
+    """TRL's CPO adds a loss on the chosen answers, unless cpo_alpha is 0."""
+    imported = _imported(text, name)
+
+    assert why in str(imported.obstacle) and _loaded(imported)["objective.type"] == "simpo"
+
+
 def test_keys_with_a_counterpart_are_not_left_out() -> None:
     swift = _loaded(
         _imported(

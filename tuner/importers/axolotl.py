@@ -48,6 +48,7 @@ def _prepare(t: Translation) -> None:
     t.objective = _RL.get(rl, NEAREST.get(rl, "reward" if truth(values.get("reward_model")) else "sft"))
     if rl and rl not in _RL:
         t.obstacle = f"tuner has no {rl}; the nearest is {t.objective}"
+    shared_rules.refuse_cpo_simpo(t)
     if truth(values.get("process_reward_model")):
         t.obstacle = "tuner trains reward models of whole answers, not of steps"
     rewards = t.settings.get("trl.reward_funcs")
@@ -63,12 +64,12 @@ def rl(t: Translation, setting: Setting) -> None:
         t.set(setting, "objective.loss_type", ["ipo"])
 
 
-def of_objective(ours: str, objective: str) -> Rule:
-    """Return the rule for a key of one objective that a recipe has under another name."""
+def of_objective(ours: str, *objectives: str) -> Rule:
+    """Return the rule for a key of some objectives that a recipe has under another name."""
 
     def rule(t: Translation, setting: Setting) -> None:
-        if t.objective != objective:
-            t.leave(setting, f"belongs to {objective}, and this is {t.objective}")
+        if t.objective not in objectives:
+            t.leave(setting, f"belongs to {' and '.join(objectives)}, and this is {t.objective}")
         else:
             t.set(setting, f"objective.{ours}", [setting.value] if ours == "loss_type" else setting.value)
 
@@ -276,6 +277,8 @@ def _defaults(document: Document) -> Mapping[str, Value]:
         "lr_scheduler": "cosine",
         "gradient_checkpointing": False,
         "seed": 42,
+        # TRL's beta of CPO; Axolotl's manual says so of its gamma.
+        **({"rl_beta": 0.1, "simpo_gamma": 0.5} if values.get("rl") == "simpo" else {}),
         # Without both keys Axolotl warms up for 3 % of all steps, at most 100 (core/builders/base.py).
         **({"warmup_ratio": 0.03} if values.get("warmup_ratio") is None and values.get("warmup_steps") is None else {}),
     }
@@ -293,8 +296,8 @@ TABLE: Mapping[str, Rule] = {
             "load_in_4bit load_in_8bit": shared_rules.bits,
             "lora_target_linear": linear,
             "rl": rl,
-            "dpo_beta": of_objective("beta", "dpo"),
-            "orpo_alpha": of_objective("beta", "orpo"),
+            "dpo_beta": of_objective("beta", "dpo", "simpo"),
+            "orpo_alpha": of_objective("beta", "orpo", "simpo"),
             "dpo_loss_type": of_objective("loss_type", "dpo"),
             "datasets test_datasets pretraining_dataset": datasets,
             "default_system_message": shared_rules.system,
@@ -319,6 +322,7 @@ TABLE: Mapping[str, Rule] = {
             "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval", "num_epochs"),
             "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval", "num_epochs"),
             "rpo_alpha": shared_rules.sft_term,
+            "cpo_alpha": shared_rules.cpo_term,
             "loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
             "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": when_on(

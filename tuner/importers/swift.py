@@ -22,7 +22,7 @@ from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translatio
 
 _RLHF = WORDS["swift"]
 """Methods that tuner does not have -> the nearest objective; for all others dpo."""
-_BETAS = {"grpo": 0.04, "gkd": 0.5}
+_BETAS = {"grpo": 0.04, "gkd": 0.5, "simpo": 2.0}
 _MAX_PROMPT = 100_000
 _DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d{1,15}))?", re.DOTALL)
 
@@ -39,6 +39,9 @@ def _prepare(t: Translation) -> None:
     t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, NEAREST.get(rlhf, "dpo")) if rlhf else "sft"
     if rlhf and rlhf not in _RLHF:
         t.obstacle = f"tuner has no {rlhf}; the nearest is {t.objective}"
+    shared_rules.refuse_cpo_simpo(t)
+    if t.objective == "simpo" and values.get("loss_type") not in (None, "simpo"):
+        t.obstacle = f"rlhf_type simpo with the loss {values['loss_type']!r} is CPO, which tuner does not have"
     task = str(values.get("task_type") or "causal_lm")
     if task != "causal_lm" and not (task == "seq_cls" and t.objective == "reward"):
         t.obstacle = f"tuner does not train {task}"
@@ -156,7 +159,8 @@ def _defaults(document: Document) -> Mapping[str, Value]:
 def _of_rlhf(kind: str) -> JsonObject:
     """Return the defaults of ms-swift's methods that differ from those of TRL (swift/arguments/rlhf_args.py)."""
     online = {"temperature": 0.9, "loss_type": "grpo"} if kind == "grpo" else {}
-    return {**online, **({"beta": _BETAS[kind]} if kind in _BETAS else {})}
+    margin = {"simpo_gamma": 1.0} if kind == "simpo" else {}
+    return {**online, **margin, **({"beta": _BETAS[kind]} if kind in _BETAS else {})}
 
 
 _WORDS = key_tables.of("swift")
@@ -179,6 +183,7 @@ TABLE: Mapping[str, Rule] = {
             "system": system,
             "columns": columns,
             "rpo_alpha": shared_rules.sft_term,
+            "cpo_alpha": shared_rules.cpo_term,
             "loss_type": reward_keys.loss_type,
             "reward_model": reward_keys.reward_model,
             "teacher_model": reward_keys.teacher,
