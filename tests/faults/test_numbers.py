@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tests.e2e.runs import ok, quick, train
+from tests.e2e.runs import Finished, ok, quick, train
 from tests.faults.conftest import Faulty
 from tuner import assets
 
@@ -29,13 +29,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]  # in one process: tests/worker
 def test_a_number_that_is_none_ends_the_run_before_the_update_and_names_step_rank_and_rows(
     tmp_path: Path, faulty: Faulty, fault: str, level: str, dtype: str, told: str
 ) -> None:
-    run = faulty(fault, quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", level, "--set", f"dtype={dtype}")
+    sets = ("--set", f"dtype={dtype}", "--set", "packing=False")  # a row is a sample, as `spoilt` says it
+    run = faulty(fault, quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", level, *sets)
 
     assert run.code == 1, run.text
     rank, step = fault[-3], int(fault[-1])
     *_, what, where, following = run.text.splitlines()
     assert re.match(
-        rf"error\[not-a-number\]: {told}, from rows \d+, \d+ of the prepared data, .*<\|im_start\|>", what
+        rf"error\[not-a-number\]: {told}, from row \d+ of the prepared data, which begins .*<\|im_start\|>", what
     ), run.text
     assert where == f"On rank {rank}, in step {step}. More: tuner explain not-a-number. Logs: {run.path / 'ranks'}"
     assert following.endswith("--set optim_wrapper.optimizer.lr=0.0003")
@@ -43,12 +44,27 @@ def test_a_number_that_is_none_ends_the_run_before_the_update_and_names_step_ran
     saved = {folder.name for folder in (run.path / "checkpoints").glob("checkpoint-*")}
     assert saved == ({"checkpoint-2"} if step == 3 else set())
     assert not (run.path / "final").exists()
-    if "nan-loss" in fault:
-        [spoilt] = re.findall(r"^spoilt: \[(.*)\]$", (run.path / "ranks" / "1.log").read_text(), re.MULTILINE)
-        text = AutoTokenizer.from_pretrained(assets.asset("package:tiny")).decode(
-            [int(one) for one in spoilt.split(",")]
-        )
-        assert text.startswith(ast.literal_eval(re.findall(r"begins ('.*?'); no weight", what)[0]))
+    assert _spoilt(run, rank).startswith(_named(what))
+
+
+def test_the_row_of_a_stream_is_named_by_its_text(tmp_path: Path, faulty: Faulty) -> None:
+    sets = ("--set", "dataset.streaming=6", "--set", "packing=False", "--deepspeed", "zero3")
+    run = faulty("nan-loss@0:2", quick(tmp_path, "full"), tmp_path / "run", *sets)
+
+    assert run.code == 1 and "loss is nan in step 2 on rank 0, from row" in run.text, run.text
+    [what] = [line for line in run.text.splitlines() if line.startswith("error[not-a-number]")]
+    assert _spoilt(run, "0").startswith(_named(what))
+
+
+def _spoilt(run: Finished, rank: str) -> str:
+    [spoilt] = re.findall(r"^spoilt: \[(.*)\]$", (run.path / "ranks" / f"{rank}.log").read_text(), re.MULTILINE)
+    ids = [int(one) for one in spoilt.split(",")]
+    return str(AutoTokenizer.from_pretrained(assets.asset("package:tiny")).decode(ids))
+
+
+def _named(what: str) -> str:
+    """Return the text of the row that an error names."""
+    return str(ast.literal_eval(re.findall(r"begins ('.*?'|\".*?\"); no weight", what)[0])).strip()
 
 
 def test_batches_without_a_trained_token_have_no_loss_and_do_no_harm(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ Kinds: `oom`, `host-oom`, `kill`, `bus`, `bug`, `fill` (the run's disk, but for 
 `eat` (memory, until there is none); `save-fill` fills the disk in the middle of the step's save, `save-hold` stops
 there until RUN/held is removed; `usr2` (a signal to this rank alone); `freeze` (SIGSTOP), `ignore-term` (sleeps, deaf
 to SIGTERM), `block` (C code that never gives up the interpreter, and deaf too); `nan-loss`, `nan-grad`, `inf-grad` in
-the micro-batch that follows. `KIND>N` strikes only while the micro-batch is above N.
+the last row of the micro-batch that follows. `KIND>N` strikes only while the micro-batch is above N.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -134,24 +135,52 @@ def _block() -> None:
     library.pthread_mutex_lock(lock)  # for ever; no signal interrupts it
 
 
-def _nan_loss(model: Any) -> None:
-    def spoil(_: Any, __: Any, given: Any, output: Any) -> None:
-        output.loss = output.loss * float("nan")
-        print("spoilt:", given["input_ids"].flatten().tolist(), flush=True)
+def _spoil(change: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what changes the output of the next micro-batch, and of each that holds its last row again."""
 
-    model.register_forward_hook(spoil, with_kwargs=True)
+    def strike(model: Any) -> None:
+        known: list[list[int]] = []
+
+        def spoil(_: Any, __: Any, given: Mapping[str, Any], output: Any) -> None:
+            rows = _rows_of(given)
+            if not known:
+                known.append(rows[-1])
+                print("spoilt:", rows[-1], flush=True)
+            if known[0] in rows:
+                change(output)
+
+        model.register_forward_hook(spoil, with_kwargs=True)
+
+    return strike
+
+
+def _rows_of(batch: Mapping[str, Any]) -> list[list[int]]:
+    """Return the tokens of each row of a batch, side by side or end to end, up to the last that carries loss."""
+    rows, ends = [], (batch["labels"] != -100).long()
+    for ids, positions, trained in zip(batch["input_ids"], batch["position_ids"], ends, strict=True):
+        begins = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
+        for begin, end in itertools.pairwise(begins):
+            carries = trained[begin:end].nonzero().flatten().tolist()
+            rows += [ids[begin : begin + carries[-1] + 1].tolist()] if carries else []
+    return rows
+
+
+def _spoil_loss(output: Any) -> None:
+    output.loss = output.loss * float("nan")
 
 
 def _spoil_gradients(number: float) -> Callable[[Any], None]:
-    return lambda model: model.register_forward_hook(
-        lambda *called: called[-1].loss.register_hook(lambda gradient: gradient * number) and None
-    )
+    def change(output: Any) -> None:
+        if output.loss.requires_grad:
+            output.loss.register_hook(lambda gradient: gradient * number)
+
+    return change
 
 
 _SPOILS: dict[str, Callable[[Any], Any]] = {
-    "nan-loss": _nan_loss,
-    "nan-grad": _spoil_gradients(float("nan")),
-    "inf-grad": _spoil_gradients(1e38),
+    "nan-loss": _spoil(_spoil_loss),
+    "nan-grad": _spoil(_spoil_gradients(float("nan"))),
+    "inf-grad": _spoil(_spoil_gradients(1e38)),
 }
 _KINDS: dict[str, Callable[[], Any]] = {
     "oom": _out_of_gpu_memory,

@@ -18,6 +18,8 @@ from tests.refused import refused
 from tuner.errors import NotANumber
 from tuner.worker.consensus import Interrupted, RankConsensus
 
+INF, NAN = float("inf"), float("nan")
+
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
@@ -54,16 +56,21 @@ class _Engine:
         return self.is_applied
 
 
+def _collated(rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {"factor": sum(row["factor"] for row in rows)}
+
+
 class _Trainer(SimpleNamespace):
-    """Two micro-batches a step, each of one factor of its loss."""
+    """Two micro-batches a step, each of two rows; the factors of the second step's rows are those of their losses."""
 
     def __init__(self, engine: _Engine, factors: list[float]) -> None:
         super().__init__(deepspeed=engine, model=engine.module, state=SimpleNamespace(global_step=1))
-        self.args = SimpleNamespace(gradient_accumulation_steps=2, device="cpu")
+        self.args = SimpleNamespace(gradient_accumulation_steps=2, train_batch_size=2, device="cpu")
         self.state.num_input_tokens_seen = 0
-        self.train_dataset = [{"input_ids": [row]} for row in range(8)]
+        self.train_dataset = [{"input_ids": [row], "factor": one} for row, one in enumerate([1.0] * 4 + factors)]
         self.accelerator = SimpleNamespace(sync_gradients=False)
-        self.batches_of_step, self.num_items_of_step, self.num_tokens = [{"factor": one} for one in factors], None, 7
+        self.batches_of_step = [_collated(self.train_dataset[4:6]), _collated(self.train_dataset[6:])]
+        self.num_items_of_step, self.num_tokens, self.images, self.stream = None, 7, None, None
         self.compute_loss_context_manager = nullcontext
 
     steps_per_generation, generates = 1, False
@@ -79,9 +86,9 @@ class _Control:
 
 
 def _begun(engine: _Engine, *factors: float) -> RankConsensus:
-    loader = torch.utils.data.DataLoader(range(8), batch_size=2)  # type: ignore[arg-type, var-annotated]
+    trainer = _Trainer(engine, list(factors) or [0.5] * 4)
+    loader = torch.utils.data.DataLoader(trainer.train_dataset, batch_size=2, collate_fn=_collated)
     loader.set_epoch = lambda _: None  # type: ignore[attr-defined]
-    trainer = _Trainer(engine, list(factors) or [1.0, 1.0])
     guard: Any = SimpleNamespace(stop_requested=False, step=2, can_stop_at_a_step=False)
     consensus = RankConsensus(trainer, guard, SimpleNamespace(decode=lambda ids: f"row {ids[0]}"))
     consensus.on_train_begin(trainer.args, trainer.state, _Control())
@@ -107,7 +114,7 @@ def _spoil(engine: _Engine) -> None:
 
 def test_an_infinite_gradient_is_ordinary_in_fp16() -> None:
     engine = _Engine()
-    consensus = _begun(engine, 1.0, 2.0)
+    consensus = _begun(engine, 0.5, 0.5, 0.5, 1.5)
     _spoil(engine)
 
     _step(consensus)
@@ -117,7 +124,7 @@ def test_an_infinite_gradient_is_ordinary_in_fp16() -> None:
 
 def test_an_infinite_gradient_at_the_smallest_scale_ends_the_run() -> None:
     engine = _Engine(scale=1.0)
-    consensus = _begun(engine, 1.0, 2.0)
+    consensus = _begun(engine, 0.5, 0.5, 0.5, 1.5)
     _spoil(engine)
 
     with refused(NotANumber, None, 2):
@@ -126,30 +133,56 @@ def test_an_infinite_gradient_at_the_smallest_scale_ends_the_run() -> None:
 
 def test_the_rows_of_an_infinite_gradient_are_found_by_taking_the_step_again() -> None:
     engine = _Engine(is_fp16=False)
-    consensus = _begun(engine, 1.0, 2.0)
+    consensus = _begun(engine, 0.5, 0.5, 0.5, 1.5)
     _spoil(engine)
 
-    with refused(NotANumber, None, "inf", "step 2", "rank 0", "rows 6, 7", "'row 6'"):
+    with refused(NotANumber, None, "inf", "step 2", "rank 0", "row 7", "'row 7'"):
         _step(consensus)
 
 
 def test_gradients_that_are_infinite_only_together_are_told_as_that() -> None:
     engine = _Engine(is_fp16=False)
     consensus = _begun(engine)
-    factors = iter([1.0, float("inf"), 1.0, 1.0])  # the second pass over the step finds nothing in either alone
+    factors = iter([1.0, INF, 1.0, 1.0])  # the second pass over the step finds nothing in either alone
     engine.module.weight.register_hook(lambda gradient: gradient * next(factors))  # type: ignore[no-untyped-call]
 
     with refused(NotANumber, None, "all ranks", 2):
         _step(consensus)
 
 
-def test_a_loss_that_is_none_ends_the_run_in_fp16_too_and_names_its_rows() -> None:
-    consensus = _begun(_Engine(), 1.0, float("nan"))
+@pytest.mark.parametrize(
+    ("factors", "rows", "text"),
+    [((1.0, NAN), "row 7", "'row 7'"), ((NAN, NAN), "rows 6, 7", "'row 6'"), ((INF, -INF), "rows 6, 7", "'row 6'")],
+)
+def test_a_loss_that_is_none_ends_the_run_in_fp16_too_and_names_the_rows_that_are_the_cause(
+    factors: tuple[float, ...], rows: str, text: str
+) -> None:
+    consensus = _begun(_Engine(), 1.0, 1.0, *factors)
 
-    with refused(NotANumber, None, "nan", "step 2", "rank 0", "rows 6, 7", "'row 6'") as caught:
+    with refused(NotANumber, None, "nan", "step 2", "rank 0", rows, text) as caught:
         _step(consensus)
 
     assert caught.value.rank == 0
+
+
+def test_rows_that_are_no_number_only_together_are_all_named() -> None:
+    engine, most = _Engine(), 3e38
+    for weight in engine.module.parameters():
+        weight.data.fill_(0.2)
+    consensus = _begun(engine, 1.0, 1.0, most, most)
+
+    with refused(NotANumber, None, "inf", "rows 6, 7", "'row 6'", "alone"):
+        _step(consensus)
+
+
+def test_the_rows_of_a_loss_over_completions_are_their_prompts() -> None:
+    consensus = _begun(_Engine(), 1.0, 1.0, NAN, NAN)
+    consensus.trainer.generates = True
+    loader: Any = consensus._loader
+    loader.batch_sampler.sampler = [SimpleNamespace(row=row // 4 + 5) for row in range(8)]
+
+    with refused(NotANumber, None, "nan", "row 6", "'row 6'"):
+        _step(consensus)
 
 
 def test_a_healthy_step_counts_its_tokens() -> None:

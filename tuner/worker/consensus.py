@@ -8,12 +8,13 @@ are the rows behind it looked up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import send_to_device
 from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -22,7 +23,7 @@ from tuner.errors import NotANumber
 from tuner.runs.beats import Phase
 from tuner.worker import compat
 from tuner.worker.guard import Guard
-from tuner.worker.trainer_types import BuiltTrainer
+from tuner.worker.trainer_types import Batch, BuiltTrainer
 
 if TYPE_CHECKING:
     from accelerate.data_loader import DataLoaderShard
@@ -178,7 +179,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self._stops = bool(stops)
         self.trainer.state.num_input_tokens_seen += tokens
         if bad:
-            self._end(self._describe_loss(torch.stack(self._losses).tolist()))
+            self._end("loss is", torch.stack(self._losses).tolist(), self._losses_of)
 
     def _sums(self, *counts: torch.Tensor | int) -> list[int]:
         """Return the sum of each number over all ranks."""
@@ -195,35 +196,36 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         dist.all_reduce(numbers)
         return LateNumbers(numbers)
 
-    def _describe_loss(self, losses: list[float]) -> str | None:
-        """Describe the first micro-batch of this rank with a bad loss; None if all losses are finite."""
-        bad = [(index, loss) for index, loss in enumerate(losses) if not math.isfinite(loss)]
-        if not bad:
-            return None
-        index, loss = bad[0]
-        return f"loss is {loss} in step {self.guard.step} on rank {dist.get_rank()}, from {self._rows(index)}"
-
     def _end_by_gradient(self) -> None:
         """End the run because the gradient of this step is not finite; every rank calls it."""
-        for index, norm in enumerate(self._gradient_norms()):
-            if not math.isfinite(norm):
-                message = f"the gradient's norm is {norm} in step {self.guard.step} on rank {dist.get_rank()}"
-                self._end(f"{message}, from {self._rows(index)}")
-        self._end(None)
+        self._end("the gradient's norm is", self._gradient_norms(self.trainer.batches_of_step), self._gradient_norms)
 
-    def _gradient_norms(self) -> list[float]:
-        """Compute the micro-batches of this step again, and return the sum of the gradients' norms for each."""
+    def _losses_of(self, batches: Sequence[Batch]) -> list[float]:
+        """Return the loss of each batch; the ranks take part together."""
+        trainer = self.trainer
+        with self._repeating(), torch.no_grad():
+            return [
+                float(trainer.compute_loss(trainer.deepspeed, batch, num_items_in_batch=trainer.num_items_of_step))
+                for batch in batches
+            ]
+
+    def _gradient_norms(self, batches: Sequence[Batch]) -> list[float]:
+        """Return the sum of the norms of the gradients of each batch; the ranks take part together."""
         trainer, engine, norms, sums = self.trainer, self.trainer.deepspeed, [], []
-        for parameter in engine.module.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(lambda gradient: norms.append(_norm(gradient)))
+        hooks = [
+            parameter.register_hook(lambda gradient: norms.append(_norm(gradient)))
+            for parameter in engine.module.parameters()
+            if parameter.requires_grad
+        ]
         engine.set_gradient_accumulation_boundary(is_boundary=False)
         with self._repeating():
-            for batch in trainer.batches_of_step:
+            for batch in batches:
                 loss = trainer.compute_loss(engine, dict(batch), num_items_in_batch=trainer.num_items_of_step)
                 engine.backward(loss)
                 sums.append(float(torch.stack(norms).sum()) if norms else 0.0)
                 norms.clear()
+        for hook in hooks:
+            hook.remove()
         return sums
 
     @contextmanager
@@ -233,8 +235,11 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         with self.trainer.compute_loss_context_manager():
             yield
 
-    def _rows(self, index: int) -> str:
-        """Return the rows of a micro-batch of this step, found by repeating the sampler's order."""
+    def _rows(self, index: int) -> list[int]:
+        """Return the rows of a micro-batch of this step, found by repeating the sampler's order.
+
+        Of a trainer that generates, those whose completions were generated at once.
+        """
         assert self._loader is not None, "set at the begin of the step"
         state, args, loader = self.trainer.state, self.trainer.args, self._loader
         per_epoch = -(-len(loader) // args.gradient_accumulation_steps)
@@ -242,11 +247,32 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         loader.set_epoch(epoch)
         place = update * args.gradient_accumulation_steps + index
         rows = next(rows for at, rows in enumerate(loader.batch_sampler) if at == place)
+        return list(dict.fromkeys(row.row if self.trainer.generates else row for row in rows))
+
+    def _each_alone(self, rows: Sequence[int]) -> list[Batch]:
+        """Return as many batches on every rank: each of these rows alone, and then stand-ins."""
+        assert self._loader is not None, "set at the begin of the step"
+        size, loader = self.trainer.args.train_batch_size, self._loader
+        alone = [loader.collate_fn([loader.dataset[row]]) for row in rows]
+        alone += [loader.collate_fn([]) for _ in range(size - len(rows))]
+        batches = (send_to_device(batch, self.trainer.args.device) for batch in alone)
+        return list(self.trainer.images.ahead(batches) if self.trainer.images else batches)
+
+    def _named(self, rows: Sequence[int], numbers: Sequence[float]) -> str:
+        """Name the rows of a micro-batch, or those of them that are the cause.
+
+        Args:
+            rows: All of them.
+            numbers: Those of each row alone; empty if they are not known.
+        """
         if not rows:
             return "no row: this rank had none in the epoch's last step"
-        noun = "row" if len(rows) == 1 else "rows"
-        numbers = ", ".join(map(str, rows))
-        return f"{noun} {numbers} of the prepared data, the first of which begins {self._text(rows[0])!r}"
+        causes = [row for row, number in zip(rows, numbers, strict=False) if not math.isfinite(number)] or rows
+        noun, which = ("row", "which") if len(causes) == 1 else ("rows", "the first of which")
+        together = ", each of which alone gives a finite number" if causes is rows and numbers else ""
+        listed = ", ".join(map(str, causes))
+        where = "in the order of training" if self.trainer.stream else "of the prepared data"
+        return f"{noun} {listed} {where}{together}, {which} begins {self._text(causes[0])!r}"
 
     def _text(self, row: int) -> str:
         ids = next(value for name, value in self.trainer.train_dataset[row].items() if name.endswith("ids"))
@@ -260,15 +286,34 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self._sums(~norms.isfinite().all())[0]:
             raise NotANumber(f"weights are non-finite after step {step}", rank=0, fix="Lower the learning rate.")
 
-    def _end(self, problem: str | None) -> None:
-        """End the run with the problem of the first rank that has one; every rank calls it."""
-        problems: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-        for rank, text in enumerate(problems):
-            if text:
-                raise NotANumber(f"{text}; no weight was updated", rank=rank, fix=_FIX)
-        # The gradient of each micro-batch is finite, and their sum is not.
-        raise NotANumber(f"the sum of all ranks' gradients is infinite in step {self.guard.step}", rank=0, fix=_FIX)
+    def _end(self, what: str, numbers: Sequence[float], measure: Callable[[Sequence[Batch]], list[float]]) -> NoReturn:
+        """End the run by the first rank that has a micro-batch whose number is not finite; every rank calls it.
+
+        Args:
+            what: Says what the numbers are.
+            numbers: One for each micro-batch of this rank and step.
+            measure: Returns the same of other batches.
+        """
+        bad = [index for index, number in enumerate(numbers) if not math.isfinite(number)]
+        of_ranks: list[int | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, bad[0] if bad else None)
+        rank, index = next(((rank, at) for rank, at in enumerate(of_ranks) if at is not None), (0, None))
+        step = self.guard.step
+        if index is None:
+            # Each gradient is finite, and their sum is not; those of completions are not computed again.
+            problem = f"the sum of all ranks' gradients is not finite in step {step}"
+            raise NotANumber(problem, rank=0, fix=_FIX)
+        rows = self._rows(index)
+        is_known = self.trainer.generates or self.trainer.args.train_batch_size == 1
+        of_rows = [] if is_known else measure(self._each_alone(rows))
+        problems = [""] * dist.get_world_size()
+        own = (
+            f"{what} {numbers[index]} in step {step} on rank {rank}, from {self._named(rows, of_rows)}"
+            if rank == dist.get_rank()
+            else ""
+        )
+        dist.all_gather_object(problems, own)
+        raise NotANumber(f"{problems[rank]}; no weight was updated", rank=rank, fix=_FIX)
 
 
 def sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
