@@ -144,6 +144,18 @@ def test_a_dry_run_of_a_hostfile_shows_its_hosts_and_reaches_none(tuner: Tuner) 
     assert "not shown" not in shown.out + shown.err
 
 
+def test_code_that_is_not_allowed_is_refused_before_a_host_is_reached(tuner: Tuner) -> None:
+    Path("hosts").write_text("n1 slots=2\nn2 slots=2\n")
+    Path("ssh").write_text("#!/bin/sh\ntouch reached\nexit 255\n")
+    Path("ssh").chmod(0o755)
+    Path("mine.py").write_text(f"_base_ = '{TINY}'\nlog = dict(notify='touch canary')\n")
+
+    found = tuner("train", "./mine.py", "--hostfile", "hosts", "--ssh", str(Path("ssh").absolute()))
+
+    assert found.code == 2 and "mine.py:2" in found.err and "--allow-code" in found.err
+    assert not Path("reached").exists()
+
+
 @pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize("name", ["a b", "größe", "it's $HOME"])
 def test_odd_names_survive(tuner: Tuner, tmp_path: Path, name: str) -> None:

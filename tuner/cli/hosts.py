@@ -32,6 +32,7 @@ def start(
         TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
     """
     from tuner.lab import hosts as hosts_over_ssh
+    from tuner.launch import admit
 
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
@@ -39,6 +40,7 @@ def start(
     _refuse_beside({**settings["--nnodes"], **settings["--node-rank"]}, request.flags.launcher)
     # A mistake is told once, and here.
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
+    admit.require(loaded, admit.Grant(code=request.allow_code, of_run=True), admit.OF_CODE)
     for warning in loaded.warnings if dry_run else ():  # a start warns of them itself
         say(f"WARNING: {warning}", err=True)
     variables = hostfiles.variables(

@@ -40,6 +40,8 @@ def _reads(check: Callable[[RecipeConfig], None]) -> Admission:
 
 
 _MODEL, _DATA, _TEMPLATE = map(_reads, (path_checks.check_model, path_checks.check_data, path_checks.check_template))
+OF_CODE: tuple[Admission, ...] = (_code,)
+"""Of a command that starts others on hosts: paths are those of the hosts, and each looks for them."""
 OF_ROWS: tuple[Admission, ...] = (_code, _MODEL, _DATA, _TEMPLATE)
 """Of a command that shows rows as tokens."""
 OF_A_RUN: tuple[Admission, ...] = (_code, _MODEL, _reads(path_checks.check_teacher), _DATA, _TEMPLATE)
