@@ -99,6 +99,21 @@ def test_a_rank_that_only_lost_another_one_does_not_hide_which_was_killed(run: R
     assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", 1)
 
 
+@pytest.mark.parametrize(("max_restarts", "code", "notices"), [(2, 1, 0), (0, 1, 1), (2, 2, 1)])
+def test_the_users_command_starts_when_no_restart_follows(
+    run: RunDirectory, cluster: Slurm, max_restarts: int, code: int, notices: int
+) -> None:
+    notify = ["sh", "-c", f"echo $TUNER_EXIT_CODE >> {run.path}/told"]
+    run.resolved_recipe.write_text(json.dumps({"schema": 1, "recipe": {"log": {"notify": notify}}}))
+    _failed(run, "bug", 0, code)
+
+    _, options = after_srun.after_srun(run, code, _job(run, log="", max_restarts=max_restarts))
+
+    told = run.path / "told"
+    assert (told.read_text() if told.exists() else "") == f"{code}\n" * notices
+    assert bool(options) != bool(notices)
+
+
 @pytest.mark.parametrize(
     ("state", "srun_code", "code"), [("done", 0, 0), ("done", 143, 0), ("stopped", 75, 75), ("stopped", 143, 75)]
 )

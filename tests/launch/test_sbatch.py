@@ -130,6 +130,7 @@ def test_a_job_that_may_restart_outlives_a_node_and_starts_srun_again_where_it_i
     job = _job(max_restarts=3, spare_nodes=1)
     again = """[ -e told ] && exit 7; touch told; echo --nodes=2 --nodelist=n1,n3"""
     text = sbatch.script(job, tmp_path / "run", ["python"], tmp_path, ("/bin/sh", "-c", again))
+    assert "export TUNER_MAX_RESTARTS=3\n" in text  # ranks leave the telling to `after_srun`
 
     _, *arguments = _run(text, tmp_path)
 

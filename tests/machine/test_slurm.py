@@ -28,6 +28,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def test_a_task_of_a_job_that_may_requeue_knows_its_job() -> None:
     assert Job.of(TASK) == Job("8", 0, 3)
     assert Job.of(TASK | {"SLURM_RESTART_COUNT": "2"}) == Job("8", 2, 3)
+    assert Job.of(TASK | {"TUNER_MAX_RESTARTS": "4"}) == Job("8", 0, 3, max_restarts=4)
 
 
 def test_a_task_of_an_array_requeues_itself_and_not_the_array() -> None:

@@ -159,6 +159,20 @@ def test_without_a_supervisor_the_rank_runs_the_users_command(run: RunDirectory,
     assert (ending["state"], ending["exit_code"]) == (ended, code)
 
 
+@pytest.mark.parametrize(("work", "told"), [("raise DataError('torn')", False), ("raise Stopped('at 7')", True)])
+def test_a_failure_that_a_restart_may_follow_is_left_to_the_jobs_script(
+    run: RunDirectory, work: str, told: bool
+) -> None:
+    block = {"notify": ["touch", str(run.path / "received")]}
+    run.resolved_recipe.write_text(json.dumps({"schema": 1, "recipe": {"log": block}}))
+    job = "from tuner.machine.slurm import Job\nguard.job, guard._teardown = Job('8', 0, 0, 2), int"
+
+    _ended(run, f"from tuner.report import end\nguard._tell_end = end.follow_up\n{job}\n{work}", rank=1)
+
+    assert (run.path / "received").exists() == told
+    assert _status(run)["state"] == ("stopped" if told else "failed")
+
+
 def test_without_a_supervisor_a_known_cause_has_its_exit_code(run: RunDirectory) -> None:
     code, _, err = _ended(run, "raise OSError(28, 'No space left on device')")
 

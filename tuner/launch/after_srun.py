@@ -83,6 +83,8 @@ def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[st
     if status and status.state == "stopped":
         return Stopped.exit_code, []
     if code and not may_pass(code, None):  # a mistake, which a rank has told
+        if status and status.state == "failed":
+            hooks.run_has_ended(run_dir, code)()
         return code, []
     try:
         allocated = slurm.hosts(job.nodelist)
@@ -94,7 +96,7 @@ def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[st
     if status is None and not lost:  # no rank began, and Slurm's log says why
         return code or TunerError.exit_code, []
     exits = _exits(tail(job.log))
-    is_told, status = bool(status and status.state == "failed"), _told(run_dir, status, code, exits, lost)
+    status = _told(run_dir, status, code, exits, lost)
     lock.release_of_job(run_dir.path, job.id)
     exit_code = (status and status.exit_code) or code or TunerError.exit_code
     if job.max_restarts and allocated and not (exits and exits[0][1] - _SIGNALLED in STOPS):
@@ -102,8 +104,8 @@ def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[st
             return 0, _next(run_dir, status, exit_code, job, allocated, unwell)
         except (_Ends, TunerError) as reason:
             _print(f"{RESTARTS}: not possible: {reason}")
-    if not is_told:  # no rank could write the report and start the user's command
-        hooks.run_has_ended(run_dir, exit_code)()
+    # The user's command starts once: a rank has started it where srun may not be started again.
+    hooks.run_has_ended(run_dir, exit_code)()
     return exit_code, []
 
 

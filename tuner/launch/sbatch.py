@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import Option, UsageError
-from tuner.machine.slurm import MAX_REQUEUES
+from tuner.machine.slurm import MAX_REQUEUES, MAX_RESTARTS
 
 INDEX = "{index}"
 """Stands in a value for the number of the array's task."""
@@ -155,6 +155,7 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path, after: Seque
         "# without a newer checkpoint. Preemptions do not count.",
         "set -u",
         f"export {MAX_REQUEUES}={job.max_requeues}",
+        *([f"export {MAX_RESTARTS}={job.max_restarts}"] if after and job.max_restarts else []),
         f"cd -- {shlex.quote(str(cwd))} || exit 74",
         "",
         *(_again(job, srun, command, told) if after and job.max_restarts else [" ".join((*srun, *command))]),

@@ -16,6 +16,8 @@ from tuner.machine.variables import COUNT
 
 MAX_REQUEUES = "TUNER_MAX_REQUEUES"
 """Set by the script of `tuner submit`: how often a job may put itself back into the queue; unset: never."""
+MAX_RESTARTS = "TUNER_MAX_RESTARTS"
+"""Set by it too: how often the script may start srun again; unset: never."""
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT"),
@@ -37,11 +39,13 @@ class Job(NamedTuple):
         id: As scontrol takes it: one task of an array by itself.
         num_restarts: How often Slurm has started it again.
         max_requeues: How often it may be.
+        max_restarts: How often its script may start srun again.
     """
 
     id: str
     num_restarts: int
     max_requeues: int
+    max_restarts: int = 0
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Job | None:
@@ -52,7 +56,10 @@ class Job(NamedTuple):
         array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         # The raw id of one task of an array is also the id of the whole array.
         name = f"{array}_{index}" if array and index else environ["SLURM_JOB_ID"]
-        return cls(name, int(restarts) if COUNT.fullmatch(restarts) else 0, int(limit))
+        counts = (
+            int(text) if COUNT.fullmatch(text) else 0 for text in (restarts, limit, environ.get(MAX_RESTARTS, ""))
+        )
+        return cls(name, *counts)
 
 
 def prepare_for_signals() -> None:

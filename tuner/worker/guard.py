@@ -238,6 +238,8 @@ class Guard:
         else:
             frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run_dir).items()})
             exit_code = ending.fail(self.run_dir, self._show, Watched(stopped=frozen), own_report=report)
+            if self.job and self.job.max_restarts:  # the job's script decides whether the run ends here, and tells it
+                return exit_code
         self.tell_end(exit_code)
         return exit_code
 
