@@ -75,6 +75,27 @@ def test_a_generation_within_a_validation_returns_to_it(heart: Heartbeat) -> Non
     assert heart.phase is Phase.VALIDATION
 
 
+def test_the_time_of_one_phase_does_not_count_in_the_next(heart: Heartbeat) -> None:
+    """A generation of 400 s was followed by a step whose limit is 300 s: the run ended as hung."""
+    with heart.within(Phase.GENERATION):
+        before = heart._signs()
+    assert heart._moved(before, heart._signs())
+
+
+def test_the_other_ranks_see_at_once_that_a_save_has_a_limit_of_its_own(tmp_path: Path, clock: Clock) -> None:
+    run = RunDirectory(tmp_path)
+    run.ranks.mkdir()
+    heart = Heartbeat(run, Rank(0, 0, 2, supervised=True))
+    heart.limits, heart._is_watched = TimeLimits(), True
+    for _ in range(12):
+        heart.end_step()
+    heart.open()
+
+    heart.beat("saving step 12", Phase.SAVES)  # within a second of the last one
+
+    assert beats.read(run)[0].limit_s == heart.limits.of(Phase.SAVES) > heart.limits.of(Phase.STEPS)
+
+
 def test_a_rank_that_waits_in_a_step_has_the_limit_of_one_that_saves(tmp_path: Path, clock: Clock) -> None:
     run = RunDirectory(tmp_path)
     run.ranks.mkdir()

@@ -84,7 +84,9 @@ class Heartbeat:
         self.tick()
 
     def enter(self, phase: Phase) -> None:
-        """Note that this rank begins a phase."""
+        """Note that this rank begins a phase, which is progress; the others see at once if its limit is another."""
+        limit_s = self.limit_s
+        self._ticks += 1
         self._advance()
         took_s, self._since_s = self._progress_s - self._since_s, self._progress_s
         if self.phase is Phase.STEPS:
@@ -92,6 +94,8 @@ class Heartbeat:
         elif self.phase is Phase.SAVES and phase is not Phase.SAVES:
             self.limits.learn(Phase.SAVES, took_s)
         self.phase = phase
+        if self.limit_s != limit_s:
+            self.write()
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
