@@ -133,6 +133,12 @@ def test_nodes_on_which_nothing_starts_are_named_with_their_state(fake: FakeSlur
     }  # fmt: skip
 
 
+def test_an_array_of_which_a_task_waits_is_waiting(fake: FakeSlurm) -> None:
+    fake.says("8 PENDING Resources\n8 RUNNING None\n9 RUNNING None")
+
+    assert slurm.queued() == {"8": "PENDING Resources", "9": "RUNNING None"}
+
+
 def test_a_requeued_job_keeps_away_from_a_node_and_from_those_of_before(
     fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,7 +238,12 @@ def _submitted(folder: Path, job: str = "812") -> None:
 
 @pytest.mark.parametrize(
     ("queue", "state", "reason"),
-    [({"812": "PENDING Priority"}, "pending", "Priority"), ({"812": "RUNNING None"}, "running", "is starting")],
+    [
+        ({"812": "PENDING Priority"}, "pending", "Priority"),
+        ({"812": "REQUEUE_HOLD job requeued in held state"}, "pending", "held"),
+        ({"812": "CONFIGURING None"}, "running", "is starting"),
+        ({"812": "RUNNING None"}, "running", "is starting"),
+    ],
 )
 def test_a_job_that_waits_is_listed_before_its_run_begins(
     tmp_path: Path, queue: dict[str, str], state: str, reason: str
@@ -269,6 +274,24 @@ def test_a_job_that_is_gone_without_a_run_is_none_and_one_of_an_array_is_its_tas
     written_run(tmp_path / "array" / "0")
 
     assert [found.name for found in listing.below(tmp_path, dict)] == ["array/0"]
+
+
+@pytest.mark.parametrize(("queue", "names"), [({"812": "RUNNING None"}, set()), ({"812": "PENDING x"}, {"array"})])
+def test_an_array_at_work_is_its_runs_and_itself_only_while_a_task_waits(
+    tmp_path: Path, queue: dict[str, str], names: set[str]
+) -> None:
+    _submitted(tmp_path / "array")
+    written_run(tmp_path / "array" / "0")
+
+    assert {found.name for found in listing.below(tmp_path, lambda: queue)} == {"array/0", *names}
+    assert {found.name for found in listing.below(tmp_path, lambda: None)} == {"array/0"}
+
+
+def test_a_folder_whose_number_of_a_job_was_not_written_hides_no_other(tmp_path: Path) -> None:
+    _submitted(tmp_path / "a", job="")
+    _submitted(tmp_path / "b")
+
+    assert [found.name for found in listing.below(tmp_path, lambda: None)] == ["b"]
 
 
 def test_without_a_slurm_to_ask_a_job_is_listed_as_submitted_and_slurm_is_asked_for_nothing_else(

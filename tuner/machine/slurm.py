@@ -100,13 +100,14 @@ def has_ended(job: str) -> bool:
 def queued() -> dict[str, str] | None:
     """Return the state and the reason of this user's jobs in the queue, such as "PENDING Priority", by their numbers.
 
-    An array has one number. None: there is no Slurm here, or it does not answer.
+    An array has one number, and waits if a task of it does. None: there is no Slurm here, or it does not answer.
     """
     try:
         answer = _ask("squeue", "--me", "--noheader", "-o", "%F %T %r")
     except MachineError:
         return None
-    return dict(line.split(maxsplit=1) for line in answer.splitlines() if " " in line.strip())
+    lines = [line.split(maxsplit=1) for line in answer.splitlines() if " " in line.strip()]
+    return dict(sorted(lines, key=lambda line: line[1].startswith("PENDING")))  # of one number the last line counts
 
 
 def requeue(job: str) -> None:

@@ -30,6 +30,9 @@ SCRIPT = "submit.sh"
 """What `tuner submit` gave to Slurm."""
 _FILES = ("recipe.py", "deepspeed.json", "run.json", "status.json")
 _MAX_DEPTH = 4
+_WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_BEGINS = ("CONFIGURING", "RUNNING", "SUSPENDED")
+"""States of a job of Slurm; in the others it ends."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +83,22 @@ def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lam
         if run.state not in ("running", "done") and (job := _job_of(path)):
             jobs[run.path] = job
     in_queue = queued() if jobs else {}
+    begun = {str(parent) for run in runs for parent in Path(run.path).parents}
     for place, run in enumerate(runs):
-        if in_queue is None:
-            if run.state == "pending":
-                why = f"job {jobs[run.path]} was submitted; Slurm cannot be asked from here"
-                runs[place] = replace(run, why=why)
+        job = jobs.get(run.path)
+        if job is None:
             continue
-        state, _, reason = in_queue.get(jobs.get(run.path, ""), "").partition(" ")
-        if state == "PENDING":
-            runs[place] = replace(run, state="pending", why=f"job {jobs[run.path]} waits in the queue: {reason}")
-        elif state == "RUNNING" and run.state == "pending":
-            runs[place] = replace(run, state="running", why=f"job {jobs[run.path]} is starting")
+        # A task of an array has a run below the folder of the array; others may wait.
+        is_new = run.state == "pending" and run.path not in begun
+        if in_queue is None:
+            if is_new:
+                runs[place] = replace(run, why=f"job {job} was submitted; Slurm cannot be asked from here")
+            continue
+        state, _, reason = in_queue.get(job, "").partition(" ")
+        if state in _WAITS:
+            runs[place] = replace(run, state="pending", why=f"job {job} waits in the queue: {reason}")
+        elif state in _BEGINS and is_new:
+            runs[place] = replace(run, state="running", why=f"job {job} is starting")
     # A job that has ended without a run was cancelled, or is an array, whose runs are in folders of their own.
     return sorted((run for run in runs if run.state != "pending" or run.why), key=lambda run: run.seen)
 
