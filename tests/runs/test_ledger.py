@@ -132,6 +132,14 @@ def test_a_damaged_beat_is_no_beat(run: RunDirectory, damage: dict[str, object])
     assert ledger.read(run).goodput is None
 
 
+def test_an_attempt_that_does_not_say_where_it_began_takes_no_step_away(run: RunDirectory) -> None:
+    lost = ledger.read(run).attempts[0].lost_steps
+    (run.path / "attempts" / "2").mkdir()
+    (run.path / "attempts" / "2" / "run.json").write_text("torn")
+
+    assert ledger.read(run).attempts[0].lost_steps == lost == 3
+
+
 def test_a_run_of_an_earlier_version_has_its_attempts_and_no_goodput(run: RunDirectory) -> None:
     for folder in (run.path / "attempts" / "1", run.path):
         old = Beat(0, 7, "node-0", 9, "", 0.0, 0.0)

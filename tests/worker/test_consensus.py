@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.refused import refused
 from tuner.errors import NotANumber
+from tuner.runs.beats import Phase
 from tuner.worker.consensus import Interrupted, RankConsensus
 
 INF, NAN = float("inf"), float("nan")
@@ -173,6 +174,17 @@ def test_rows_that_are_no_number_only_together_are_all_named() -> None:
 
     with refused(NotANumber, None, "inf", "rows 6, 7", "'row 6'", "alone"):
         _step(consensus)
+
+
+@pytest.mark.parametrize(("is_evaluating", "phase"), [(False, Phase.GENERATION), (True, Phase.VALIDATION)])
+def test_completions_of_a_validation_are_no_part_of_a_step(is_evaluating: bool, phase: Phase) -> None:
+    consensus, phases = _begun(_Engine()), list[Phase]()
+    consensus.trainer.is_evaluating = is_evaluating
+    heart: Any = SimpleNamespace(within=lambda phase: phases.append(phase) or nullcontext())
+    consensus.guard.heart = heart
+
+    with consensus.generating():
+        assert phases == [phase]
 
 
 def test_the_rows_of_a_loss_over_completions_are_their_prompts() -> None:

@@ -129,7 +129,10 @@ def read(run_dir: RunDirectory) -> Ledger:
     """Return the ledger of a run. Files that cannot be read are left out."""
     earlier = sorted((run_dir.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     facts = [_Facts.of(folder) for folder in (*earlier, run_dir.path)]
-    kept = [min([later.began for later in facts[place + 1 :]], default=None) for place in range(len(facts))]
+    # An attempt whose run.json cannot be read does not say where it began.
+    kept = [
+        min([later.began for later in facts[place + 1 :] if later.record], default=None) for place in range(len(facts))
+    ]
     attempts = [
         _attempt(place + 1, one, facts[place - 1] if place else None, kept[place]) for place, one in enumerate(facts)
     ]

@@ -137,8 +137,11 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             raise Interrupted
 
     def generating(self) -> AbstractContextManager[None]:
-        """Return a context for completions that are generated, and their rewards: it has a time limit of its own."""
-        return self.guard.heart.within(Phase.GENERATION)
+        """Return a context for completions that are generated, and their rewards: it has a time limit of its own.
+
+        Those of a validation are a part of it, and of no step.
+        """
+        return self.guard.heart.within(Phase.VALIDATION if self.trainer.is_evaluating else Phase.GENERATION)
 
     def ends_generation(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return for each row whether its generation ends now: a criterion for `generate`, after each token.
