@@ -542,6 +542,22 @@ def test_a_node_that_prepares_is_interrupted_by_the_error_of_another(place: Plac
     failing.join()
 
 
+def test_an_error_of_another_node_at_the_end_of_the_preparation_is_no_ctrl_c(place: Place) -> None:
+    first, changed = place.node(0), threading.Condition()
+
+    class Late:
+        """A lock for which the main thread waits while the network's thread interrupts it."""
+
+        def __enter__(self) -> None:
+            first.changed, first.error_of_all = changed, NodeError("wrong")
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with pytest.raises(NodeError, match="wrong"), first.interrupting():
+        first.changed = Late()
+
+
 def test_while_ranks_run_the_error_of_another_node_is_a_word_for_the_supervisor(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path)
 

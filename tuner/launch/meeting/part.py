@@ -228,15 +228,16 @@ class Meeting(ABC):
         with self.changed:
             self._interrupts = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         try:
-            self.raise_error()
-            yield
-            self.raise_error()
+            try:
+                self.raise_error()
+                yield
+                self.raise_error()
+            finally:  # while it waits for the lock, the interrupt may still come
+                with self.changed:
+                    self._interrupts = False
         except KeyboardInterrupt:
             self.raise_error()
             raise
-        finally:
-            with self.changed:
-                self._interrupts = False
 
     @abstractmethod
     def share(self, folder: Path) -> None:
