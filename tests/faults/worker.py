@@ -156,9 +156,11 @@ def _spoil(change: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def _rows_of(batch: Mapping[str, Any]) -> list[list[int]]:
     """Return the tokens of each row of a batch, side by side or end to end, up to the last that carries loss."""
-    rows, ends = [], (batch["labels"] != -100).long()
-    for ids, positions, trained in zip(batch["input_ids"], batch["position_ids"], ends, strict=True):
-        begins = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
+    rows, all_trained, all_positions = [], batch["labels"] != -100, batch.get("position_ids")
+    for at, (ids, trained) in enumerate(zip(batch["input_ids"], all_trained, strict=True)):
+        positions = None if all_positions is None else all_positions[at]
+        begins = [0] if positions is None else (positions == 0).nonzero().flatten().tolist()
+        begins = [*begins, len(ids)]
         for begin, end in itertools.pairwise(begins):
             carries = trained[begin:end].nonzero().flatten().tolist()
             rows += [ids[begin : begin + carries[-1] + 1].tolist()] if carries else []

@@ -71,7 +71,7 @@ class _Trainer(SimpleNamespace):
         self.train_dataset = [{"input_ids": [row], "factor": one} for row, one in enumerate([1.0] * 4 + factors)]
         self.accelerator = SimpleNamespace(sync_gradients=False)
         self.batches_of_step = [_collated(self.train_dataset[4:6]), _collated(self.train_dataset[6:])]
-        self.num_items_of_step, self.num_tokens, self.images, self.stream = None, 7, None, None
+        self.num_items_of_step, self.num_tokens, self.stream = None, 7, None
         self.compute_loss_context_manager = nullcontext
 
     steps_per_generation, generates = 1, False

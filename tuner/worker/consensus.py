@@ -258,8 +258,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         size, loader = self.trainer.args.train_batch_size, self._loader
         alone = [loader.collate_fn([loader.dataset[row]]) for row in rows]
         alone += [loader.collate_fn([]) for _ in range(size - len(rows))]
-        batches = (send_to_device(batch, self.trainer.args.device) for batch in alone)
-        return list(self.trainer.images.ahead(batches) if self.trainer.images else batches)
+        return [send_to_device(batch, self.trainer.args.device) for batch in alone]
 
     def _named(self, rows: Sequence[int], numbers: Sequence[float]) -> str:
         """Name the rows of a micro-batch, or those of them that are the cause.
