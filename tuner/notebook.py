@@ -29,14 +29,12 @@ class Mark(NamedTuple):
 Row = Sequence[object]
 
 
-def lines_of(rows: Iterable[Row], indent: str = "  ") -> list[str]:
+def lines_of(rows: Iterable[Row]) -> list[str]:
     """Return rows of equally many cells as lines of text in columns."""
     cells = [[brief(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        (indent + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip()
-        for row in cells
-    ]
+    padded = ((f"  {cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return ["".join(row).rstrip() for row in padded]
 
 
 def table(rows: Iterable[Row], *, title: str = "", head: Sequence[str] = ()) -> str:

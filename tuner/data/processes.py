@@ -33,23 +33,20 @@ ALONE = 4
 """With 'auto', so many values are worked on before other processes start: what is over by then was small."""
 
 
-def in_order(
-    function: Callable[[T], R], values: Iterable[T], num_proc: int | Literal["auto"], *, sharing: int = 1
-) -> Iterator[R]:
+def in_order(function: Callable[[T], R], values: Iterable[T], num_proc: int | Literal["auto"]) -> Iterator[R]:
     """Yield `function(value)` of each value; no more values are taken ahead than two for each process.
 
     Args:
         function: Called in this process for the first values, so that what it makes once is there for all.
         values: Taken in this process.
         num_proc: Processes; 'auto': one for each core that this one may use, none where there are few values.
-        sharing: Of how many processes that do the same on this machine this is one; 'auto' divides the cores by it.
 
     Raises:
         MachineError: one of the processes was killed.
     """
     values = iter(values)
     yield from map(function, itertools.islice(values, ALONE if num_proc == "auto" else 1))
-    count = max(1, min(num_cpus() // sharing, _MOST)) if num_proc == "auto" else num_proc
+    count = max(1, min(num_cpus(), _MOST)) if num_proc == "auto" else num_proc
     if count == 1:
         yield from map(function, values)
     for value in values:  # there are more

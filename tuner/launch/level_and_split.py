@@ -298,7 +298,7 @@ def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
     lightest, architecture = inputs.splits[0], inputs.architecture
     if len(inputs.splits) == 1:
         return lightest, f"derived: {lightest.samples} samples per rank and step"
-    planned, host = _as_gpus(inputs.config, architecture, inputs.sizes, lightest)
+    planned, host = _as_gpus(inputs.config, inputs.sizes, lightest)
     if not host.gpu_bytes:
         return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
@@ -313,9 +313,7 @@ def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
     return choice.taken.split, f"derived: the fastest split that {leaves}"
 
 
-def _as_gpus(
-    config: RecipeConfig, architecture: Architecture | None, machines: Machines, least: Split
-) -> tuple[RecipeConfig, Machines]:
+def _as_gpus(config: RecipeConfig, machines: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
     """Return recipe and machines for planning on CPUs: whole logits unless chunks compute each once, and each rank's
     part of the host's memory.
 

@@ -73,7 +73,7 @@ def next_attempt(
         flag = RESTARTS
         if not request.max_restarts or not may_pass(code, failure):
             return None
-        return _announced(resolved, _resolve_again(resolved, run_dir, failure, resolve), RESTARTS)
+        return _announced(resolved, _resolve_again(resolved, failure, resolve), RESTARTS)
     except (TunerError, _Refused) as error:
         _print(f"{flag}: not possible: {error}")
     return None
@@ -101,7 +101,7 @@ def _with_other_nodes(
         if isinstance(meeting, Leader):
             if refusal := objection or meeting.await_ends():
                 raise _Refused(refusal)
-            return _announced(resolved, _resolve_again(resolved, run_dir, failure, resolve), RESTARTS)
+            return _announced(resolved, _resolve_again(resolved, failure, resolve), RESTARTS)
         if objection:
             return None
         launch_id, refusal = meeting.await_next()
@@ -126,9 +126,7 @@ def may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
     return (code in _MAY_PASS or code > 128) and (failure is None or failure.cause not in _COMES_AGAIN)
 
 
-def _resolve_again(
-    resolved: ResolvedRun, run_dir: RunDirectory, failure: DiagnosisRecord | None, resolve: Resolve
-) -> ResolvedRun:
+def _resolve_again(resolved: ResolvedRun, failure: DiagnosisRecord | None, resolve: Resolve) -> ResolvedRun:
     """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
 
     Raises:

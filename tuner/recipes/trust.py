@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -39,10 +38,9 @@ def withhold(merged: Merged, *, allow_code: bool) -> None:
         merged.lay(Layer.at(_WITHHELD, nested(_KEYS, False), warning=warning))
 
 
-def granted(overrides: Overrides | None = None, *, trusted: bool) -> Overrides:
-    """Return the overrides, with the flag if it was typed."""
-    overrides = overrides or Overrides()
-    return replace(overrides, pairs=(*overrides.pairs, FLAG_PAIR)) if trusted else overrides
+def granted(trusted: bool) -> Overrides:
+    """Return the overrides of a command that has no others than the flag, if it was typed."""
+    return Overrides(pairs=(FLAG_PAIR,)) if trusted else Overrides()
 
 
 def as_written(recipe: Recipe) -> Recipe:

@@ -50,7 +50,7 @@ class SavedModel:
         """
         if self.run_dir is None:
             return None
-        recipe = load(str(self.run_dir.recipe), trust.granted(trusted=self.trust_remote_code))
+        recipe = load(str(self.run_dir.recipe), trust.granted(self.trust_remote_code))
         trust.refuse_remote_code(recipe, self.folder)
         return recipe.config
 

@@ -33,25 +33,19 @@ _SIMPLE = (ExactReward, ContainsReward, LengthReward)
 Call = Callable[[Mapping[str, list[Any]]], object]
 
 
-def reward_functions(
-    rewards: Sequence[RewardBlock], *, folder: Path, completions_end: str | None = None
-) -> list[RewardFunction]:
+def reward_functions(rewards: Sequence[RewardBlock], *, folder: Path) -> list[RewardFunction]:
     """Return one function for each reward, in their order.
 
     Args:
         rewards: The blocks of an objective's key `rewards`.
         folder: The run directory, in which failures are listed.
-        completions_end: A token, as text, that is taken off the end of completions.
 
     Raises:
         RewardError: a reward cannot be loaded.
         MachineError: a library is not installed.
     """
-    names = names_of(rewards)
-    return [
-        RewardFunction(block, name, RunDirectory(folder).reward_failures, completions_end)
-        for block, name in zip(rewards, names, strict=True)
-    ]
+    failures = RunDirectory(folder).reward_failures
+    return [RewardFunction(block, name, failures) for block, name in zip(rewards, names_of(rewards), strict=True)]
 
 
 def names_of(rewards: Sequence[RewardBlock]) -> list[str]:
@@ -67,16 +61,12 @@ class RewardFunction:
     """One reward, with TRL's signature.
 
     Attributes:
-        num_failures: The completions without a reward because the reward failed, since the start.
         place: `file:line` of a function of the user's, once it was called; before, and for others, the type.
     """
 
-    def __init__(
-        self, block: RewardBlock, name: str, failures: Path | None, completions_end: str | None = None
-    ) -> None:
+    def __init__(self, block: RewardBlock, name: str, failures: Path | None) -> None:
         self.__name__ = name
-        self.block, self.weight, self.num_failures = block, block.weight, 0
-        self._failures, self._end = failures, completions_end
+        self.block, self.weight, self._failures = block, block.weight, failures
         self._recent: deque[bool] = deque(maxlen=_WINDOW)
         self._call, self._isolated = _caller(block)
 
@@ -96,11 +86,11 @@ class RewardFunction:
         Raises:
             RewardError: too large a share of the last completions failed.
         """
-        ended = [_without(completion, self._end) for completion in completions]
-        lists = {key: value for key, value in columns.items() if isinstance(value, list) and len(value) == len(ended)}
-        outcomes = self.outcomes({"prompts": list(prompts), "completions": ended, **lists})
+        count = len(completions)
+        lists = {key: value for key, value in columns.items() if isinstance(value, list) and len(value) == count}
+        outcomes = self.outcomes({"prompts": list(prompts), "completions": list(completions), **lists})
         scores: Scores = []
-        for completion, outcome in zip(ended, outcomes, strict=True):
+        for completion, outcome in zip(completions, outcomes, strict=True):
             failed = isinstance(outcome, RewardFailure)
             self._recent.append(failed)
             if isinstance(outcome, RewardFailure):
@@ -132,7 +122,6 @@ class RewardFunction:
 
     def _list(self, failure: RewardFailure, completion: Completion) -> None:
         """List a failure, and end the run if there are too many."""
-        self.num_failures += 1
         if self._failures:
             line = {"name": self.__name__, "problem": failure.problem, "where": failure.where}
             append_line(self._failures, json.dumps(line | {"completion": text_of(completion)[:_MAX_TEXT]}))
@@ -176,12 +165,6 @@ def _number(score: object, place: str) -> float | RewardFailure | None:
     if isinstance(score, int | float) and math.isfinite(score):
         return float(score)
     return RewardFailure(f"it returned {score!r}, which is no finite number", place)
-
-
-def _without(completion: Completion, end: str | None) -> Completion:
-    if end and isinstance(completion, str):
-        return completion.removesuffix(end)
-    return completion
 
 
 @dataclass(frozen=True)

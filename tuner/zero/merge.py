@@ -126,7 +126,8 @@ class _Merger:
                 params["torch_adam"] = True  # its own would build a kernel for the few weights that are no matrices
             self.config["optimizer"] = {"type": name, "params": params}
             source = recipe_source(self.recipe, "optim_wrapper.optimizer.type")
-            self._stamp("optimizer", source)
+            for dotted, _ in leaves({"optimizer": self.config["optimizer"]}):
+                self.origins[dotted] = Origin.derived(source)
             if name == "Muon" and stage(self.config) == 3:
                 # runtime/zero/stage3.py, __init__: Muon and reduce scatter cannot be used together
                 self.own((ZERO, "reduce_scatter"), False, source)
@@ -277,10 +278,6 @@ class _Merger:
         for rule in FINAL:
             if rule.holds(self.config):
                 raise DeepSpeedConfigError(rule.problem, where=self.document.where(rule.keys), fix=rule.fix)
-
-    def _stamp(self, key: str, source: str) -> None:
-        for dotted, _ in leaves({key: self.config[key]}):
-            self.origins[dotted] = Origin.derived(source)
 
     def result(self) -> FinalConfig:
         present = {dotted for dotted, _ in leaves(self.config)}

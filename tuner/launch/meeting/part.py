@@ -186,7 +186,6 @@ class Meeting(ABC):
         self.names = names
         self.port = port_of(topology)
         self.instance = os.urandom(16).hex()
-        self._began_s = time.monotonic()
         self.changed = threading.Condition()
         self.told_error: JsonObject | None = None
         """What ends all nodes, for those that come later."""
