@@ -32,7 +32,7 @@ def test_the_learning_rate_is_that_of_the_step_and_not_of_the_next_one(tmp_path:
 
     logged.on_step_begin(None, state, None, optimizer=optimizer)
     optimizer.param_groups[0]["lr"] = state.global_step = 1  # the update, and the scheduler with it
-    logged.on_log(None, state, None, {"loss": 2.5, "learning_rate": 1.0})
+    logged.on_log(None, state, None, logs={"loss": 2.5, "learning_rate": 1.0})
 
     assert metrics.latest(run)["learning_rate"] == 2e-4
 
@@ -43,7 +43,7 @@ def test_the_peak_of_a_resumed_run_is_no_lower_than_that_of_the_attempt_before(t
     logged = MetricsCallback(run, RECORD, None)
     logged.on_train_begin(None, state, None)
     state.global_step = 6
-    logged.on_log(None, state, None, {"loss": 1.9})
+    logged.on_log(None, state, None, logs={"loss": 1.9})
 
     assert metrics.latest(run)["memory_bytes"] == metrics.peak_bytes(run) == 10**15
 

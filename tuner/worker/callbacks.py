@@ -55,13 +55,11 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
         self.guard = guard
         self.since_s = time.monotonic()
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self.guard.step = state.global_step + 1
         self.guard.heart.beat(f"in step {self.guard.step}", Phase.STEPS)
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_substep_end(self, *_: object, **__: object) -> None:
         self.guard.heart.beat(f"in step {self.guard.step}")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -78,9 +76,7 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
         saves = Phase.SAVES if control.should_save else Phase.STEPS
         self.guard.heart.beat(doing, Phase.VALIDATION if control.should_evaluate else saves)
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_prediction_step(self, *_: object, **__: object) -> None:
         self.guard.heart.beat("validating", Phase.VALIDATION)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -88,11 +84,11 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
         after = Phase.STEPS if self.guard.step else Phase.STARTUP  # it is None before the first step
         self.guard.heart.enter(Phase.SAVES if control.should_save else after)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_save(self, *_: object, **__: object) -> None:
         self.guard.heart.saved(time.monotonic() - self.since_s)
         self.guard.heart.enter(Phase.STEPS)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         self.guard.heart.enter(Phase.FINISH)
 
 
@@ -103,9 +99,7 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
         self.trainer, self.facts = trainer, facts
         self._before: torch.Tensor | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if state.global_step == 0:  # the last steps of a resumed run may change too little
             self._before = self._sums()
 
@@ -156,9 +150,7 @@ class CheckHead(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: BuiltTrainer, use_whole_logits: Callable[[], None], run_dir: RunDirectory) -> None:
         self.trainer, self.use_whole_logits, self.run_dir = trainer, use_whole_logits, run_dir
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, *_: object, **__: object) -> None:
         model = self.trainer.model
         trained = model.get_base_model() if isinstance(model, PeftModel) else model
         is_same = torch.tensor(float(loss.tiles_give_its_logits(trained, self.trainer.model_wrapped)))
@@ -183,9 +175,7 @@ class ValidateFirst(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: BuiltTrainer, global_batch: int) -> None:
         self.trainer, self.global_batch = trainer, global_batch
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         rows = self.trainer.eval_dataset
         if state.global_step or rows is None:
             return
@@ -205,9 +195,7 @@ class ValidateDue(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: BuiltTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if self.trainer.eval_dataset is not None and _validation_is_due(args, state):
             self.trainer.evaluate(self.trainer.eval_dataset)
 
@@ -289,18 +277,16 @@ class WatchRewards(TrainerCallback):  # type: ignore[misc]
         self.warned: set[str] = set()
         self.last = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self.last = state.global_step
 
     def on_log(
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        *_: object,
         logs: Mapping[str, float] | None = None,
-        **_: object,
+        **__: object,
     ) -> None:
         # A step that reuses completions logs no reward.
         if not logs or "reward_std" not in logs or (dist.is_initialized() and dist.get_rank() != 0):

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from accelerate.utils import convert_bytes
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from tuner.data.encoder import Encoder
 from tuner.errors import DiskError, Key, Option
@@ -172,7 +172,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             with shown("waiting until the last checkpoint is on the disk"):
                 self._sealing.result()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         # A full disk ends the run now, not when the next save is due.
         if self._sealing and self._sealing.done():
             self.wait()

@@ -27,7 +27,7 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, masking_utils
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments, masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
@@ -213,9 +213,7 @@ class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: BuiltTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         wrapper = self.trainer.deepspeed.optimizer
         if state.global_step or not isinstance(wrapper, FP16_UnfusedOptimizer):
             return
@@ -356,9 +354,7 @@ class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: BuiltTrainer, zero: JsonObject) -> None:
         self.trainer, self.zero = trainer, zero
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         used = self.trainer.deepspeed.config
         differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
         assert not differs, f"DeepSpeed received values that differ from deepspeed.json: {sorted(differs)}"

@@ -23,7 +23,7 @@ from deepspeed.runtime.zero.partition_parameters import GatheredParameters, NoGa
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import nvtx
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
@@ -104,9 +104,7 @@ class SpareSteps(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: BuiltTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         step_at_once(self.trainer.deepspeed)
         spare_walks(self.trainer.deepspeed)
         spare_timer(self.trainer.deepspeed)

@@ -61,34 +61,21 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self._is_repeating = self._stops = False
         trainer.consensus = self
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         compat.check_gradients(self.trainer.deepspeed, self._end_by_gradient)
         self._check_before(self.trainer.deepspeed)
         # Before the first step there is nothing to save: a signal ends the rank at once.
         self.guard.can_stop_at_a_step = state.global_step > 0
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_epoch_begin(self, *_: object, **__: object) -> None:
         # Not later: the processes of the data loader, which ignore the signals of such a rank, are forked now.
         self.guard.can_stop_at_a_step |= not self.trainer.generates
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoaderShard | None = None,
-        **_: object,
-    ) -> None:
+    def on_step_begin(self, *_: object, train_dataloader: DataLoaderShard | None = None, **__: object) -> None:
         self._loader, self._losses = train_dataloader, []
         self._random = random_states()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         # By now DeepSpeed has taken its step, or skipped it because of the gradient.
         engine = self.trainer.deepspeed
         if engine.was_step_applied():
@@ -116,9 +103,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         # A stop also leaves the loop over an epoch. If it is the end of one, the resumed run validates first.
         control.should_evaluate &= not self.stopped_at
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_prediction_step(self, *_: object, **__: object) -> None:
         self.stop_together()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from tuner.errors import DiskError
 from tuner.files import write_json
@@ -95,20 +95,16 @@ class Pace(TrainerCallback):  # type: ignore[misc]
         event.record()
         return event
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self._window = min(WINDOW, max(_SHORTEST, state.max_steps // 10))
         self._every = self._window // _SAMPLES
         self._since = self._first = state.global_step
         dist.all_gather_object(self._hosts, socket.gethostname())
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self._measure_next(state)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self._compare()
         if self.is_measuring:
             self._collect()
@@ -116,7 +112,7 @@ class Pace(TrainerCallback):  # type: ignore[misc]
             self._gather(args.device, state.global_step)
         self._measure_next(state)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         self._compare()
         self.is_measuring = False
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from tuner.data import blocks, copies, outcomes, step_count
 from tuner.data.blocks import BlockStart, Maker
@@ -93,7 +93,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         start, sha256 = self._maker.at(step * self.global_batch)
         return TrainedData(stream=StreamData(files=self._files, start=start._asdict(), sha256=sha256))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if self._maker:
             self._maker.passed(state.global_step * self.global_batch)
             if self.rank.rank == 0:

@@ -73,9 +73,7 @@ class LogsSteps(TrainerCallback):  # type: ignore[misc]
     def __init__(self, interval: int | Literal["auto"]) -> None:
         self.interval = interval
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         # Also in a resumed run: its state comes from the checkpoint and has the old interval.
         short = state.max_steps < SHORT_RUN_STEPS
         state.logging_steps = (1 if short else INTERVAL) if self.interval == "auto" else self.interval
@@ -97,37 +95,23 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
         self.earlier_peak = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
         self.earlier_peak = metrics.peak_bytes(self.run_dir)
         if self.show:
             self.show.start(state.max_steps, state.global_step)
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: Optimizer | None = None,
-        **_: object,
-    ) -> None:
+    def on_step_begin(self, *_: object, optimizer: Optimizer | None = None, **__: object) -> None:
         # After the update the scheduler may already have the rate of the next step (DeepSpeed's own optimizers).
         assert optimizer is not None, "the Trainer passes it"
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if self.show:
             self.show.step(state.global_step)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Logs | None = None,
-        **_: object,
+        self, args: TrainingArguments, state: TrainerState, *_: object, logs: Logs | None = None, **__: object
     ) -> None:
         logs = {} if logs is None else logs  # the trackers see the added keys too
         if not math.isfinite(logs.get("eval_loss", 0.0)):
@@ -165,7 +149,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             measured["mfu"] = round(used / self.arithmetic.peak_flops_per_gpu, 4)
         return measured
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         if self.show:
             self.show.stop()
 
@@ -347,9 +331,7 @@ class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
         if zero.get("memory_breakdown") is True:
             compat.on_memory_breakdown(self._log_memory)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         if self.logs_communication:  # not earlier: transformers sets the logger's level when it builds the engine
             _send_log(self.run_dir)
         if self.zero.get("wall_clock_breakdown") is True:
@@ -357,7 +339,7 @@ class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
             # The timers' own `log` prints at any log level.
             timers.log = partial(_log_times, timers, self.run_dir)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if self.logs_communication:
             communication = comms_logger.log_all(print_log=False, return_dict=True)
             self.run_dir.log_measured("communication.jsonl", {"step": state.global_step, **communication["summary"]})
