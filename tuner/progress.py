@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,6 +76,12 @@ def told(*lines: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone, and the stream closed
             _stream.writelines(f"{visible(line)}\n" for line in lines)
             _stream.flush()
+
+
+def say(line: str) -> None:
+    """Print a line on standard error, for processes that have to go on where nobody reads it any more."""
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(line, file=sys.stderr, flush=True)  # effect: launch and the upload at a run's end say it through here
 
 
 @contextlib.contextmanager

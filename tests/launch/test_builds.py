@@ -94,7 +94,7 @@ def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
         time.sleep(0.01)
     waits = "import os, sys, time\nwhile os.path.exists(sys.argv[1]): time.sleep(0.1)"
     monkeypatch.setattr(builds, "_argv", lambda ops: [sys.executable, "-c", waits, str(lock)])
-    say = builds._say
+    say = builds.say
 
     def kills_the_other(text: str) -> None:
         say(text)
@@ -103,7 +103,7 @@ def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
             other.kill()
             other.wait()
 
-    monkeypatch.setattr(builds, "_say", kills_the_other)
+    monkeypatch.setattr(builds, "say", kills_the_other)
 
     build(run)
 
@@ -175,7 +175,7 @@ def test_under_slurm_one_task_of_a_node_compiles(
     built: list[Path] = []
     monkeypatch.setattr(builds, "build", lambda run, env, log: built.append(log))
     monkeypatch.setattr(os, "execve", lambda *_: (_ for _ in ()).throw(SystemExit))
-    monkeypatch.setattr(execute, "_directory", lambda run, meeting: execute.RunDirectory(run.run_path))
+    monkeypatch.setattr(execute, "_directory", lambda run, _: execute.RunDirectory(run.run_path))
     # Each task sees one GPU of its own: every local rank is 0.
     plan = made(environ={**task(int(local)), "SLURM_LOCALID": local}, flags={"launcher": "slurm"}, work_dir=tmp_path)
 

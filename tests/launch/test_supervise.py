@@ -24,9 +24,9 @@ from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
-from tuner.launch.meeting.part import Interruption
 from tuner.runs import checkpoints, ending
 from tuner.runs.creation import create
+from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
@@ -747,10 +747,10 @@ def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: s
 class _Meeting:
     """A meeting whose only word comes after some seconds."""
 
-    def __init__(self, word: Interruption, after_s: float) -> None:
+    def __init__(self, word: OtherNode, after_s: float) -> None:
         self.word, self.from_s = word, time.monotonic() + after_s
 
-    def interruption(self) -> Interruption | None:
+    def interruption(self) -> OtherNode | None:
         return self.word if time.monotonic() >= self.from_s else None
 
 
@@ -764,7 +764,7 @@ class _Meeting:
 def test_ranks_end_when_another_node_is_gone_and_that_node_is_named(
     run: RunDirectory, capfd: pytest.CaptureFixture[str], code: str
 ) -> None:
-    meeting = _Meeting(Interruption("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1), 0.3)
+    meeting = _Meeting(OtherNode("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1), 0.3)
 
     ended = _watched(process(run.path, code), os.environ, run, meeting=meeting)
 
@@ -775,7 +775,7 @@ def test_ranks_end_when_another_node_is_gone_and_that_node_is_named(
 
 
 def test_ranks_that_another_nodes_failure_ended_have_its_exit_code(run: RunDirectory) -> None:
-    meeting = _Meeting(Interruption("node 1 (b): rank 1 was killed by SIGKILL", "killed", 137), 0)
+    meeting = _Meeting(OtherNode("node 1 (b): rank 1 was killed by SIGKILL", "killed", 137), 0)
 
     assert _watched(process(run.path, STAYS), os.environ, run, meeting=meeting) == 137
 
@@ -784,7 +784,7 @@ def test_a_failure_of_its_own_waits_for_no_word_of_other_nodes(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "_WORD_S", 200)
-    meeting = _Meeting(Interruption("", "", 1), 1_000)
+    meeting = _Meeting(OtherNode("", "", 1), 1_000)
 
     began_s = time.monotonic()
     _watched(process(run.path, OOM + "report(0, 1, OOM)\nsys.exit(1)\n"), os.environ, run, meeting=meeting)

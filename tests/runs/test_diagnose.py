@@ -13,7 +13,7 @@ from tests.runs.made_records import RECORD, run_json
 from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, RewardError, TunerError, UsageError
 from tuner.runs import causes
 from tuner.runs.creation import create
-from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
+from tuner.runs.diagnose import Diagnosis, Evidence, OtherNode, Watched, diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ending import gather
 
@@ -94,15 +94,19 @@ def test_where_all_lost_somebody_that_is_said() -> None:
 
 
 def test_what_happened_to_another_node_explains_that_ranks_lost_others() -> None:
-    watched = {"other_node": ("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1)}
+    watched = {"other_node": OtherNode("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1)}
 
     found = _found(_report(0, LOST), **watched)
     assert (found.cause, found.rank, found.problem) == ("lost-peer", None, "node 1 (b, 10.0.0.2) is gone")
 
-    found = _found(_report(0, LOST), other_node=("node 1 (b): rank 1 was killed", "killed", 137))
+    found = _found(_report(0, LOST), other_node=OtherNode("node 1 (b): rank 1 was killed", "killed", 137))
     assert (found.cause, found.exit_code) == ("killed", 137)
 
     assert _found(_report(0, OOM), **watched).cause == "gpu-out-of-memory"
+
+    down = OtherNode("a node was lost: n2 is down", "lost-peer", 1, rank=4, is_down=True)
+    found = _found(_report(0, OOM), other_node=down)
+    assert (found.cause, found.rank, found.problem) == ("lost-peer", 4, "a node was lost: n2 is down")
 
 
 def test_gloos_good_wishes_are_no_part_of_an_error() -> None:

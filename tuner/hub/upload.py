@@ -21,6 +21,7 @@ from typing import NamedTuple
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import open_regular
 from tuner.machine.variables import without_leftovers
+from tuner.progress import say
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import Pushed
 
@@ -161,21 +162,16 @@ def target_of(run_dir: RunDirectory) -> Target | None:
 
 def push_result(run_dir: RunDirectory, target: Target) -> None:
     """Push the result of a run that is done; status.json gets its address, or a warning says how to push it later."""
-    _say(f"Pushing the result to {target.name}; at most {LIMIT_S / 60:g} min, Ctrl-C stops it.")
+    say(f"Pushing the result to {target.name}; at most {LIMIT_S / 60:g} min, Ctrl-C stops it.")
     upload = Upload(run_dir, run_dir.path, "the result", target)
     upload.wait(LIMIT_S)
     problem, address = upload.problem, upload.address
-    _say(f"WARNING: {problem}" if problem else f"Pushed: {address or target.name}")
+    say(f"WARNING: {problem}" if problem else f"Pushed: {address or target.name}")
     with contextlib.suppress(DiskError, OSError, RunDirectoryError):
         if problem:
             run_dir.log_warning(problem)
         pushed = Pushed(repository=target.name, address=address, problem=problem)
         run_dir.write_status(run_dir.read_status().model_copy(update={"pushed": pushed}))
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(line, file=sys.stderr, flush=True)  # effect: the end of a run waits for this, and says so
 
 
 def _environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from statistics import median_low
 from typing import IO, Any, NamedTuple
 
 from tuner.fit.sizes import gib
-from tuner.lab.probes import Row
+from tuner.lab.probes import Row, text_in
 from tuner.machine import health
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
@@ -129,18 +129,13 @@ def _ended(children: Sequence[Child], limit_s: float) -> tuple[dict[str, Any], l
             if rank == 0:
                 answer = _json(out)
             if code:
-                words = _text(err).strip().splitlines()
+                words = text_in(err).strip().splitlines()
                 errors.append((rank, words[-1] if words else f"no answer within {limit_s:g} s"))
     return answer, errors
 
 
-def _text(stream: IO[bytes]) -> str:
-    stream.seek(0)
-    return stream.read().decode(errors="replace")
-
-
 def _json(stream: IO[bytes]) -> dict[str, Any]:
-    for line in reversed(_text(stream).splitlines()):
+    for line in reversed(text_in(stream).splitlines()):
         with suppress(ValueError):
             value = json.loads(line)
             if isinstance(value, dict):

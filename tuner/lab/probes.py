@@ -66,7 +66,7 @@ def run(probe: Probe, env: Mapping[str, str], deadline_s: float = DEADLINE_S) ->
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        status, text = _answer(_text(out)) or ("failed", _end(code, _text(err), deadline_s))
+        status, text = _answer(text_in(out)) or ("failed", _end(code, text_in(err), deadline_s))
     return Row(probe.name, status, text, probe.fix if status == "failed" else None)
 
 
@@ -80,7 +80,8 @@ def _end(code: int | None, stderr: str, deadline_s: float) -> str:
     return lines[-1] if lines else f"the process ended with code {code} and no output"
 
 
-def _text(stream: IO[bytes]) -> str:
+def text_in(stream: IO[bytes]) -> str:
+    """Return what a process has written to a temporary file."""
     stream.seek(0)
     return stream.read().decode(errors="replace")
 

@@ -22,7 +22,7 @@ from tuner.launch.retry import RESTARTS, may_pass
 from tuner.machine import slurm
 from tuner.machine.kernel import STOPS
 from tuner.runs import attempts, beats, causes, checkpoints, ending, lock
-from tuner.runs.diagnose import Watched
+from tuner.runs.diagnose import OtherNode, Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
 from tuner.runs.records import EndedAttempt, RunStatus
@@ -120,6 +120,11 @@ class _Lost(NamedTuple):
     state: str
     rank: int | None
 
+    @property
+    def as_other_node(self) -> OtherNode:
+        text = f"a node was lost: {self.node} is {self.state}"
+        return OtherNode(text, causes.LOST_PEER, TunerError.exit_code, self.rank, is_down=True)
+
 
 def _lost(run_dir: RunDirectory, unwell: Mapping[str, str]) -> _Lost | None:
     """Return the node that the run has lost, or None; what a spare node is like does not matter."""
@@ -141,8 +146,7 @@ def _told(
     watched = Watched(
         child_code=child_code,
         exits=exits or [(None, child_code)],
-        lost_node=f"{lost.node} is {lost.state}" if lost else "",
-        lost_rank=lost.rank if lost else None,
+        other_node=lost and lost.as_other_node,
     )
     ending.fail(run_dir, _print, watched)
     return run_dir.status_or_none

@@ -24,7 +24,7 @@ from tuner.machine import disks
 from tuner.machine.hardware import tool_path
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.libraries import torch_cuda_version
-from tuner.progress import POLL_S, Work, shown
+from tuner.progress import POLL_S, Work, say, shown
 from tuner.zero import config
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
     locks = [lock_file(op, run.environ) for op in ops]
     for lock in filter(Path.exists, locks):
         if pid := holder(lock):
-            _say(f"waiting for process {pid}, which is compiling {lock.parent.name}.")
+            say(f"waiting for process {pid}, which is compiling {lock.parent.name}.")
     _free(locks, waits_s=_LOOK_S / 2)
     ops = missing(run)
     if not ops:
         return
     import subprocess  # a dry run starts nothing
 
-    _say(f"{foretold(ops)}; the compiler's output is in {log}.")
+    say(f"{foretold(ops)}; the compiler's output is in {log}.")
     began_s = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
@@ -98,7 +98,7 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
         _free(locks)
     if child.returncode:
         raise _failure(ops, log)
-    _say(f"compiled in {time.monotonic() - began_s:.0f} s.")
+    say(f"compiled in {time.monotonic() - began_s:.0f} s.")
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -152,7 +152,7 @@ def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
         time.sleep(waits_s)
         for lock in filter(is_left, left):
             lock.unlink(missing_ok=True)
-            _say(f"removed {lock}, left over from an interrupted build.")
+            say(f"removed {lock}, left over from an interrupted build.")
 
 
 def is_left(lock: Path) -> bool:
@@ -174,11 +174,6 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
     message = f"DeepSpeed's {config.OPS[op]} ({op}) does not compile here: {line}"
     fix = "Install what the compiler needs (tuner doctor checks compilers), or use a config without this op."
     return MachineError(message, where=log, fix=fix)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(text, file=sys.stderr, flush=True)
 
 
 def folder(op: str, environ: Mapping[str, str]) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tuner.errors import DiskError
+from tuner.progress import say
 
 _LOOK_S, _SAY_S = 10.0, 60.0
 
@@ -65,23 +65,18 @@ def _watch(
             asking.join(min(look_s, 1.0))
             silent_s = time.monotonic() - asked_s
             if asking.is_alive() and silent_s >= limit_s:
-                _say(f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends.")
+                say(f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends.")
                 kill()
                 leave(DiskError.exit_code)
                 return
             if asking.is_alive() and time.monotonic() - said_s >= say_s:
                 said_s = time.monotonic()
-                _say(f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.")
+                say(f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.")
         if said_s > asked_s and not over.is_set():
-            _say(f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
+            say(f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
 
 
 def _ask(folder: Path) -> None:
     # A name that was never asked for: what a client has cached would answer for a server that is gone.
     with suppress(OSError):
         os.stat(folder / f".asked-{time.time_ns()}")  # noqa: PTH116
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)

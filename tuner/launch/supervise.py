@@ -31,10 +31,10 @@ from tuner.machine.hostfile import MEETING
 from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
-from tuner.progress import POLL_S
+from tuner.progress import POLL_S, say
 from tuner.runs import beats, checkpoints, ending, swapped
 from tuner.runs.beats import Phase
-from tuner.runs.diagnose import Watched
+from tuner.runs.diagnose import OtherNode, Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
 from tuner.runs.records import State
@@ -42,7 +42,7 @@ from tuner.runs.time_limits import TimeLimits
 from tuner.zero.config import swap_paths
 
 if TYPE_CHECKING:  # asyncio, which a run of one node does not need
-    from tuner.launch.meeting.part import Interruption, Meeting
+    from tuner.launch.meeting.part import Meeting
 
 _REAP_S = 10.0
 """A killed process in a slow write, or in a driver's call, ends only when that returns."""
@@ -186,11 +186,6 @@ def run(
     return watch.verdict()
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
-        print(text, file=sys.stderr, flush=True)
-
-
 class _Watch:
     def __init__(
         self, directory: RunDirectory, grace_s: float, *, are_ranks: bool, meeting: Meeting | None = None
@@ -217,7 +212,7 @@ class _Watch:
         self.overdue: list[int] = []
         self.overdue_s = 0.0
         self.meeting = meeting
-        self.interruption: Interruption | None = None
+        self.interruption: OtherNode | None = None
 
     @contextlib.contextmanager
     def signals(self):  # type: ignore[no-untyped-def]
@@ -299,7 +294,7 @@ class _Watch:
         interruption = self.meeting and self.meeting.interruption()
         if interruption and not (self.interruption or self.failed or self.told_to_end):
             self.interruption = interruption
-            _say(f"{interruption.text}: the ranks of this node are stopped.")
+            say(f"{interruption.text}: the ranks of this node are stopped.")
             self.remember_ranks()
             self.end()
             self.fail()
@@ -323,7 +318,7 @@ class _Watch:
             doing = self._doing()  # before they are told: what comes later may be their end
             self.end()
             again = "Ctrl-C" if self.forwarded == signal.SIGINT else "SIGTERM"
-            _say(
+            say(
                 f"Stopping at {signal.Signals(self.forwarded).name}: {doing}. "
                 f"In a step, the step ends and a checkpoint is saved first. A second {again} kills the run."
             )
@@ -343,7 +338,7 @@ class _Watch:
         if self.forwarded and self.ending_since_s is not None and now_s - self.told_s >= _TELL_S:
             self.told_s = now_s
             waited_s, killed_s = now_s - self.ending_since_s, self._grace_s(beats.here(self.directory))
-            _say(f"Still stopping after {waited_s:.0f} s (killed after {killed_s:.0f} s): {self._doing()}.")
+            say(f"Still stopping after {waited_s:.0f} s (killed after {killed_s:.0f} s): {self._doing()}.")
 
     def _doing(self) -> str:
         """Return what the ranks of this machine do by their last signs of life, ranks that do the same together."""
@@ -428,7 +423,7 @@ class _Watch:
             if reports or (
                 child_code != 0 and not self.forwarded
             ):  # torchrun fails at a signal even if its ranks succeed
-                _say("WARNING: the run is done and its result is complete, but the cleanup after it was interrupted.")
+                say("WARNING: the run is done and its result is complete, but the cleanup after it was interrupted.")
             self._keep_signal()
             return 0
         if self.insisted:
@@ -467,9 +462,9 @@ class _Watch:
         )
         if self.meeting and not self.interruption and ending.has_lost_others(self.directory, watched):
             watched = replace(watched, other_node=self._await_word(self.meeting))
-        return ending.fail(self.directory, _say, watched, signal=self._signal)
+        return ending.fail(self.directory, say, watched, signal=self._signal)
 
-    def _await_word(self, meeting: Meeting) -> Interruption | None:
+    def _await_word(self, meeting: Meeting) -> OtherNode | None:
         """Wait for what has happened to another node: ranks often notice that they lost theirs before the nodes do."""
         deadline = time.monotonic() + _WORD_S
         while not (word := meeting.interruption()) and time.monotonic() < deadline:
@@ -477,7 +472,7 @@ class _Watch:
         return word
 
     def _end(self, state: State, code: int, text: str) -> int:
-        return ending.end(self.directory, _say, state, code, text, signal=self._signal)
+        return ending.end(self.directory, say, state, code, text, signal=self._signal)
 
     @property
     def _signal(self) -> int | None:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tuner.errors import Stopped, TunerError, exit_code_of, heading
 from tuner.files import ReadOnlyJson
@@ -30,6 +31,23 @@ _FULL_BYTES = 1 << 20
 _TAIL_LINES = 30
 
 
+class OtherNode(NamedTuple):
+    """What has happened to another node: its ranks have failed, or it is gone.
+
+    Args:
+        text: In words, with the node's name.
+        cause: The error's code.
+        rank: The first rank on it, if that is known.
+        is_down: Slurm has lost it: whatever the other ranks report follows from that.
+    """
+
+    text: str
+    cause: str
+    exit_code: int
+    rank: int | None = None
+    is_down: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Watched:
     """What the process that watched the ranks has seen, and no file says.
@@ -41,9 +59,7 @@ class Watched:
         num_oom_kills: The number of the run's processes that the kernel killed for lack of memory.
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
-        other_node: Why the ranks of this node were told to end: what happened to another one in words, its cause, and
-            its exit code.
-        lost_node: What became of a node, such as "n2 is down"; `lost_rank` is the first rank on it.
+        other_node: Why the ranks here had to end, where that is known.
     """
 
     child_code: int = 1
@@ -52,9 +68,7 @@ class Watched:
     stopped: Sequence[int] = ()
     overdue: Sequence[int] = ()
     overdue_s: float = 0.0
-    other_node: tuple[str, str, int] | None = None
-    lost_node: str = ""
-    lost_rank: int | None = None
+    other_node: OtherNode | None = None
 
 
 @dataclass(frozen=True)
@@ -147,13 +161,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first cause. A rank's own error comes before a timeout, and a timeout before a lost peer."""
     reported = list(_reported(evidence))
     suspects = [*reported, *_silent(evidence, all(suspect.cause.role == Role.LOST for suspect in reported))]
-    if evidence.other_node:
-        suspects = [*(one for one in reported if one.cause.role == Role.CAUSE), _other_node(evidence)]
+    if node := evidence.other_node:
+        own = [suspect for suspect in reported if suspect.cause.role == Role.CAUSE and not node.is_down]
+        suspects = [*own, _other_node(evidence, node)]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
-    if evidence.lost_node:  # whatever the other ranks made of it
-        problem = f"a node was lost: {evidence.lost_node}"
-        suspects = [_Suspect(evidence.lost_rank, causes.named(causes.LOST_PEER), problem, 1, 0, _known_step(evidence))]
     suspects = suspects or [_launcher(evidence)]
     first = min(suspects, key=lambda suspect: (suspect.cause.role, suspect.order))
     if first.cause.role == Role.WAITED:
@@ -263,12 +275,11 @@ def _overdue(evidence: Evidence) -> _Suspect:
     return _Suspect(None, causes.OVERDUE, problem, causes.OVERDUE.exit_code, 0, _known_step(evidence))
 
 
-def _other_node(evidence: Evidence) -> _Suspect:
-    """Return the failure of another node, for which the ranks of this one were told to end."""
-    assert evidence.other_node
-    text, name, exit_code = evidence.other_node
-    cause = next((cause for cause in causes.every() if cause.name == name), None) or causes.named(name)
-    return _Suspect(None, cause._replace(role=Role.CAUSE), text, exit_code, _NEVER, _known_step(evidence))
+def _other_node(evidence: Evidence, node: OtherNode) -> _Suspect:
+    """Return the failure of another node, for which the ranks of this one had to end."""
+    cause = next((cause for cause in causes.every() if cause.name == node.cause), None) or causes.named(node.cause)
+    cause = cause._replace(role=Role.CAUSE)
+    return _Suspect(node.rank, cause, node.text, node.exit_code, _NEVER, _known_step(evidence))
 
 
 def _launcher(evidence: Evidence) -> _Suspect:

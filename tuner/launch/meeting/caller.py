@@ -16,7 +16,6 @@ from tuner.launch.meeting.part import (
     CALL,
     FOLDER,
     LOST,
-    Interruption,
     Meeting,
     NodeError,
     Plan,
@@ -25,6 +24,7 @@ from tuner.launch.meeting.part import (
     told,
 )
 from tuner.launch.meeting.secret_lines import Broken, Lines, present
+from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import MEETING
 
 
@@ -131,7 +131,7 @@ class Caller(Meeting):
         with self.changed:
             if kind == "welcome":
                 if self._leader not in ("", str(message["instance"])):
-                    self.interrupt(Interruption("node 0 was started anew", LOST, 1))
+                    self.interrupt(OtherNode("node 0 was started anew", LOST, 1))
                     self.launched = self.own_end = None
                 self._leader, self._lines, self._gone_s = str(message["instance"]), lines, None
                 self._leader_process = {"host": message.get("host"), "pid": message.get("pid")}
@@ -153,7 +153,7 @@ class Caller(Meeting):
                     self.launched, self.own_end, self._lost = str(message["launch"]), None, None
                     self.begin()
             elif kind == "stop":
-                self.interrupt(Interruption(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
+                self.interrupt(OtherNode(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
             elif kind == "refused":
                 self._refusal = str(message["why"])
             elif kind == "error":
@@ -221,7 +221,7 @@ class Caller(Meeting):
             if self.runs and self._gone_s and time.monotonic() - self._gone_s >= self.times.back and not self._has_left:
                 if self.runs:
                     self._lost = self._leader_process
-                self.interrupt(Interruption(f"node 0 ({self._leader_name}) is gone", LOST, 1))
+                self.interrupt(OtherNode(f"node 0 ({self._leader_name}) is gone", LOST, 1))
 
     def _no_shared_folder(self, has_another: bool) -> TunerError:
         sees = "another file" if has_another else "no file"

@@ -23,7 +23,6 @@ from tuner.launch.meeting.part import (
     MAX_NAME,
     MAX_TEXT,
     MAX_TEXTS,
-    Interruption,
     Meeting,
     NodeError,
     Plan,
@@ -34,6 +33,7 @@ from tuner.launch.meeting.part import (
 from tuner.launch.meeting.secret_lines import GREETING_S, Broken, Lines, address_of, admit, present
 from tuner.progress import POLL_S
 from tuner.runs import lock
+from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import MEETING
 
 _MAX_STRANGERS = 128
@@ -320,7 +320,7 @@ class Leader(Meeting):
 
     def _stop_all(self, text: str, cause: object, code: object, but: _Node | None = None) -> None:
         exit_code = code if isinstance(code, int) and 0 < code < 256 else 1
-        interruption = Interruption(shortened(text, MAX_TEXT), str(cause or LOST), exit_code)
+        interruption = OtherNode(shortened(text, MAX_TEXT), str(cause or LOST), exit_code)
         self.interrupt(interruption)
         for node in self._nodes.values():
             if node is not but and not node.ended:

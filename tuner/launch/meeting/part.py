@@ -23,6 +23,7 @@ from tuner.files import JsonObject, read_json_object, sha256
 from tuner.launch.meeting.secret_lines import GREETING_S, MAX_BYTES
 from tuner.machine.topology import Topology
 from tuner.progress import POLL_S
+from tuner.runs.diagnose import OtherNode
 
 START_TIMEOUT_S = 600.0
 CALL_S = 5.0
@@ -106,19 +107,6 @@ def _brief(text: str) -> str:
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}... ({sha256(text.encode())[:8]})"
 
 
-class Interruption(NamedTuple):
-    """Why the ranks of this node must end: another node failed, or is gone.
-
-    Args:
-        text: With the node's name.
-        cause: The error's code.
-    """
-
-    text: str
-    cause: str
-    exit_code: int
-
-
 class NodeError(TunerError):
     """The error of another node, with its code and exit code."""
 
@@ -191,7 +179,7 @@ class Meeting(ABC):
         """What ends all nodes, for those that come later."""
         self.error_of_all: TunerError | None = None
         """The error of another node, or the nodes' own about each other."""
-        self._interruption: Interruption | None = None
+        self._interruption: OtherNode | None = None
         self.plan: Plan | None = None
         self.folder: Path | None = None
         self.runs = False
@@ -288,7 +276,7 @@ class Meeting(ABC):
         """Return whether all other nodes say that they have lost this process, their node 0."""
         return False
 
-    def interruption(self) -> Interruption | None:
+    def interruption(self) -> OtherNode | None:
         """Return why this node's ranks must end now; None: nothing has happened."""
         return self._interruption
 
@@ -395,12 +383,12 @@ class Meeting(ABC):
                 return
             self.error_of_all = error
             if self.runs:
-                self.interrupt(Interruption(error.message, error.code, error.exit_code))
+                self.interrupt(OtherNode(error.message, error.code, error.exit_code))
             self.changed.notify_all()
             if self._interrupts and not self.runs:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupt(self, interruption: Interruption) -> None:
+    def interrupt(self, interruption: OtherNode) -> None:
         with self.changed:
             if self.runs and self._interruption is None:
                 self._interruption = interruption
