@@ -55,7 +55,8 @@ def test_a_restart_says_what_is_wrong_with_the_node(
     run = written_run(tmp_path / "run")
     run.write_status(RunStatus(state="failed", exit_code=1, message="..."))
     again = replace(plan, request=plan.request._replace(max_restarts=1))
+    monkeypatch.setattr(retry, "resolve_run", lambda request, *_: replace(plan, request=request))
 
-    retry.next_attempt(again, run, 1, lambda request, *_: replace(plan, request=request))
+    retry.next_attempt(again, run, 1)
 
     assert "WARNING" in (told := capsys.readouterr().err) and "XID 79" in told

@@ -11,7 +11,6 @@ from tests.launch.place import Place, at_once, met
 from tests.launch.place import place as place
 from tests.launch.plans import PATH, checkpoint, made
 from tuner.launch import render, retry, supervise
-from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hostfile import MEETING
 from tuner.runs import checkpoints, creation
@@ -37,7 +36,7 @@ def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
     run, first, _ = _two(tmp_path / "run")
     leader, caller = met(place, run.path)
 
-    assert retry.next_attempt(first, run, code, resolve_run, leader) is None
+    assert retry.next_attempt(first, run, code, leader) is None
 
     caller.ended(1, "", None, None)
     assert caller.await_next() == (None, f"node 0 ended with code {code}")
@@ -49,10 +48,10 @@ def test_node_0_does_not_go_on_where_another_was_told_to_stop(
 ) -> None:
     run, first, second = _two(tmp_path / "run", signal=15)
     leader, caller = met(place, run.path)
-    assert retry.next_attempt(second, run, 143, resolve_run, caller) is None
+    assert retry.next_attempt(second, run, 143, caller) is None
     run.write_status(RunStatus(state="failed"))
 
-    assert retry.next_attempt(first, run, 1, resolve_run, leader) is None
+    assert retry.next_attempt(first, run, 1, leader) is None
 
     assert capfd.readouterr().err == "--max-restarts: not possible: node 1 ended with code 143\n"
 
@@ -63,14 +62,14 @@ def _goes_on(
     """Return the next attempt of both nodes, as `execute` goes on with it."""
 
     def of_node_0() -> ResolvedRun | None:
-        again = retry.next_attempt(first, run, 1, resolve_run, leader)
+        again = retry.next_attempt(first, run, 1, leader)
         if again:
             leader.wait()
             creation.create(run.path, render.files(again), resume=True)
             leader.go(again.launch_id)
         return again
 
-    first_again, second_again = at_once(of_node_0, lambda: retry.next_attempt(second, run, 1, resolve_run, caller))
+    first_again, second_again = at_once(of_node_0, lambda: retry.next_attempt(second, run, 1, caller))
     assert isinstance(first_again, ResolvedRun) and isinstance(second_again, ResolvedRun), (first_again, second_again)
     return first_again, second_again
 

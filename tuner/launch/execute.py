@@ -16,7 +16,6 @@ from tuner import hooks, remote_code
 from tuner.errors import TunerError
 from tuner.files import JsonObject
 from tuner.launch import render, retry, supervise
-from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import slurm
 from tuner.recipes import trust
@@ -61,7 +60,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
                 code = supervise.run_ranks(
                     resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting
                 )  # else its lines are in its log
-            following = retry.next_attempt(resolved, run_dir, code, resolve_run, meeting)
+            following = retry.next_attempt(resolved, run_dir, code, meeting)
             if following is None:
                 if leads:
                     wait = hooks.run_has_ended(run_dir, code)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -19,8 +18,8 @@ from tuner.launch import preflight
 from tuner.launch.checks import node
 from tuner.launch.pins import Pins
 from tuner.launch.remedies import ON_OOM, lighter
+from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
-from tuner.machine.hardware import Hardware
 from tuner.runs import attempts, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
@@ -39,27 +38,22 @@ _MAY_PASS = (1, 124)
 """Exit codes of a crash and of a hang. Above 128 a rank was killed; other codes are a mistake, a full disk, a stop."""
 
 
-Resolve = Callable[[Request, Mapping[str, str], Hardware, datetime], ResolvedRun]
-"""As `resolve.resolve_run`."""
-
-
 class _Refused(Exception):
     """Why there is no other attempt."""
 
 
 def next_attempt(
-    resolved: ResolvedRun, run_dir: RunDirectory, code: int, resolve: Resolve, meeting: Leader | Caller | None = None
+    resolved: ResolvedRun, run_dir: RunDirectory, code: int, meeting: Leader | Caller | None = None
 ) -> ResolvedRun | None:
     """Return the next attempt, or None: no retry was requested, it would not help, or it is not allowed.
 
     Args:
         code: The exit code of this node's attempt.
-        resolve: Resolves a request, as `resolve.resolve_run` does.
         meeting: The other nodes, which are told how this node's attempt ended.
     """
     request = resolved.request
     if meeting:
-        return _with_other_nodes(resolved, run_dir, code, resolve, meeting)
+        return _with_other_nodes(resolved, run_dir, code, meeting)
     flag = ON_OOM if request.on_oom == "retry" else RESTARTS
     if not code or (flag == RESTARTS and not request.max_restarts):
         return None
@@ -69,18 +63,18 @@ def next_attempt(
         if status.signal:  # a run that was told to stop must not start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
-            return _announced(resolved, _resolve_lighter(resolved, run_dir, failure, change, resolve), ON_OOM)
+            return _announced(resolved, _resolve_lighter(resolved, run_dir, failure, change), ON_OOM)
         flag = RESTARTS
         if not request.max_restarts or not may_pass(code, failure):
             return None
-        return _announced(resolved, _resolve_again(resolved, failure, resolve), RESTARTS)
+        return _announced(resolved, _resolve_again(resolved, failure), RESTARTS)
     except (TunerError, _Refused) as error:
         _print(f"{flag}: not possible: {error}")
     return None
 
 
 def _with_other_nodes(
-    resolved: ResolvedRun, run_dir: RunDirectory, code: int, resolve: Resolve, meeting: Leader | Caller
+    resolved: ResolvedRun, run_dir: RunDirectory, code: int, meeting: Leader | Caller
 ) -> ResolvedRun | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
     from tuner.launch.meeting.leader import Leader  # loaded already
@@ -101,7 +95,7 @@ def _with_other_nodes(
         if isinstance(meeting, Leader):
             if refusal := objection or meeting.await_ends():
                 raise _Refused(refusal)
-            return _announced(resolved, _resolve_again(resolved, failure, resolve), RESTARTS)
+            return _announced(resolved, _resolve_again(resolved, failure), RESTARTS)
         if objection:
             return None
         launch_id, refusal = meeting.await_next()
@@ -126,13 +120,13 @@ def may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
     return (code in _MAY_PASS or code > 128) and (failure is None or failure.cause not in _COMES_AGAIN)
 
 
-def _resolve_again(resolved: ResolvedRun, failure: DiagnosisRecord | None, resolve: Resolve) -> ResolvedRun:
+def _resolve_again(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> ResolvedRun:
     """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
 
     Raises:
         _Refused: too many restarts without progress.
     """
-    again = _resolve(_same_request(resolved, failure), resolved, resolve)
+    again = _resolve(_same_request(resolved, failure), resolved)
     earlier = again.request.attempts
     saved_steps = [*(attempt.began for attempt in earlier[1:]), _resume_step(again)]
     ended = [
@@ -152,11 +146,7 @@ def _lighter(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Pins | N
 
 
 def _resolve_lighter(
-    resolved: ResolvedRun,
-    run_dir: RunDirectory,
-    failure: DiagnosisRecord | None,
-    change: Pins,
-    resolve: Resolve,
+    resolved: ResolvedRun, run_dir: RunDirectory, failure: DiagnosisRecord | None, change: Pins
 ) -> ResolvedRun:
     same = _same_request(resolved, failure)
     request = same._replace(
@@ -164,9 +154,9 @@ def _resolve_lighter(
         command=(*same.command, *change.flags) if same.command else (),
     )
     with contextlib.suppress(IncompatibleStates):  # if all checkpoints are damaged that is another error
-        return _resolve(request, resolved, resolve)
+        return _resolve(request, resolved)
     checkpoints.set_aside(run_dir.checkpoints, len(request.attempts))
-    return _resolve(request, resolved, resolve)
+    return _resolve(request, resolved)
 
 
 def _same_request(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Request:
@@ -193,8 +183,8 @@ def _resume_step(resolved: ResolvedRun) -> int:
     return resolved.resume.checkpoint.step if resolved.resume else 0
 
 
-def _resolve(request: Request, resolved: ResolvedRun, resolve: Resolve) -> ResolvedRun:
-    following = resolve(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
+def _resolve(request: Request, resolved: ResolvedRun) -> ResolvedRun:
+    following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
     preflight.check(following)
     _tell_of_this_node(following)
     return following

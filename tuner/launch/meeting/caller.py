@@ -219,8 +219,7 @@ class Caller(Meeting):
                     self.tell_error(told(error))
                     self.end(error)
             if self.runs and self._gone_s and time.monotonic() - self._gone_s >= self.times.back and not self._has_left:
-                if self.runs:
-                    self._lost = self._leader_process
+                self._lost = self._leader_process
                 self.interrupt(OtherNode(f"node 0 ({self._leader_name}) is gone", LOST, 1))
 
     def _no_shared_folder(self, has_another: bool) -> TunerError:
