@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import environment, ok, quick, train, wait_until
-from tuner.results.export import unfinished
+from tuner.results.export import drafted
 
 SLOW = """
 import time
@@ -29,15 +29,18 @@ main()
 
 
 def test_the_next_export_removes_what_a_killed_one_left_and_nothing_that_a_live_one_holds(tmp_path: Path) -> None:
-    with unfinished(tmp_path / "out") as live, unfinished(tmp_path / "other") as other:
-        host = live.name.rpartition(".")[0]
+    with drafted(tmp_path / "out") as live, drafted(tmp_path / "other") as other:
+        live.mkdir()
+        other.mkdir()
+        host = live.parent.name.rpartition(".")[0]
         left = tmp_path / f"{host}.killed00"
         (left / "weights").mkdir(parents=True)
 
-        with unfinished(tmp_path / "out") as again:
+        with drafted(tmp_path / "out") as again:
+            again.mkdir()
             assert not left.exists()
-            assert live.exists() and other.exists() and again.exists()
-    assert list(tmp_path.iterdir()) == []
+            assert live.exists() and other.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "other"}
 
 
 @pytest.mark.e2e

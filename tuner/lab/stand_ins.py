@@ -26,7 +26,7 @@ from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
 from tuner.models import compat
 from tuner.models.arguments import load_options
-from tuner.models.load import load_tokenizer, source
+from tuner.models.load import auto_class, load_tokenizer, source
 from tuner.models.vision import load_processor
 from tuner.pretrained import explained
 from tuner.recipes.model_facts import read_architecture
@@ -274,8 +274,7 @@ def _load(folder: Path, scores: bool, *, reads_images: bool) -> PreTrainedModel 
     Raises:
         TunerError: the weights of a whole model are not exactly those of its class.
     """
-    auto: Any = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
-    auto = transformers.AutoModelForSequenceClassification if scores else auto
+    auto = auto_class(reads_images=reads_images, scores=scores)
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
     if (folder / "adapter_config.json").is_file():
         if reads_images:  # PEFT has no class of its own for them

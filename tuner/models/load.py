@@ -297,11 +297,9 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     compat.hide_kernels_of_gpus()
     if torch.cuda.is_available():
         compat.repeat_heads_on_old_gpus(torch.cuda.get_device_capability())
-    auto = transformers.AutoModelForCausalLM
-    if model.images is True:
-        auto = transformers.AutoModelForImageTextToText
+    auto = auto_class(reads_images=model.images is True, scores=scores)
     if scores:
-        auto, arguments["num_labels"] = transformers.AutoModelForSequenceClassification, 1
+        arguments["num_labels"] = 1
     with explained(path), compat.unexpected_at_zero3() as unexpected, shown(f"loading {path}"):
         transformers.utils.logging.set_tqdm_hook(tqdm_hook)
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
@@ -312,6 +310,13 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     compat.name_parts(loaded)
     mixers.keep_samples_apart(loaded)
     return loaded
+
+
+def auto_class(*, reads_images: bool, scores: bool = False) -> Any:
+    """Return the class of transformers that chooses a model's own: one that scores texts, reads images, or neither."""
+    if scores:
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
 
 
 def is_scorer(config: PreTrainedConfig) -> bool:
@@ -438,11 +443,8 @@ def _tiny_weights(folder: Path) -> dict[str, torch.Tensor]:
     own initialization is not used, because its order of draws changes between versions.
     """
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    auto = transformers.AutoModelForCausalLM
-    if compat.reads_images(config):
-        auto = transformers.AutoModelForImageTextToText
     with torch.device("meta"):
-        model = auto.from_config(config, trust_remote_code=False)
+        model = auto_class(reads_images=compat.reads_images(config)).from_config(config, trust_remote_code=False)
     generator = torch.Generator().manual_seed(_TINY_SEED)
     width = config.get_text_config().initializer_range * 12**0.5
 

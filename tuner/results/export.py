@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -148,39 +148,40 @@ def export(
     return _export(saved, dest, options)
 
 
-def unfinished(dest: Path) -> AbstractContextManager[Path]:
-    """Give a hidden folder beside `dest`, and remove those that killed exports of it left; a live one stays."""
-    return scratch_folder(dest.parent, f".{dest.name}.exporting-")
+@contextmanager
+def drafted(dest: Path) -> Iterator[Path]:
+    """Yield where to write what takes the place of `dest` at the end: in a hidden folder beside it.
+
+    What killed exports left there is removed; a live one stays.
+    """
+    with disk_errors(dest, _ROOM):
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(dest.parent, f".{dest.name}.exporting-") as temporary:
+            yield temporary / dest.name
+            check_dest(dest)
+            (temporary / dest.name).replace(dest)
 
 
 def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava_layouts.Name) -> Exported:
     """Write a whole model first, with an adapter merged into its base, and convert it."""
     recipe = saved.recipe()
     tower = recipe.model.vision.path if recipe and recipe.model.vision else None
-    with disk_errors(dest, _ROOM):
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished(dest) as temporary:
-            whole, draft = temporary / "whole" / dest.name, temporary / dest.name
-            done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
-            tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
-            card_before, _, _ = read_text(whole / "README.md").partition("## Use")
-            write_text(draft / "README.md", f"{card_before}## Use\n\nThe weights have the layout of {layout}.\n")
-            checkpoints.seal(draft, _facts(saved, tensors))
-            check_dest(dest)
-            draft.replace(dest)
+    with drafted(dest) as draft:
+        whole = draft.parent / "whole" / dest.name
+        done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
+        tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
+        card_before, _, _ = read_text(whole / "README.md").partition("## Use")
+        write_text(draft / "README.md", f"{card_before}## Use\n\nThe weights have the layout of {layout}.\n")
+        checkpoints.seal(draft, _facts(saved, tensors))
     return replace(done, num_tensors=len(tensors), num_files=len({entry["file"] for entry in tensors.values()}))
 
 
 def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) -> Exported:
     """Write a whole model first, with an adapter merged into its base, and convert it."""
-    with disk_errors(dest, _ROOM):
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished(dest) as temporary:
-            whole, draft = temporary / "whole" / dest.name, temporary / dest.name
-            done = _export(saved, whole, replace(options, merge=saved.is_adapter))
-            size = gguf.pack(script, whole, draft, options.dtype)
-            check_dest(dest)
-            draft.replace(dest)
+    with drafted(dest) as draft:
+        whole = draft.parent / "whole" / dest.name
+        done = _export(saved, whole, replace(options, merge=saved.is_adapter))
+        size = gguf.pack(script, whole, draft, options.dtype)
     return replace(done, num_bytes=size, num_files=1, modelfile=dest / gguf.MODELFILE)
 
 
@@ -188,24 +189,19 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
     content = _content(saved, options)
     dtype = DTYPES[options.dtype] if options.dtype else None
     needed = num_bytes(content.pieces, dtype)
-    with disk_errors(dest, _ROOM):
-        dest.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(dest) as draft:
         free = shutil.disk_usage(dest.parent).free
         if free < needed + _BESIDES_BYTES:
             problem = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
             raise DiskError(problem, where=dest.parent, fix=_ROOM)
-        with unfinished(dest) as temporary:
-            draft = temporary / dest.name
-            draft.mkdir()
-            stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
-            action = "merging" if content.kind == "merged" else "exporting"
-            tensors = write(content.pieces, draft, stem, most, dtype, action)
-            facts = {"scores": content.scores, "needs_tuner": content.needs_tuner}
-            _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **facts))
-            compared = _compared(content, draft, saved.folder, tensors)
-            checkpoints.seal(draft, _facts(saved, tensors))
-            check_dest(dest)
-            draft.replace(dest)
+        draft.mkdir()
+        stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
+        action = "merging" if content.kind == "merged" else "exporting"
+        tensors = write(content.pieces, draft, stem, most, dtype, action)
+        facts = {"scores": content.scores, "needs_tuner": content.needs_tuner}
+        _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **facts))
+        compared = _compared(content, draft, saved.folder, tensors)
+        checkpoints.seal(draft, _facts(saved, tensors))
     files = {entry["file"] for entry in tensors.values()}
     is_private = content.kind == "adapter" and content.base and not hub_id(content.base)
     private = source(content.base) if content.base and is_private else None

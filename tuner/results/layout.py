@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -24,6 +23,7 @@ from transformers.core_model_loading import (
 
 from tuner.errors import ModelError
 from tuner.models.compat import keep_conversions, reads_images
+from tuner.models.load import auto_class
 from tuner.results.tensors import Piece, Stored, Tensors
 
 Change = Callable[[str, torch.Tensor | None], torch.Tensor]
@@ -36,9 +36,7 @@ def empty_model(config: PreTrainedConfig, *, scores: bool, trust_remote_code: bo
     Raises:
         ModelError: transformers cannot build the model.
     """
-    auto = transformers.AutoModelForImageTextToText if reads_images(config) else transformers.AutoModelForCausalLM
-    if scores:
-        auto = transformers.AutoModelForSequenceClassification
+    auto = auto_class(reads_images=reads_images(config), scores=scores)
     try:
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=trust_remote_code)

@@ -12,14 +12,14 @@ import os
 import textwrap
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import psutil
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tuner.data import images
@@ -30,7 +30,7 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Key, Option, Text, visible
 from tuner.files import write_text
 from tuner.models.arguments import load_options, written
-from tuner.models.load import source
+from tuner.models.load import auto_class, source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.generation import Settings, ask_for_one_answer, generate
@@ -132,7 +132,8 @@ def _show(
     result = load_options(written(config.model, run_dir.final))
     if not config.reads_images:
         encoder = TextEncoder(AutoTokenizer.from_pretrained(run_dir.final, **result), day=run_dir.day)
-    model = _auto(config).from_pretrained(run_dir.final, device_map={"": device}, **result)  # and an adapter's base
+    auto = auto_class(reads_images=config.reads_images)
+    model = auto.from_pretrained(run_dir.final, device_map={"": device}, **result)  # and an adapter's base
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
@@ -231,19 +232,14 @@ def _before(
     """
     try:
         if model is None:
-            where = source(config.model)
-            model = _auto(config).from_pretrained(where, device_map={"": device}, **load_options(config.model))
+            where, auto = source(config.model), auto_class(reads_images=config.reads_images)
+            model = auto.from_pretrained(where, device_map={"": device}, **load_options(config.model))
         else:
             model.disable_adapters()
         return _answers(model, encoder, prompts, guard, deadline)
     except Exception as error:  # a base model may not know the tokens of the chat template
         warn(guard.run_dir, f"no answers from before training: {_message(error)}")
         return []
-
-
-def _auto(config: RecipeConfig) -> Any:
-    """Return the class of transformers that loads the model."""
-    return AutoModelForImageTextToText if config.reads_images else AutoModelForCausalLM
 
 
 def _answers(
