@@ -287,6 +287,67 @@ def test_a_warm_up_keeps_its_steps_or_its_share(text: str, warm_up: tuple[float,
     assert tuple(values[key] for key in WARM_UP) == warm_up
 
 
+_LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"
+_AXOLOTL = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\n"
+_SWIFT = "model: Qwen/Qwen3-8B\ntuner_type: lora\nlearning_rate: 1e-4\n"
+
+
+@each(
+    [
+        (f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr_rate: 0.1}}\n", "cosine", 0.1),
+        (f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr: 5e-6}}\n", "cosine", 0.1),
+        (
+            f"{_LF}lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: '{{\"num_cycles\": 3}}'\n",
+            "cosine_with_restarts",
+            3,
+        ),
+        (f"{_LF}lr_scheduler_type: cosine_with_restarts\n", "cosine", None),
+        (f"{_LF}lr_scheduler_type: inverse_sqrt\n", "inverse_sqrt", None),
+        (f"{_LF}lr_scheduler_type: warmup_stable_decay\nwarmup_ratio: 0.1\n", "warmup_stable_decay", 0.6),
+        (
+            f"{_LF}lr_scheduler_type: warmup_stable_decay\nmax_steps: 200\n"
+            "lr_scheduler_kwargs: {num_decay_steps: 30, decay_type: linear}\n",
+            "warmup_stable_decay",
+            0.15,
+        ),
+        (f"{_AXOLOTL}lr_scheduler: cosine\ncosine_min_lr_ratio: 0.2\n", "cosine", 0.2),
+        (
+            f"{_AXOLOTL}lr_scheduler: cosine_with_restarts\nlr_scheduler_kwargs: {{num_cycles: 2}}\n",
+            "cosine_with_restarts",
+            2,
+        ),
+        (
+            f"{_SWIFT}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: '{{\"min_lr\": 1e-5}}'\n",
+            "cosine",
+            0.1,
+        ),
+    ]
+)
+def test_a_schedule_keeps_its_floor_its_cycles_and_its_decay(text: str, kind: str, value: float | None) -> None:
+    found = _loaded(_imported(text))
+
+    options = (found["param_scheduler.min_lr_ratio"] or None, *map(found.get, SCHEDULE_OPTIONS))
+    assert found["param_scheduler.type"] == kind
+    assert [one for one in options if one is not None] == ([] if value is None else [value])
+
+
+SCHEDULE_OPTIONS = "param_scheduler.decay_ratio", "param_scheduler.num_cycles"
+
+
+@each(["lr_scheduler_kwargs: {decay_type: linear}\n", "lr_scheduler_kwargs: {num_decay_steps: 30}\n"])
+def test_an_option_of_a_schedule_that_means_something_else_here_is_told(text: str) -> None:
+    imported = _imported(f"{_LF}lr_scheduler_type: warmup_stable_decay\n{text}")
+
+    (told,) = [entry for entry in imported.entries if entry.setting.key == "lr_scheduler_kwargs"]
+    assert told.outcome is Outcome.CHANGED
+
+
+@each(["lr_scheduler_kwargs: 3\n", "lr_scheduler_kwargs: '{min'\n", "lr_scheduler_kwargs: {num_cycles: many}\n"])
+def test_options_of_a_schedule_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(TunerError, match="lr_scheduler_kwargs"):
+        _imported(f"{_LF}lr_scheduler_type: cosine_with_restarts\n{text}")
+
+
 @each(
     [
         ("evals_per_epoch: 4\nnum_epochs: 3\nval_set_size: 0.1\n", "train_cfg.val_interval", 1 / 12),
@@ -526,7 +587,6 @@ def test_a_model_of_text_has_no_settings_of_images() -> None:
     assert "text alone" in next(one.why or "" for one in imported.entries if one.setting.key == "freeze_vision_tower")
 
 
-_LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
 )

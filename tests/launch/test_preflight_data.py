@@ -246,6 +246,17 @@ def test_a_warm_up_that_is_longer_than_the_run_is_told_with_both_numbers(tmp_pat
         assert not is_told or ("11 steps" in told[0] and "the run 10" in told[0])
 
 
+def test_a_decay_that_the_warm_up_cuts_short_is_told_with_its_steps(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", *[GOOD] * 20)
+    sets = (f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.packing=False", "global_batch_size=2")
+    decays = ("param_scheduler.type=warmup_stable_decay", "decay_ratio=0.7")
+
+    for warm_up, is_told in (("warmup_steps=4", True), ("warmup_steps=3", False)):
+        told = [one for one in preflight.foresee(made(*sets, *decays, warm_up, recipe=SFT)) if "decay" in one]
+        assert bool(told) is is_told, warm_up
+        assert not is_told or ("the 6 after it, not 7" in told[0])
+
+
 @pytest.mark.parametrize(("rate", "is_refused"), [("1e-7", True), ("5e-8", True), ("2e-7", False)])
 def test_a_rate_that_the_polynomial_schedule_cannot_begin_with_is_refused(rate: str, is_refused: bool) -> None:
     plan = made("param_scheduler.type=polynomial", f"optimizer.lr={rate}")

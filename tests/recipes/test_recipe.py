@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -595,6 +596,35 @@ def test_two_warm_ups_in_one_file_are_refused(tmp_path: Path) -> None:
 
     with refused(RecipeError, "mine.py:2"):
         loading.load(str(path))
+
+
+SCHEDULES = [
+    # The type, its options, and the key that is refused
+    ("cosine", (), None),
+    ("cosine", ("min_lr_ratio=0.1",), None),
+    ("linear", ("min_lr_ratio=0.1",), "min_lr_ratio"),
+    ("linear", ("num_cycles=3",), "num_cycles"),
+    ("cosine", ("decay_ratio=0.1",), "decay_ratio"),
+    ("cosine_with_restarts", (), "num_cycles"),
+    ("cosine_with_restarts", ("num_cycles=1",), "num_cycles"),
+    ("cosine_with_restarts", ("num_cycles=3",), None),
+    ("cosine_with_restarts", ("num_cycles=3", "min_lr_ratio=0.1"), "min_lr_ratio"),
+    ("warmup_stable_decay", (), "decay_ratio"),
+    ("warmup_stable_decay", ("decay_ratio=0",), "decay_ratio"),
+    ("warmup_stable_decay", ("decay_ratio=0.1", "min_lr_ratio=0.1"), None),
+    ("warmup_stable_decay", ("decay_ratio=0.8", "warmup_ratio=0.3"), "decay_ratio"),
+    ("inverse_sqrt", ("warmup_steps=10",), None),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "key"), SCHEDULES)
+def test_an_option_that_a_schedule_does_not_have_or_lacks_is_refused_with_its_key(
+    kind: str, options: tuple[str, ...], key: str | None
+) -> None:
+    pairs = [("--set", f"param_scheduler.type={kind}"), *(("--set", one) for one in options)]
+
+    with nullcontext() if key is None else pytest.raises(RecipeError, match=rf"param_scheduler\.{key}"):
+        loading.load("tiny_full_sample", Overrides(pairs=pairs))
 
 
 @pytest.mark.parametrize("interval", ["0.5", "3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tuner.recipes.schema import ParamScheduler
+from tuner.recipes.schema import FLOORED, ParamScheduler, ScheduleType
 from tuner.worker.trainers import TunerTrainer
 
 LR = 1e-3
@@ -19,13 +20,40 @@ class WarmedUp(TunerTrainer, transformers.Trainer):  # type: ignore[misc]
     """A trainer of transformers with our warm-up."""
 
 
-def rates(cls: type[Any], kind: str, num_warmup: int, num_steps: int, folder: Path) -> list[float]:
-    """Return the learning rate of each update."""
+def scheduler(kind: str, warmup_steps: int | None = 0, **values: Any) -> ParamScheduler:
+    """Return the block of a recipe, with what its schedule needs."""
+    needed: dict[str, dict[str, Any]] = {
+        "warmup_stable_decay": {"decay_ratio": 0.25},
+        "cosine_with_restarts": {"num_cycles": 2},
+    }
+    defaults = {"warmup_ratio": 0.0, "min_lr_ratio": 0.0, "decay_ratio": None, "num_cycles": None}
+    block = {**defaults, **needed.get(kind, {}), "type": kind, "warmup_steps": warmup_steps, **values}
+    return ParamScheduler.model_validate(block)
+
+
+def trainer_of(cls: type[Any], block: ParamScheduler, num_steps: int, folder: Path) -> Any:
+    """Return a trainer with an optimizer and the schedule."""
     arguments = transformers.TrainingArguments(
-        str(folder), learning_rate=LR, lr_scheduler_type=kind, warmup_steps=num_warmup, use_cpu=True, report_to="none"
+        str(folder),
+        learning_rate=LR,
+        lr_scheduler_type=block.name,
+        lr_scheduler_kwargs=block.options,
+        warmup_steps=block.warmup,
+        use_cpu=True,
+        report_to="none",
     )
     trainer = cls(model=torch.nn.Linear(1, 1), args=arguments)
     trainer.create_optimizer_and_scheduler(num_steps)
+    return trainer
+
+
+def rates(cls: type[Any], block: ParamScheduler, num_steps: int, folder: Path) -> list[float]:
+    """Return the learning rate of each update."""
+    return rates_of(trainer_of(cls, block, num_steps, folder), num_steps)
+
+
+def rates_of(trainer: Any, num_steps: int) -> list[float]:
+    """Return the learning rate of each of the next updates."""
     found = []
     for _ in range(num_steps):
         found.append(trainer.optimizer.param_groups[0]["lr"])
@@ -34,24 +62,88 @@ def rates(cls: type[Any], kind: str, num_warmup: int, num_steps: int, folder: Pa
     return found
 
 
-@pytest.mark.parametrize("kind", get_args(ParamScheduler.model_fields["type"].annotation))
+@pytest.mark.parametrize("kind", get_args(ScheduleType))
 @pytest.mark.parametrize("num_warmup", [0, 1, 4])
 def test_the_warm_up_rises_from_the_first_update_and_the_rest_is_transformers(
     tmp_path: Path, kind: str, num_warmup: int
 ) -> None:
-    name = "constant_with_warmup" if kind == "constant" else kind
-    ours, theirs = (rates(cls, name, num_warmup, 12, tmp_path) for cls in (WarmedUp, transformers.Trainer))
+    block, theirs = scheduler(kind, num_warmup), transformers.Trainer
+    if kind == "warmup_stable_decay":
+        theirs = type("InSteps", (theirs,), {"create_scheduler": _in_steps})
+    ours, expected = (rates(cls, block, 12, tmp_path) for cls in (WarmedUp, theirs))
 
     assert ours[:num_warmup] == pytest.approx([LR * (update + 1) / num_warmup for update in range(num_warmup)])
-    assert ours[num_warmup:] == theirs[num_warmup:]
+    assert ours[num_warmup:] == expected[num_warmup:]
     assert min(ours) > 0
 
 
-@pytest.mark.parametrize("kind", get_args(ParamScheduler.model_fields["type"].annotation))
-def test_a_warm_up_may_last_to_the_end(tmp_path: Path, kind: str) -> None:
-    name = "constant_with_warmup" if kind == "constant" else kind
+def _in_steps(self: Any, num_training_steps: int, optimizer: Any = None) -> Any:
+    """Create transformers' schedule, which takes the steps of the decay as their number."""
+    self.args.lr_scheduler_kwargs = {**self.args.lr_scheduler_kwargs, "num_decay_steps": num_training_steps // 4}
+    return transformers.Trainer.create_scheduler(self, num_training_steps, optimizer)
 
-    assert rates(WarmedUp, name, 4, 4, tmp_path) == pytest.approx([LR / 4, LR / 2, LR * 3 / 4, LR])
+
+def half_cosine(progress: float) -> float:
+    """Return how much is left of a rate that falls as half a cosine."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def test_warmup_stable_decay_keeps_the_rate_and_falls_over_the_last_share_of_the_steps(tmp_path: Path) -> None:
+    block = scheduler("warmup_stable_decay", 2, decay_ratio=0.4, min_lr_ratio=0.1)
+
+    expected = [0.5, 1, 1, 1, 1, 1, *(0.1 + 0.9 * half_cosine(step / 4) for step in range(4))]
+
+    assert rates(WarmedUp, block, 10, tmp_path) == pytest.approx([LR * factor for factor in expected])
+
+
+def test_a_decay_that_reaches_into_the_warm_up_begins_after_it(tmp_path: Path) -> None:
+    block = scheduler("warmup_stable_decay", 4, decay_ratio=0.9)
+
+    expected = [0.25, 0.5, 0.75, 1, *(half_cosine(step / 6) for step in range(6))]
+
+    assert rates(WarmedUp, block, 10, tmp_path) == pytest.approx([LR * factor for factor in expected])
+
+
+def test_a_cosine_with_a_minimum_falls_to_it(tmp_path: Path) -> None:
+    expected = [0.2 + 0.8 * half_cosine(step / 8) for step in range(9)]
+
+    found = rates(WarmedUp, scheduler("cosine", min_lr_ratio=0.2), 8, tmp_path)
+
+    assert found == pytest.approx([LR * factor for factor in expected[:8]])
+    assert expected[8] == pytest.approx(0.2)
+
+
+def test_a_cosine_with_restarts_falls_as_often_as_it_has_cycles(tmp_path: Path) -> None:
+    cycle = [half_cosine(step / 4) for step in range(4)]
+
+    found = rates(WarmedUp, scheduler("cosine_with_restarts", num_cycles=3), 12, tmp_path)
+
+    assert found == pytest.approx([LR * factor for factor in cycle * 3])
+
+
+def test_the_inverse_square_root_halves_the_rate_at_four_times_the_warm_up(tmp_path: Path) -> None:
+    found = rates(WarmedUp, scheduler("inverse_sqrt", 3), 28, tmp_path)
+
+    assert (found[2], found[12], found[27]) == pytest.approx((LR, LR / 2, LR / 3))
+
+
+@pytest.mark.parametrize("kind", get_args(ScheduleType))
+def test_a_resumed_schedule_goes_on_as_if_it_had_not_stopped(tmp_path: Path, kind: str) -> None:
+    values = {"min_lr_ratio": 0.1} if kind in FLOORED else {}
+    whole = rates(WarmedUp, block := scheduler(kind, 2, **values), 12, tmp_path)
+    stopped = trainer_of(WarmedUp, block, 12, tmp_path)
+    rates_of(stopped, 7)
+    resumed = trainer_of(WarmedUp, block, 12, tmp_path)
+
+    resumed.optimizer.load_state_dict(stopped.optimizer.state_dict())
+    resumed.lr_scheduler.load_state_dict(stopped.lr_scheduler.state_dict())
+
+    assert rates_of(resumed, 5) == whole[7:]
+
+
+@pytest.mark.parametrize("kind", get_args(ScheduleType))
+def test_a_warm_up_may_last_to_the_end(tmp_path: Path, kind: str) -> None:
+    assert rates(WarmedUp, scheduler(kind, 4), 4, tmp_path) == pytest.approx([LR / 4, LR / 2, LR * 3 / 4, LR])
 
 
 class Wrapped(torch.optim.Optimizer):  # type: ignore[misc]
@@ -61,10 +153,10 @@ class Wrapped(torch.optim.Optimizer):  # type: ignore[misc]
         self.optimizer, self.param_groups, self.step = inner, inner.param_groups, inner.step
 
 
-@pytest.mark.parametrize("kind", get_args(ParamScheduler.model_fields["type"].annotation))
+@pytest.mark.parametrize("kind", get_args(ScheduleType))
 def test_every_schedule_takes_the_optimizer_that_deepspeed_wraps(tmp_path: Path, kind: str) -> None:
-    arguments = transformers.TrainingArguments(str(tmp_path), lr_scheduler_type=kind, use_cpu=True, report_to="none")
-    trainer = WarmedUp(model=torch.nn.Linear(1, 1), args=arguments)
+    trainer = trainer_of(WarmedUp, scheduler(kind), 4, tmp_path)
+    trainer.lr_scheduler = None
 
     trainer.create_scheduler(4, Wrapped(torch.optim.AdamW(trainer.model.parameters(), lr=LR)))
 
@@ -72,5 +164,5 @@ def test_every_schedule_takes_the_optimizer_that_deepspeed_wraps(tmp_path: Path,
 
 
 def test_a_run_of_one_update_learns(tmp_path: Path) -> None:
-    assert rates(WarmedUp, "cosine", 1, 1, tmp_path) == [LR]
-    assert rates(transformers.Trainer, "cosine", 1, 1, tmp_path) == [0.0]
+    assert rates(WarmedUp, scheduler("cosine", 1), 1, tmp_path) == [LR]
+    assert rates(transformers.Trainer, scheduler("cosine", 1), 1, tmp_path) == [0.0]

@@ -152,12 +152,20 @@ optim_wrapper = dict(
 )
 
 param_scheduler = dict(
-    # The learning rate schedule: 'cosine', 'linear', 'constant', 'cosine_with_restarts', 'polynomial', 'inverse_sqrt'.
+    # The learning rate schedule: 'cosine', 'linear', 'constant', 'cosine_with_restarts', 'polynomial', 'inverse_sqrt',
+    # 'warmup_stable_decay' (arXiv 2404.06395).
     type="cosine",
     # Share of all steps over which the rate rises. The first of w such steps has 1/w of the rate, not 0.
     warmup_ratio=0.03,
     # The same as a number of steps; of warmup_ratio and warmup_steps the later one counts. None: warmup_ratio applies.
     warmup_steps=None,
+    # Of 'cosine' and 'warmup_stable_decay': the rate at the end as a part of lr, such as 0.1.
+    min_lr_ratio=0.0,
+    # Of 'warmup_stable_decay': the share of all steps over which the rate falls at the end, as half a cosine. 0.1 is
+    # usual.
+    decay_ratio=None,
+    # Of 'cosine_with_restarts': how often the rate falls from lr to 0. 2 or more.
+    num_cycles=None,
 )
 
 train_cfg = dict(

@@ -65,7 +65,13 @@ def warnings(
 
 
 def _long_warm_up(config: RecipeConfig, total: int) -> str | None:
-    warm_up = config.param_scheduler.warmup_steps or 0
+    schedule = config.param_scheduler
+    warm_up, decay = schedule.warmup_steps or 0, math.ceil((schedule.decay_ratio or 0) * total)
+    if 0 < warm_up <= total < warm_up + decay:
+        return (
+            f"The warm-up takes {warm_up:,} of the run's {total:,} steps, and the decay only the {total - warm_up:,} "
+            f"after it, not {decay:,}. Use a smaller warmup_steps or decay_ratio"
+        )
     if not 0 < total < warm_up:
         return None
     return (

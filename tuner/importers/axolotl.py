@@ -305,6 +305,7 @@ TABLE: Mapping[str, Rule] = {
             "num_epochs": shared_rules.epochs,
             "optimizer": shared_rules.optimizer,
             "lr_scheduler": shared_rules.schedule,
+            "cosine_min_lr_ratio": shared_rules.cosine_floor,
             "bf16 fp16 bfloat16 float16": shared_rules.compute_type,
             "gradient_checkpointing": checkpointing,
             "activation_offloading": shared_rules.switched("train_cfg.activation_offloading"),

@@ -5,20 +5,24 @@ Most are keys of transformers' `TrainingArguments`, which LLaMA-Factory, TRL and
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import get_args
 
 from tuner.errors import Key, Option
 from tuner.importers import aliases
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes.recipe_file import MAX_TEXT
-from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
+from tuner.recipes.schema import OptimizerType, ScheduleType, Tracker
 
 _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO, _STEPS = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
-_SCHEDULES = get_args(ParamScheduler.model_fields["type"].annotation)
+_FLOOR, _DECAY = "param_scheduler.min_lr_ratio", "param_scheduler.decay_ratio"
+_SCHEDULE, _FLOORED = "param_scheduler.type", ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
+_FEWEST_CYCLES, _WORDED = 2, ("decay_type", "warmup_type")
 _METHODS = ("full", "freeze", "lora", "qlora", "dora", "lora_llm", "true", "false")
 _OF_FILES = ("json", "csv", "parquet", "text", "arrow")
 """Names of the `datasets` library for its file readers; the file is then in `data_files`."""
@@ -227,11 +231,74 @@ def schedule(t: Translation, setting: Setting) -> None:
     """Set the learning-rate schedule, or the most similar one of tuner."""
     name = str(setting.value)
     ours = aliases.table()["lr_scheduler_type"].value(name) or name
-    if ours in _SCHEDULES:
-        t.set(setting, "param_scheduler.type", ours)
-        return
-    near = next((word for word in ("cosine_with_restarts", "cosine", "linear") if word in name), "cosine")
-    t.set(setting, "param_scheduler.type", near, f"tuner has no schedule {name!r}; this one ends at 0", changed=True)
+    options = _schedule_options(t.settings.get(setting.beside("lr_scheduler_kwargs")))
+    if ours in _FLOORED:
+        t.set(setting, _SCHEDULE, "cosine")
+    elif ours == "cosine_with_restarts" and options.get("num_cycles", 1) < _FEWEST_CYCLES:
+        t.set(setting, _SCHEDULE, "cosine", "one cycle of it is a cosine")
+    elif ours in get_args(ScheduleType):
+        t.set(setting, _SCHEDULE, ours)
+    else:
+        near = next((word for word in ("cosine", "linear") if word in name), "cosine")
+        t.set(setting, _SCHEDULE, near, f"tuner has no schedule {name!r}; this one ends at 0", changed=True)
+    if ours == "warmup_stable_decay" and "num_decay_steps" not in options:
+        share = (1 - t.number(setting.beside("warmup_ratio"), 0.0)) * 2 / 3
+        t.set(setting, _DECAY, round(share, 4), "LLaMA-Factory's, where num_decay_steps is not set")
+
+
+def _schedule_options(setting: Setting | None) -> dict[str, float]:
+    """Return the numbers in the block with a schedule's options, which a command line holds as JSON; words are NaN.
+
+    Raises:
+        RecipeError: the value is no block, or holds something else.
+    """
+    if setting is None or setting.value is None:
+        return {}
+    block = setting.value
+    if isinstance(block, str):
+        try:
+            block = json.loads(block)
+        except ValueError:
+            raise setting.wrong("neither a block nor JSON") from None
+    if not isinstance(block, dict):
+        raise setting.wrong("not a block")
+    return {
+        name: math.nan if name in _WORDED else replace(setting, key=f"{setting.key}.{name}", value=value).number()
+        for name, value in block.items()
+        if value is not None and (name, value) != ("decay_type", "cosine")
+    }
+
+
+def schedule_options(t: Translation, setting: Setting) -> None:
+    """Set what the schedule takes beside its warm-up; steps become a share of all where their number is known."""
+    options, steps = _schedule_options(setting), t.number("max_steps", 0)
+    kind = str(t.value(setting.beside("lr_scheduler_type")) or t.value(setting.beside("lr_scheduler")))
+    if not options:
+        t.note(setting, Outcome.TAKEN, why="as tuner does it")
+    for name, value in options.items():
+        if name in ("min_lr_rate", "min_lr_ratio") and kind in (*_FLOORED, "warmup_stable_decay"):
+            t.set(setting, _FLOOR, value)
+        elif name == "min_lr" and kind in _FLOORED and (rate := t.number(setting.beside("learning_rate"), 0)):
+            t.set(setting, _FLOOR, value / rate)
+        elif name == "num_cycles" and kind == "cosine_with_restarts" and value >= _FEWEST_CYCLES:
+            t.set(setting, "param_scheduler.num_cycles", round(value))
+        elif name == "num_cycles" and kind == "cosine_with_restarts":
+            t.note(setting, Outcome.TRANSLATED, f"{_SCHEDULE} = 'cosine'", "one cycle of it is a cosine")
+        elif name == "num_decay_steps" and kind == "warmup_stable_decay" and steps >= 1:
+            t.set(setting, _DECAY, round(min(value / steps, 1), 4))
+        elif name == "num_decay_steps" and kind == "warmup_stable_decay":
+            why = f"a share of all steps, not {value:g} of them; set it for your number of steps"
+            t.set(setting, _DECAY, 0.1, why, changed=True)
+        else:
+            t.note(setting, Outcome.CHANGED, why=f"tuner's schedule has no such {name}")
+
+
+def cosine_floor(t: Translation, setting: Setting) -> None:
+    """Set the rate at the end of a cosine, as a part of the rate."""
+    if str(t.value("lr_scheduler")) == "cosine":
+        t.set(setting, _FLOOR, setting.number())
+    else:
+        t.leave(setting, "belongs to the cosine schedule")
 
 
 def optimizer(t: Translation, setting: Setting) -> None:

@@ -20,6 +20,7 @@ TABLE: Mapping[str, Rule] = {
             "torch_compile": shared_rules.switched("train_cfg.torch_compile"),
             "num_train_epochs": shared_rules.epochs,
             "lr_scheduler_type": shared_rules.schedule,
+            "lr_scheduler_kwargs": shared_rules.schedule_options,
             "warmup_ratio": shared_rules.warmup_ratio,
             "warmup_steps": shared_rules.warmup_steps,
             "optim": shared_rules.optimizer,

@@ -77,8 +77,11 @@ def scheduler(t: Translation, setting: Setting) -> None:
         t.set(setting, "param_scheduler.warmup_steps", math.ceil(end / _micro_batches(t)))
     else:
         t.set(setting, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
-    if main.get("eta_min"):
-        t.note(setting, Outcome.CHANGED, why=f"eta_min {main['eta_min']}: tuner's schedules end at 0")
+    floor, rate = main.get("eta_min"), t.number("optim_wrapper.optimizer.lr", 0)
+    if isinstance(floor, int | float) and floor and kind == "cosine" and 0 < floor < rate:
+        t.set(setting, "param_scheduler.min_lr_ratio", floor / rate)
+    elif floor:
+        t.note(setting, Outcome.CHANGED, why=f"eta_min {floor}: tuner's {kind} ends at 0")
 
 
 def dataset(t: Translation, setting: Setting) -> None:

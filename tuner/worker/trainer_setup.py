@@ -53,7 +53,6 @@ def arguments_of(files: RunFiles, device: torch.device) -> TrainingArguments:
 def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
     config, zero, run_dir = files.config, files.zero, files.run_dir
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
-    constant = schedule.type == "constant" and schedule.warmup > 0
     if config.train_cfg.sequence_parallel_size > 1:
         # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
@@ -71,7 +70,8 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         max_grad_norm=zero["gradient_clipping"],
         num_train_epochs=config.train_cfg.max_epochs,
         max_steps=config.train_cfg.max_steps or -1,
-        lr_scheduler_type="constant_with_warmup" if constant else schedule.type,
+        lr_scheduler_type=schedule.name,
+        lr_scheduler_kwargs=schedule.options,
         warmup_steps=schedule.warmup,
         bf16=zero["bf16"]["enabled"],
         fp16=zero["fp16"]["enabled"],

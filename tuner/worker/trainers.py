@@ -11,6 +11,7 @@ accelerate 1.15. `compat.check_names` refuses a release that lacks one of the na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -185,12 +186,17 @@ class TunerTrainer(CheckpointHooks):
         """Return a schedule in which update u of w in the warm-up, counted from 1, has u / w of the rate.
 
         transformers gives it (u - 1) / w, so that the first update of every run changes nothing, and a run of one
-        update learns nothing at all. Later updates are as in transformers.
+        update learns nothing at all. Later updates are as in transformers. A share of the steps in `num_decay_steps`, a
+        float, becomes their number.
         """
         if self.lr_scheduler is None:
             compat.give_defaults(optimizer or self.optimizer)
+            num_warmup, options = self.args.get_warmup_steps(num_training_steps), self.args.lr_scheduler_kwargs or {}
+            share = options.get("num_decay_steps")
+            if isinstance(share, float):  # of all steps; the warm-up comes first
+                num_decay = min(math.ceil(share * num_training_steps), max(num_training_steps - num_warmup, 0))
+                self.args.lr_scheduler_kwargs = {**options, "num_decay_steps": num_decay}
             schedule = super().create_scheduler(num_training_steps, optimizer)
-            num_warmup = self.args.get_warmup_steps(num_training_steps)
             # After a warm-up that lasts to the end no update follows, and transformers divides by their number.
             is_all = num_warmup >= num_training_steps
             courses = [_at_the_full_rate if is_all else course for course in schedule.lr_lambdas]

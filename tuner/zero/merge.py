@@ -304,6 +304,7 @@ def _delete(config: Config, keys: Keys) -> None:
 # --- The optimizer and scheduler blocks of a config, as recipe values ---
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_NO_OPTIONS: Config = {"min_lr_ratio": 0.0, "decay_ratio": None, "num_cycles": None}
 _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
 """How an optimizer is computed. A recipe has no such keys."""
 
@@ -337,7 +338,9 @@ def _wished_scheduler(block: Config) -> Wish:
     params, kind = _params(block), _SCHEDULES.get(block["type"])
     if kind is None:
         return Wish({}, (f"param_scheduler has no counterpart of {block['type']}.",))
-    values: Config = {"param_scheduler.type": kind}
+    # A recipe may have the options of another schedule, which would contradict this one.
+    values: Config = {f"param_scheduler.{key}": value for key, value in _NO_OPTIONS.items()}
+    values["param_scheduler.type"] = kind
     if warmup := params.get("warmup_num_steps"):
         values["param_scheduler.warmup_steps"] = warmup
     if isinstance(params.get("warmup_max_lr"), int | float):

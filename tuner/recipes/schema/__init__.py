@@ -350,16 +350,56 @@ class OptimWrapper(Block):
     dtype: Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_short_dtype)]
 
 
+ScheduleType = Literal[
+    "cosine", "linear", "constant", "cosine_with_restarts", "polynomial", "inverse_sqrt", "warmup_stable_decay"
+]  # fmt: skip
+FLOORED = ("cosine", "warmup_stable_decay")
+"""Schedules that may end above 0."""
+
+
 class ParamScheduler(Block):
     """How the learning rate changes over all optimizer steps."""
 
-    type: Literal["cosine", "linear", "constant", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
+    type: ScheduleType
     warmup_ratio: Fraction
     warmup_steps: NonNegativeInt | None
+    min_lr_ratio: Fraction
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None
+    num_cycles: Annotated[int, Field(ge=2)] | None
 
     def contradictions(self) -> Contradictions:
         if self.warmup_steps is not None and self.warmup_ratio:
             yield "warmup_steps", f"is set, and warmup_ratio is {self.warmup_ratio:g}; use one of them"
+        if self.min_lr_ratio and self.type not in FLOORED:
+            yield "min_lr_ratio", f"belongs to {' and '.join(FLOORED)}, and the type is {self.type}; use 0.0"
+        for key, owner, usual in (
+            ("decay_ratio", "warmup_stable_decay", "the last part of the steps, such as 0.1"),
+            ("num_cycles", "cosine_with_restarts", "2 or more; with one cycle it is cosine"),
+        ):
+            value = getattr(self, key)
+            if value is None and self.type == owner:
+                yield key, f"is needed by {owner}: {usual}"
+            elif value is not None and self.type != owner:
+                yield key, f"belongs to {owner}, and the type is {self.type}; use None"
+        if self.decay_ratio and self.warmup_ratio + self.decay_ratio > 1:
+            yield "decay_ratio", f"and warmup_ratio, {self.warmup_ratio:g}, are more than all steps; use less of them"
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The options of transformers' schedule; a float in `num_decay_steps` is a share of all steps."""
+        if self.type == "warmup_stable_decay":
+            assert self.decay_ratio is not None, "contradictions() refuses it"
+            return {"num_decay_steps": self.decay_ratio, "min_lr_ratio": self.min_lr_ratio}
+        if self.num_cycles:
+            return {"num_cycles": self.num_cycles}
+        return {"min_lr_rate": self.min_lr_ratio} if self.min_lr_ratio else {}
+
+    @property
+    def name(self) -> str:
+        """The name of transformers' schedule."""
+        if self.type == "constant" and self.warmup > 0:
+            return "constant_with_warmup"
+        return "cosine_with_min_lr" if self.type == "cosine" and self.min_lr_ratio else self.type
 
     @property
     def warmup(self) -> int | float:
