@@ -183,13 +183,13 @@ def test_masters_and_moments_in_16_bits_take_half_as_measured(stage: int, states
 
 def test_optimizers_hold_what_their_kind_needs() -> None:
     sizes = {}
-    for kind in ("AdamW", "Lion", "SGD", "AdamW8bit"):
+    for kind in ("AdamW", "Lion", "SGD", "AdamW8bit", "AdEMAMix"):
         block = FULL.optim_wrapper
         changed = block.model_copy(update={"optimizer": block.optimizer.model_copy(update={"type": kind})})
         recipe = FULL.model_copy(update={"optim_wrapper": changed})
         sizes[kind] = peak(recipe, facts(), preset("none"), 1, 1).gpu["optimizer_states"] / num_parameters(facts())
 
-    assert sizes == pytest.approx({"AdamW": 12, "Lion": 8, "SGD": 4, "AdamW8bit": 6})
+    assert sizes == pytest.approx({"AdamW": 12, "Lion": 8, "SGD": 4, "AdamW8bit": 6, "AdEMAMix": 16})
 
 
 def test_a_final_config_means_the_same_as_the_preset_it_came_from() -> None:

@@ -39,6 +39,12 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("optim_wrapper.optimizer.type", "Adamw", "'AdamW'"),
     ("optim_wrapper.optimizer.type", "OneBitAdam", "removed from DeepSpeed; use AdamW"),
     ("optim_wrapper.optimizer.type", "ZeroOneAdam", "removed from DeepSpeed; use AdamW"),
+    *(
+        ("optim_wrapper.optimizer.type", name, "use AdamW")
+        for name in ("Adafactor", "adagrad", "galore_adamw_8bit", "GaLoreAdamW", "apollo_adamw", "LOMO", "AdaLomo")
+    ),
+    ("optim_wrapper.optimizer.type", "schedule_free_adamw", "use AdamW"),
+    ("optim_wrapper.optimizer.type", "AdamWScheduleFree", "use AdamW"),
     ("optim_wrapper.optimizer.muon_lr", 0.02, "use Muon, or muon_lr=None"),
     ("optim_wrapper.optimizer.loraplus_lr_ratio", 0.5, "greater than or equal to 1"),
     ("optim_wrapper.accumulative_counts", 0, "greater than 0"),

@@ -26,7 +26,7 @@ FRAGMENTATION = 0.05
 """The part of what is allocated that the caching allocator holds without use."""
 PROCESS_BYTES = 3_000_000_000
 """Host memory of one rank: interpreter, libraries, data."""
-_STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8bit": 2}
+_STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8bit": 2, "AdEMAMix": 12}
 """Bytes of an optimizer's own state a trained parameter; Adam's two moments (8) for those not named.
 
 Muon has one moment, and DeepSpeed 0.19.8 keeps a second copy of it, to step back to, at stages 1 and 2: 8 too.

@@ -16,7 +16,7 @@ from tuner.errors import Key, Option
 from tuner.importers import aliases
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes.recipe_file import MAX_TEXT
-from tuner.recipes.schema import OptimizerType, ScheduleType, Tracker
+from tuner.recipes.schema import OptimizerType, ScheduleType, Tracker, unsuited_optimizer
 
 _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO, _STEPS = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
@@ -309,7 +309,9 @@ def optimizer(t: Translation, setting: Setting) -> None:
         t.set(setting, f"{_OPTIMIZER}.type", ours)
         return
     near = "PagedAdamW8bit" if "paged" in name else "AdamW8bit" if "8bit" in name else "AdamW"
-    t.set(setting, f"{_OPTIMIZER}.type", near, f"tuner has no optimizer {name!r}", changed=True)
+    why = unsuited_optimizer(name)
+    told = f"{name} does not suit ZeRO: {why}" if why else f"tuner has no optimizer {name!r}"
+    t.set(setting, f"{_OPTIMIZER}.type", near, told, changed=True)
 
 
 def betas(t: Translation, setting: Setting) -> None:

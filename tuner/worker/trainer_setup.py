@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     """The model to train, and the frozen copy that it is compared with if the objective needs one."""
 
 
+_SLOWEST_BETA = 0.9999
+"""Of AdEMAMix's third moment (arXiv 2409.03137)."""
+
+
 def arguments_of(files: RunFiles, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
     config = files.config
@@ -275,7 +279,8 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
     cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
     known = inspect.signature(cls).parameters
     # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
-    settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps, "fused": True}
+    betas = (*block.betas, _SLOWEST_BETA) if block.type == "AdEMAMix" else block.betas
+    settings = {"lr": block.lr, "betas": betas, "eps": block.eps, "fused": True}
     taken = {key: value for key, value in settings.items() if key in known}
     if block.projector_lr:
         return lambda: partial(_with_projector, cls, block.projector_lr, block.weight_decay), taken

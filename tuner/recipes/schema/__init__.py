@@ -285,14 +285,24 @@ class Dataloader(Block):
 
 OptimizerType = Literal[
     "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop",  # torch.optim
-    "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit",  # bitsandbytes
+    "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "AdEMAMix",  # bitsandbytes
     "FusedAdam", "Lamb", "Lion", "Muon",  # DeepSpeed
 ]  # fmt: skip
-BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit")
+BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "AdEMAMix")
 DEEPSPEED_OPTIMIZERS = {"FusedAdam": "AdamW", "Lamb": "Lamb", "Lion": "Lion", "Muon": "Muon"}
 """Optimizers that DeepSpeed creates -> their names in its config."""
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
 """Optimizers that DeepSpeed 0.19.7 removed, in lower case, as DeepSpeed compares names."""
+_SEES_SHAPES = "it needs the shape of each matrix, and a rank of ZeRO updates a flat shard of many"
+_UNSUITED_OPTIMIZERS = {
+    "adafactor": _SEES_SHAPES,
+    "galore": _SEES_SHAPES,
+    "apollo": _SEES_SHAPES,
+    "adagrad": "DeepSpeed 0.19.8 fails to begin with it at ZeRO 1 to 3",
+    "lomo": "it updates weights inside the backward pass, which is DeepSpeed's",
+    "schedulefree": "it swaps the weights for a validation and a save, and at ZeRO 1 to 3 not those of the model",
+}
+"""A part of an optimizer's name, as `unsuited_optimizer` compares it -> why ZeRO does not suit it."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 """Other dtype names, of torch and of older configs -> tuner's."""
 
@@ -301,9 +311,17 @@ def _short_dtype(name: object) -> object:
     return _DTYPES.get(name.removeprefix("torch."), name) if isinstance(name, str) else name
 
 
-def _not_removed(name: object) -> object:
+def unsuited_optimizer(name: object) -> str | None:
+    """Return why an optimizer, by its class or by transformers' word, is wrong with ZeRO; None for others."""
+    word = re.sub(r"[\W_]", "", str(name).lower())
+    return next((why for part, why in _UNSUITED_OPTIMIZERS.items() if part in word), None)
+
+
+def _suits_zero(name: object) -> object:
     if str(name).lower() in REMOVED_OPTIMIZERS:
         raise ValueError(f"{name!r} no longer exists: the 1-bit optimizers were removed from DeepSpeed; use AdamW")
+    if why := unsuited_optimizer(name):
+        raise ValueError(f"{name!r} does not suit ZeRO: {why}; use AdamW, or AdamW8bit for less memory")
     return name
 
 
@@ -313,7 +331,7 @@ class Optimizer(Block):
     `muon_lr` is the rate of Muon's matrices, and `lr` then that of all other weights; `loraplus_lr_ratio` is PEFT's.
     """
 
-    type: Annotated[OptimizerType, BeforeValidator(_not_removed)]
+    type: Annotated[OptimizerType, BeforeValidator(_suits_zero)]
     lr: PositiveFloat
     betas: Annotated[tuple[Fraction, Fraction], Lax]
     eps: PositiveFloat
