@@ -457,6 +457,8 @@ def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: boo
     experts = layer.experts
     if experts is None:
         return dense
+    if family.clamped_experts:
+        each = 14  # both layers, the clamped gate, its sigmoid, their product, up + 1, and the product of the two
     return dense + experts.per_token * (each * experts.width + 4 * experts.hidden) + 6 * experts.num
 
 

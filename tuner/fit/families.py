@@ -58,6 +58,8 @@ class Family(NamedTuple):
     """Which of its linear layers are of a class of their own below nn.Linear: bitsandbytes leaves them as they are."""
     expert_bias: bool = False
     """Experts and router have biases."""
+    clamped_experts: bool = False
+    """The experts' gate and up layers are clamped before they are multiplied (gpt-oss)."""
     experts_beside_mlp: bool = False
     """A layer with experts keeps its dense MLP (Gemma 4)."""
     split_experts: Names = ()
@@ -115,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         positions=0,
     ),
     "gpt_neox": _BLOOM._replace(embeddings="embed_in", attention=("attention.query_key_value", "attention.dense")),
-    "gpt_oss": Family(sinks=True, expert_bias=True),
+    "gpt_oss": Family(sinks=True, expert_bias=True, clamped_experts=True),
     "granitemoeshared": Family(shared=("shared_mlp.input_linear", "shared_mlp.output_linear")),
     "hunyuan_v1_dense": Family(qk_norm="head"),
     "llama4_text": Family(

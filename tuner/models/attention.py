@@ -24,6 +24,8 @@ from tuner.recipes.schema.architecture import VARLEN
 _CHANGES_SCORES = ("position_bias", "softcap")
 """Arguments of transformers' attention that change its scores."""
 _IN_16_BITS = (torch.bfloat16, torch.float16)
+_TOKENS_AT_ONCE = 512
+"""In 32 bits, in the gradient of sinks."""
 
 
 def register() -> None:
@@ -150,7 +152,8 @@ class _FlashWithSinks(torch.autograd.Function):  # type: ignore[misc]
         *states, out_THD, lse_HT, of_sinks_H1, begins_q, begins_k = ctx.saved_tensors
         saved = (*states, out_THD, lse_HT, begins_q, begins_k, *ctx.longest)
         of_states = compat.varlen_backward(of_out_THD.contiguous(), *saved, **ctx.options)
-        given_TH = (of_out_THD.float() * out_THD.float()).sum(-1)
+        both = zip(of_out_THD.split(_TOKENS_AT_ONCE), out_THD.split(_TOKENS_AT_ONCE), strict=True)
+        given_TH = torch.cat([(gradient.float() * out.float()).sum(-1) for gradient, out in both])
         of_sinks = -((of_sinks_H1 - lse_HT).exp() * given_TH.t()).sum(-1)
         return (*of_states, of_sinks.to(ctx.dtype), None, None, None)
 
