@@ -157,6 +157,21 @@ def test_code_that_is_not_allowed_is_refused_before_a_host_is_reached(tuner: Tun
 
 
 @pytest.mark.usefixtures("nothing_starts")
+def test_modules_of_the_hosts_are_judged_by_the_hosts(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("hosts").write_text("n1 slots=2\n")
+    Path("mine.py").write_text(f"_base_ = '{TINY}'\ntrain_cfg = dict(callbacks=('of_the_hosts.module:Callback',))\n")
+    start = ("train", "./mine.py", "--hostfile", "hosts", "--ssh", "/not/there", "--dry-run")
+    assert tuner(*start).code == 2
+
+    (tmp_path / ".deepspeed_env").write_text("PYTHONPATH=/of/the/hosts\n")
+
+    assert tuner(*start).code == 0
+
+
+@pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize("name", ["a b", "größe", "it's $HOME"])
 def test_odd_names_survive(tuner: Tuner, tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()

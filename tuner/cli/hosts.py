@@ -40,12 +40,13 @@ def start(
     _refuse_beside({**settings["--nnodes"], **settings["--node-rank"]}, request.flags.launcher)
     # A mistake is told once, and here.
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
-    admit.require(loaded, admit.Grant(code=request.allow_code, of_run=True), admit.OF_CODE)
     for warning in loaded.warnings if dry_run else ():  # a start warns of them itself
         say(f"WARNING: {warning}", err=True)
     variables = hostfiles.variables(
         paths.home(), Path.cwd(), os.environ.get("DS_ENV_FILE"), allow_code=request.allow_code
     )
+    if "PYTHONPATH" not in variables:  # else the user's own modules are those that the hosts see
+        admit.require(loaded, admit.Grant(code=request.allow_code, of_run=True), admit.OF_CODE)
     if variables:
         say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
     launch = hosts_over_ssh.plan(
