@@ -165,6 +165,16 @@ def test_a_node_that_slurm_lost_is_named_and_left_out_though_srun_ended_with_0(
     assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("lost-peer", 1)
 
 
+def test_a_node_that_is_drained_is_left_out_and_is_not_the_cause(run: RunDirectory, cluster: Slurm) -> None:
+    cluster.nodes, cluster.unwell = ["n1", "n2", "n3"], {"n1": "draining"}
+
+    code, options = after_srun.after_srun(run, 137, _job(run))
+
+    assert (code, options[-1]) == (0, "--nodelist=n2,n3")
+    status = run.read_status()
+    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", 1)
+
+
 def test_a_node_that_is_lost_before_a_rank_begins_is_left_out_too(tmp_path: Path, cluster: Slurm) -> None:
     cluster.nodes, cluster.unwell, run = ["n1", "n2", "n3"], {"n1": "down"}, RunDirectory(tmp_path)
 

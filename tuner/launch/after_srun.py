@@ -37,6 +37,8 @@ _OF_A_NODE = {
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _BEGINS = re.compile(rf"^(?:{RESTARTS} after |slurmstepd\S*: error: \*\*\* JOB \d)", re.MULTILINE)
 """What stands in the log between two sruns of a job: what this module says, or Slurm of a job that it requeues."""
+_DRAINS = re.compile(r"drain(?:ing|ed)[^*]?")
+"""States of a node that answers; a `*` says that it does not."""
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 _SIGNALLED = 128
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
@@ -128,6 +130,8 @@ class _Lost(NamedTuple):
 
 def _lost(run_dir: RunDirectory, unwell: Mapping[str, str]) -> _Lost | None:
     """Return the node that the run has lost, or None; what a spare node is like does not matter."""
+    # A node that somebody drains gets no new work, and keeps what it has.
+    unwell = {node: state for node, state in unwell.items() if not _DRAINS.fullmatch(state)}
     last_beats = sorted(beats.read(run_dir).items())
     for rank, beat in last_beats:
         if (node := _short(beat.host)) in unwell:
