@@ -165,6 +165,16 @@ def test_a_node_that_slurm_lost_is_named_and_left_out_though_srun_ended_with_0(
     assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("lost-peer", 1)
 
 
+def test_a_rank_without_memory_is_told_as_that_and_not_started_again(run: RunDirectory, cluster: Slurm) -> None:
+    log = "srun: error: n2: task 1: Out Of Memory\nsrun: error: n1: task 0: Exited with exit code 1\n"
+
+    code, options = after_srun.after_srun(run, 253, _job(run, log=log + OVER))
+
+    status = run.read_status()
+    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("host-out-of-memory", 1)
+    assert (code, options) == (status.exit_code, [])
+
+
 def test_a_node_that_is_drained_is_left_out_and_is_not_the_cause(run: RunDirectory, cluster: Slurm) -> None:
     cluster.nodes, cluster.unwell = ["n1", "n2", "n3"], {"n1": "draining"}
 
@@ -262,11 +272,12 @@ def test_another_jobs_directory_stays_taken(run: RunDirectory, cluster: Slurm) -
         (KILLED + OVER + AGAIN + "srun: error: n1: task 0: Exited with exit code 74\n" + OVER, [(0, 74)]),
         (KILLED + OVER + AGAIN + "step 3/4\nsrun: error: Node failure on n2\n", []),
         (KILLED + "slurmstepd-n1: error: *** JOB 8 ON n1 CANCELLED AT 10:41 DUE TO JOB REQUEUE ***\nstep 3/4\n", []),
+        ("srun: error: n1: task 0: Out Of Memory\n", [(0, -9)]),
         ("step 1/4\n", []),
     ],
 )
 def test_the_ends_of_tasks_are_read_from_what_the_last_srun_said(log: str, exits: list[tuple[int, int]]) -> None:
-    assert after_srun._exits(log) == exits
+    assert after_srun._exits(after_srun._ends(log)) == exits
 
 
 def test_the_options_of_the_next_srun_are_printed_for_the_script(

@@ -40,8 +40,11 @@ _BEGINS = re.compile(rf"^(?:{RESTARTS} after |slurmstepd\S*: error: \*\*\* JOB \
 _DRAINS = re.compile(r"drain(?:ing|ed)[^*]?")
 """States of a node that answers; a `*` says that it does not."""
 _EXITED = re.compile(r"Exited with exit code (\d+)")
+_OUT_OF_MEMORY = "Out Of Memory"
+"""What srun says of a task that the kernel has killed for the memory of its node, or of the job there."""
 _SIGNALLED = 128
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
+_SIGNALS |= {_OUT_OF_MEMORY: signal.SIGKILL}
 
 
 class Job(NamedTuple):
@@ -97,8 +100,9 @@ def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[st
     lost = _lost(run_dir, unwell)
     if status is None and not lost:  # no rank began, and Slurm's log says why
         return code or TunerError.exit_code, []
-    exits = _exits(tail(job.log))
-    status = _told(run_dir, status, code, exits, lost)
+    ends = _ends(tail(job.log))
+    exits = _exits(ends)
+    status = _told(run_dir, status, code, ends, lost)
     lock.release_of_job(run_dir.path, job.id)
     exit_code = (status and status.exit_code) or code or TunerError.exit_code
     if job.max_restarts and allocated and not (exits and exits[0][1] - _SIGNALLED in STOPS):
@@ -140,9 +144,10 @@ def _lost(run_dir: RunDirectory, unwell: Mapping[str, str]) -> _Lost | None:
 
 
 def _told(
-    run_dir: RunDirectory, status: RunStatus | None, code: int, exits: Sequence[tuple[int, int]], lost: _Lost | None
+    run_dir: RunDirectory, status: RunStatus | None, code: int, ends: Sequence[tuple[str, str]], lost: _Lost | None
 ) -> RunStatus | None:
     """Return how the run ended; write it down if no rank could, or if ranks know only that they lost another one."""
+    exits = _exits(ends)
     failure = status.diagnosis if status and status.state == "failed" else None
     if failure and (failure.cause != causes.LOST_PEER or not (lost or any(number < 0 for _, number in exits))):
         return status
@@ -151,17 +156,24 @@ def _told(
         child_code=child_code,
         exits=exits or [(None, child_code)],
         other_node=lost and lost.as_other_node,
+        num_oom_kills=sum(how == _OUT_OF_MEMORY for _, how in ends),
     )
     ending.fail(run_dir, _print, watched)
     return run_dir.status_or_none
 
 
-def _exits(log: str) -> list[tuple[int, int]]:
-    """Return rank and exit code (below 0: a signal) of the tasks that ended badly in the last srun, in this order."""
+def _ends(log: str) -> list[tuple[str, str]]:
+    """Return which tasks ended badly in the last srun, and how, in Slurm's words and in this order."""
+    found = _ENDED.findall(log, max((begin.end() for begin in _BEGINS.finditer(log)), default=0))
+    return [(tasks, how.strip()) for tasks, how in found]
+
+
+def _exits(ends: Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
+    """Return rank and exit code (below 0: a signal) of each of these tasks."""
     exits = []
-    for tasks, how in _ENDED.findall(log, max((begin.end() for begin in _BEGINS.finditer(log)), default=0)):
+    for tasks, how in ends:
         exited = _EXITED.search(how)
-        number = _SIGNALS.get(how.removesuffix(" (core dumped)").strip())
+        number = _SIGNALS.get(how.removesuffix(" (core dumped)"))
         code = int(exited[1]) if exited else -number if number else TunerError.exit_code
         exits += [(rank, code) for rank in _ranks(tasks)]
     return exits
