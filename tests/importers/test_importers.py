@@ -981,6 +981,13 @@ def test_simpo_with_a_loss_beside_it_is_refused(text: str, name: str, why: str) 
     assert why in str(imported.obstacle) and _loaded(imported)["objective.type"] == "simpo"
 
 
+def test_smoothed_labels_of_simpo_are_told_as_another_loss() -> None:
+    imported = _imported(f"{_SWIFT_SIMPO} --cpo_alpha 0 --label_smoothing 0.1", "c.sh")
+
+    [entry] = [entry for entry in imported.entries if entry.setting.key == "label_smoothing"]
+    assert entry.is_learned
+
+
 def test_keys_with_a_counterpart_are_not_left_out() -> None:
     swift = _loaded(
         _imported(

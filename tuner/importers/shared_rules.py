@@ -132,8 +132,7 @@ def sft_term(t: Translation, setting: Setting) -> None:
 
 def refuse_cpo_simpo(t: Translation) -> None:
     """Note that SimPO has a loss on the chosen answers beside it where `cpo_alpha` is not 0: TRL's CPO adds it."""
-    alpha = t.number("cpo_alpha", 1.0)  # TRL's default
-    if t.objective == "simpo" and alpha:
+    if t.objective == "simpo" and (alpha := t.number("cpo_alpha", 1.0)):  # TRL's default
         t.obstacle = (
             f"{t.tool.name} adds the loss on the chosen answers to SimPO, cpo_alpha = {alpha:g} times, and tuner has"
             " SimPO alone, as with cpo_alpha: 0"

@@ -14,7 +14,7 @@ from tuner import paths
 from tuner.errors import Key, RecipeError
 from tuner.files import JsonObject, read_named_text
 from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
-from tuner.importers.aliases import by_word
+from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Document, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import truth
@@ -48,6 +48,14 @@ def _prepare(t: Translation) -> None:
     if t.value("reward_model") is None:
         words = t.settings["reward_funcs"].words(None) if t.value("reward_funcs") is not None else []
         reward_keys.settle_rewards(t, words)
+
+
+def label_smoothing(t: Translation, setting: Setting) -> None:
+    """Set DPO's; TRL's CPO smoothes the labels of SimPO too."""
+    if t.objective == "simpo" and setting.number():
+        t.note(setting, Outcome.CHANGED, why="simpo has no smoothing of its labels", is_learned=True)
+    else:
+        t.apply(Alias("objective.label_smoothing"), setting)
 
 
 def datasets(t: Translation, setting: Setting) -> None:
@@ -184,6 +192,7 @@ TABLE: Mapping[str, Rule] = {
             "columns": columns,
             "rpo_alpha": shared_rules.sft_term,
             "cpo_alpha": shared_rules.cpo_term,
+            "label_smoothing": label_smoothing,
             "loss_type": reward_keys.loss_type,
             "reward_model": reward_keys.reward_model,
             "teacher_model": reward_keys.teacher,
