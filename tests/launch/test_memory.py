@@ -157,6 +157,13 @@ def test_which_layers_are_recomputed_has_its_true_reason(sets: tuple[str, ...], 
     assert decides in found.recipe.origins[f"train_cfg.{key}"].source
 
 
+def test_a_micro_batch_whose_size_changes_what_is_learned_has_that_as_its_reason() -> None:
+    origins = made(recipe="tiny_orpo_full_sample_preferences_e1", hardware=CPU).recipe.origins
+
+    assert "changes what is learned" in origins["train_dataloader.batch_size"].source
+    assert "per rank and step" in origins["optim_wrapper.accumulative_counts"].source
+
+
 def test_a_number_of_layers_asks_for_recomputation_and_contradicts_none() -> None:
     assert made("recomputed_layers=1", "gradient_checkpointing=auto").recipe.config.split[2:] == (True, 1)
     with refused(RecipeError, "--set recomputed_layers=1", "train_cfg.gradient_checkpointing"):

@@ -203,7 +203,11 @@ def with_split(recipe: Recipe, split: Split, why: str) -> Recipe:
     if recipe.config.val_dataloader:
         values["val_dataloader.batch_size"] = split.micro_batch
     cfg = recipe.config.train_cfg
-    follows = {}  # of these two values one decides the other
+    follows = {}
+    if recipe.config.depends_on_micro_batch and recipe.config.optim_wrapper.accumulative_counts == "auto":
+        follows[_MICRO] = "derived: its size changes what is learned, so it is the least"
+        follows[_ACCUMULATION] = f"derived: {split.samples} samples per rank and step"
+    # Of these two values one decides the other.
     if cfg.gradient_checkpointing != "auto":
         follows["train_cfg.recomputed_layers"] = f"derived: gradient_checkpointing is {cfg.gradient_checkpointing}"
     elif isinstance(cfg.recomputed_layers, int):
