@@ -18,7 +18,7 @@ from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tests.data.conftest import cache as cache
 from tests.data.conftest import jsonl as jsonl
 from tests.refused import refused
-from tuner.data import limits, masks, readers
+from tuner.data import limits, masks, readers, templates
 from tuner.data.inspection import bad_rows
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
@@ -37,7 +37,7 @@ def prepared(path: Path, tokenizer: Any = None, **settings: Any) -> Prepared:
 
 def refusal(tokenizer: Any, chat: Chat, *, place: str = "here:7") -> DataError:
     with pytest.raises(DataError) as caught:
-        masks.encode_chats(masks.choose_template(tokenizer), [(place, chat)])
+        masks.encode_chats(templates.choose_template(tokenizer), [(place, chat)])
     return caught.value
 
 
@@ -135,7 +135,7 @@ def test_many_short_turns_are_no_swollen_conversation() -> None:
     tokenizer = make_tokenizer()
     chat = Chat(conversation(*"ab" * 5_000)["messages"])
 
-    [[((ids, _), _)]] = masks.encode_chats(masks.choose_template(tokenizer), [("here:1", chat)])
+    [[((ids, _), _)]] = masks.encode_chats(templates.choose_template(tokenizer), [("here:1", chat)])
 
     assert len(ids) > 30_000
 
@@ -187,7 +187,7 @@ def test_what_is_inside_the_limits_leaves_no_limit_behind() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)
 
     tokenizer = make_tokenizer()
-    masks.encode_chats(masks.choose_template(tokenizer), [("here:1", Chat(conversation("a", "b")["messages"]))])
+    masks.encode_chats(templates.choose_template(tokenizer), [("here:1", Chat(conversation("a", "b")["messages"]))])
 
     assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)

@@ -9,7 +9,7 @@ import trl
 
 from tests.data.conftest import CHATML, make_tokenizer
 from tests.refused import refused
-from tuner.data import masks, rendering
+from tuner.data import masks, rendering, templates
 from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -27,7 +27,7 @@ TWO_TURNS = Chat(
 
 def encode_parts(tokenizer: Any, chat: Chat, **options: Any) -> list[tuple[list[int], list[int]]]:
     """Return the tokens and labels of each part of a conversation."""
-    [parts] = masks.encode_chats(masks.choose_template(tokenizer), [("row", chat)], **options)
+    [parts] = masks.encode_chats(templates.choose_template(tokenizer), [("row", chat)], **options)
     return [(ids.tolist(), labels.tolist()) for (ids, labels), _ in parts]
 
 
@@ -152,7 +152,7 @@ def test_a_batch_keeps_its_order_when_some_rows_spell_special_tokens(tokenizer: 
         for at in range(4)
     ]
 
-    template = masks.choose_template(tokenizer)
+    template = templates.choose_template(tokenizer)
     encoded = masks.encode_chats(template, [("row", chat) for chat in chats])
 
     answers = [trained(tokenizer, ids.tolist(), labels.tolist()) for [((ids, labels), _)] in encoded]
@@ -217,7 +217,7 @@ def test_a_text_has_loss_everywhere_and_one_token_at_each_end(tokenizer: Any) ->
 
 def test_no_chat_template_says_how_to_name_one() -> None:
     with refused(DataError, "model.chat_template"):
-        masks.choose_template(make_tokenizer(None))
+        templates.choose_template(make_tokenizer(None))
 
 
 def test_a_template_that_hides_the_assistant_s_turns_is_refused() -> None:
@@ -231,7 +231,7 @@ def test_a_template_whose_markers_hold_no_answer_is_refused() -> None:
     template = "{% for message in messages %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endfor %}"
 
     with refused(DataError, "model.chat_template"):
-        masks.choose_template(make_tokenizer(template))
+        templates.choose_template(make_tokenizer(template))
 
 
 def test_a_conversation_the_template_refuses_is_named() -> None:
@@ -239,7 +239,7 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     chat = Chat([{"role": "system", "content": "s"}, *TWO_TURNS.messages])
 
     with refused(DataError, "rows.jsonl:3") as caught:
-        masks.encode_chats(masks.choose_template(tokenizer), [("rows.jsonl:3", chat)])
+        masks.encode_chats(templates.choose_template(tokenizer), [("rows.jsonl:3", chat)])
 
     assert caught.value.where == "rows.jsonl:3"
 
@@ -249,7 +249,7 @@ def test_a_template_without_an_end_token_is_warned_about(logged: list[str]) -> N
     cue = "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     rendering.warn_once.cache_clear()
 
-    masks.choose_template(make_tokenizer("{% for message in messages %}" + turn + "{% endfor %}" + cue))
+    templates.choose_template(make_tokenizer("{% for message in messages %}" + turn + "{% endfor %}" + cue))
 
     assert any("may not learn to stop" in line for line in logged)
 
@@ -342,7 +342,7 @@ def test_an_end_that_a_template_writes_twice_behind_the_last_turn_is_trained_onc
 def test_the_named_template_for_tools_renders_conversations_with_tools() -> None:
     tokenizer = make_tokenizer(CHATML)
     tokenizer.chat_template = {"default": CHATML, "tool_use": family("qwen3")}
-    template = masks.choose_template(tokenizer)
+    template = templates.choose_template(tokenizer)
     tool = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {}}}
     call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
     calls: list[Any] = [
@@ -364,7 +364,7 @@ def test_named_templates_without_a_default_are_refused() -> None:
     tokenizer.chat_template = {"rag": CHATML}
 
     with refused(DataError, "model.chat_template"):
-        masks.choose_template(tokenizer)
+        templates.choose_template(tokenizer)
 
 
 def test_a_row_s_prompt_keeps_special_tokens_as_text_and_has_its_tools() -> None:

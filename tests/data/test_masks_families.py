@@ -19,8 +19,8 @@ from tests.data.conftest import make_tokenizer
 from tests.data.test_masks import trained
 from tests.each import each
 from tuner import assets
-from tuner.data import masks
-from tuner.data.rendering import has_marks
+from tuner.data import masks, templates
+from tuner.data.rendering import Template, has_marks
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
 
@@ -147,7 +147,7 @@ TOOL = {"type": "function", "function": {"name": "calledname", "description": "d
 
 
 @cache
-def template_of(name: str, change: Callable[[str], str] = str) -> masks.Template:
+def template_of(name: str, change: Callable[[str], str] = str) -> Template:
     """Return the file's template after a change, chosen for a small tokenizer that has the template's tokens."""
     text = change(FILES[name].read_text(encoding="utf-8"))
     tokenizer = make_tokenizer(text)
@@ -155,7 +155,7 @@ def template_of(name: str, change: Callable[[str], str] = str) -> masks.Template
     tokenizer.add_special_tokens(
         {"extra_special_tokens": [AddedToken(one, special=True, normalized=False) for one in found]}
     )
-    return masks.choose_template(tokenizer)
+    return templates.choose_template(tokenizer)
 
 
 def run(

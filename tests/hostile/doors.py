@@ -137,9 +137,9 @@ def _tokenizer(_: Path, text: str) -> Any:
 
 
 def _template(_: Path, tokenizer: Any) -> None:
-    from tuner.data import masks
+    from tuner.data import templates
 
-    masks.choose_template(tokenizer)
+    templates.choose_template(tokenizer)
 
 
 def _name(folder: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tests.data.conftest import cache as cache
 from tests.data.conftest import jsonl as jsonl
 from tuner import assets
-from tuner.data import limits, masks
+from tuner.data import limits, templates
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -47,7 +47,7 @@ def test_a_hostile_template_is_refused_and_reaches_nothing(
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(DataError, match="chat template"):
-        masks.choose_template(make_tokenizer(ESCAPES[name] + CHATML))
+        templates.choose_template(make_tokenizer(ESCAPES[name] + CHATML))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,7 +109,7 @@ def test_choosing_a_template_takes_no_longer_than_a_conversation(monkeypatch: py
     tokenizer = make_tokenizer("{% if messages | length > 2 or tools %}" + endless + "{% endif %}" + CHATML)
 
     with deadlines(monkeypatch) as begun:
-        masks.choose_template(tokenizer)
+        templates.choose_template(tokenizer)
 
     assert begun == [0.5] * 3, "for the marks, for tools, and once for all the probes"
 
@@ -118,6 +118,6 @@ def test_compiling_a_template_is_within_the_limits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.5)
 
     with deadlines(monkeypatch) as begun, pytest.raises(DataError, match=r"takes more than 0\.5 s"):
-        masks.choose_template(make_tokenizer("{% set n = 9 ** (9 ** 9) %}" + CHATML))
+        templates.choose_template(make_tokenizer("{% set n = 9 ** (9 ** 9) %}" + CHATML))
 
     assert begun == [0.5]

@@ -20,11 +20,8 @@ from tuner.data.encoder import Labelled, Part
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Rendered, Span, Template, render
 from tuner.data.sample import IGNORED, Chat, Message, Thinking
-from tuner.data.templates import choose_template
 from tuner.data.tokens import Tokens
 from tuner.errors import DataError
-
-__all__ = ["Template", "choose_template", "encode_chats", "encode_texts"]
 
 _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 

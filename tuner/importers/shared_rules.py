@@ -115,11 +115,6 @@ def draws_rows(t: Translation, setting: Setting) -> None:
     t.note(setting, Outcome.CHANGED, f"max_rows = {setting.value}", why)
 
 
-def left_learned(why: str) -> Rule:
-    """Return the rule for a key without a counterpart that changes what is learned."""
-    return lambda t, setting: t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
-
-
 def sft_term(t: Translation, setting: Setting) -> None:
     """Set the weight of a loss on the chosen answers beside DPO's."""
     if t.objective == "dpo" and setting.number() > 0:
@@ -350,11 +345,11 @@ def interval(ours: str) -> Rule:
     return rule
 
 
-def per_epoch(ours: str, epochs_key: str) -> Rule:
+def per_epoch(ours: str) -> Rule:
     """Return the rule for how often something happens in an epoch: a share of all steps."""
 
     def rule(t: Translation, setting: Setting) -> None:
-        times = setting.number() * t.number(epochs_key, 1)
+        times = setting.number() * t.number("num_epochs", 1)
         if setting.number() <= 0:
             t.leave(setting, "at the end of each epoch alone")
         elif times <= 1 or setting.number() == 1:

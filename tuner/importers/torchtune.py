@@ -14,6 +14,7 @@ from tuner.files import JsonObject
 from tuner.importers import key_tables, reward_keys, shared_rules
 from tuner.importers.aliases import by_word
 from tuner.importers.document import Document, Value
+from tuner.importers.key_tables import Changes
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.merging import lookup
 
@@ -311,7 +312,7 @@ TABLE: Mapping[str, Rule] = {
             "forward_batch_size": forward_batch,
             "batch_size": micro_batch,
             "teacher_checkpointer.checkpoint_dir": teacher,
-            "kd_ratio": shared_rules.left_learned("the loss is the divergence alone"),
+            "kd_ratio": Changes("the loss is the divergence alone", harmless=frozenset()),
             "log_every_n_steps": shared_rules.interval("log.interval"),
         }
     ),

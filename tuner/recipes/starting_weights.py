@@ -159,7 +159,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 _KEY = "model.chat_template"
-_MODEL, _TEMPLATE = ("model", "path"), ("model", "chat_template")
+_TEMPLATE = ("model", "chat_template")
 
 
 def chat_template_of(folder: Path) -> str | None:

@@ -325,7 +325,8 @@ def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
     texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
     for report in evidence.reports:
         texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
-    named = {int(rank) for text in texts.values() for ranks in _FAILED_BARRIER.findall(text) for rank in _ints(ranks)}
+    listed = [ranks for text in texts.values() for ranks in _FAILED_BARRIER.findall(text)]
+    named = {int(rank) for ranks in listed for rank in re.findall(r"\d+", ranks)}
     if named:
         return sorted(named), "lagged"
     if evidence.overdue and len(evidence.overdue) < len(texts):
@@ -347,10 +348,6 @@ def _waits(text: str) -> bool:
     """Return whether a rank was in a collective when it ended: it timed out, or its last stack shows it."""
     known = classify(text)
     return bool(known and known[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
-
-
-def _ints(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _known_step(evidence: Evidence) -> int | None:

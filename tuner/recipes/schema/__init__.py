@@ -40,9 +40,9 @@ SCHEMA_VERSION = 1
 
 
 VisionPart = Literal["vision", "projector", "language"]
+"""The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
 AnyPart = VisionPart | Literal["sound"]
 """The parts of a model that reads images, and what reads sound: no data has any, so it is never trained."""
-"""The parts of a vision-language model: what reads the pixels, what turns its output into embeddings, and the LLM."""
 
 
 class Vision(Block):
