@@ -334,6 +334,19 @@ def test_a_schedule_keeps_its_floor_its_cycles_and_its_decay(text: str, kind: st
 SCHEDULE_OPTIONS = "param_scheduler.decay_ratio", "param_scheduler.num_cycles"
 
 
+@each(
+    [
+        (f"{_LF}use_dft_loss: true\n", "dft"),
+        (f"{_LF}use_dft_loss: false\n", "nll"),
+        (f"{_SWIFT}enable_dft_loss: true\n", "dft"),
+        ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\nloss_type: dft\n", "dft"),
+        ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\nloss_type: chunked_nll\n", "nll"),
+    ]
+)
+def test_dynamic_fine_tuning_is_kept(text: str, loss_type: str) -> None:
+    assert _loaded(_imported(text))["objective.loss_type"] == loss_type
+
+
 @each(["lr_scheduler_kwargs: {decay_type: linear}\n", "lr_scheduler_kwargs: {num_decay_steps: 30}\n"])
 def test_an_option_of_a_schedule_that_means_something_else_here_is_told(text: str) -> None:
     imported = _imported(f"{_LF}lr_scheduler_type: warmup_stable_decay\n{text}")

@@ -181,6 +181,13 @@ def test_answers_at_validations_need_prompts_and_whole_samples() -> None:
     assert refused_keys({**values, "log": {**values["log"], "generate": 3}}) == {"log.generate"}
 
 
+def test_ranks_that_share_rows_do_not_weigh_gradients_by_probability() -> None:
+    values = changed("objective.loss_type", "dft")
+    assert RecipeConfig.model_validate(values).objective.weighs_by_probability
+    values["train_cfg"] = {**values["train_cfg"], "sequence_parallel_size": 2}
+    assert refused_keys(values) == {"train_cfg.sequence_parallel_size"}
+
+
 def test_all_values_that_do_not_fit_the_others_are_named_at_once() -> None:
     values = {**changed("log.generate", 3), "val_dataloader": None, "adapter": None}
     values["checkpoint"]["save_best"] = "auto"
@@ -246,8 +253,7 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    compared = tuple(block for block in OBJECTIVES.values() if block.facts.rows in ("pairs", "judged"))
-    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, *compared, Sampling, Generation)
+    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, *OBJECTIVES.values(), Sampling, Generation)
     with_default = {
         (block.__name__, name)
         for block in blocks()

@@ -125,9 +125,12 @@ def test_rounding_is_no_difference_and_the_model_trains_on(dtype: torch.dtype) -
     assert tiles_give_its_logits(made, made) and made.training
 
 
-def one_loss(objective: str, loss: str, rows: list[dict[str, Any]], folder: Path) -> tuple[float, torch.Tensor]:
+def one_loss(
+    objective: str, loss: str, rows: list[dict[str, Any]], folder: Path, *, loss_type: str = ""
+) -> tuple[float, torch.Tensor]:
     """Return the loss of one micro-batch of the objective's trainer, and the gradient of the head."""
-    recipe = load(f"tiny_{objective}full_custom_e1", Overrides(data=__file__)).config
+    pairs = [("--set", f"objective.loss_type={loss_type}")] if loss_type else []
+    recipe = load(f"tiny_{objective}full_custom_e1", Overrides(data=__file__, pairs=pairs)).config
     tokenizer = make_tokenizer()
     tokenizer.pad_token = "<s>"
     policy, reference = model(), model() if objective else None
@@ -290,6 +293,36 @@ def test_weights_of_tokens_count_in_the_sum_and_in_its_gradients() -> None:
 
     torch.testing.assert_close(found, expected)
     assert_same(gradients(once, found), gradients(whole, expected))
+
+
+@pytest.mark.parametrize(("model_type", "more"), HEADS)
+@pytest.mark.parametrize("is_whole", [False, True], ids=["tiles", "whole"])
+def test_dynamic_fine_tuning_weighs_the_gradient_of_a_token_by_its_probability(
+    model_type: str, more: dict[str, Any], is_whole: bool, small_tiles: None
+) -> None:
+    made, plain = of_family(model_type, more), of_family(model_type, more)
+    use_whole_logits(made, ()) if is_whole else compute_once(made, ())
+
+    found = made(input_ids=IDS, labels=LABELS, fused_lm_head=True, by_probability=True).loss
+    log_probs = plain(input_ids=IDS).logits[:, :-1].log_softmax(-1)
+    of_labels = log_probs.gather(-1, LABELS[:, 1:, None].clamp(min=0))[..., 0][LABELS[:, 1:] != -100]
+
+    torch.testing.assert_close(found, -of_labels.sum())
+    of_formula = -(of_labels.exp().detach() * of_labels).sum()  # arXiv 2508.05629
+    assert_same(gradients(made, found), gradients(plain, of_formula))
+
+
+@pytest.mark.parametrize("kind", ["chunked", "whole"])
+def test_a_recipe_with_dft_trains_with_its_gradient_and_logs_nats(kind: str, tmp_path: Path) -> None:
+    policy, (row,) = model(), SFT
+    log_probs = policy(input_ids=torch.tensor([row["input_ids"]])).logits[0, 1:5].log_softmax(-1)
+    of_labels = log_probs[range(4), row["input_ids"][2:]]
+    (-(of_labels.exp().detach() * of_labels).sum() / 7).backward()
+
+    found, gradient = one_loss("", kind, SFT, tmp_path, loss_type="dft")
+
+    assert found == pytest.approx(one_loss("", kind, SFT, tmp_path)[0], rel=1e-6)
+    torch.testing.assert_close(gradient, policy.lm_head.weight.grad, rtol=1e-4, atol=1e-9)
 
 
 def test_a_batch_without_a_label_has_gradients_of_zero() -> None:

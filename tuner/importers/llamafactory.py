@@ -367,6 +367,7 @@ TABLE: Mapping[str, Rule] = {
             "adapter_name_or_path": shared_rules.adapter_path,
             "freeze_trainable_layers": freeze_layers,
             "pref_loss": loss,
+            "use_dft_loss": shared_rules.dynamic_fine_tuning,
             "template": template,
             "cutoff_len": cutoff,
             "pref_ftx": shared_rules.sft_term,

@@ -119,7 +119,7 @@ def loss_type(t: Translation, setting: Setting) -> None:
     if t.objective == "dpo":
         t.set(setting, "objective.loss_type", words)
     else:
-        word = words[0] if words else ""
+        word = words[0].removeprefix("chunked_") if words else ""
         _set(t, setting, "loss_type", word, f"tuner has no loss {word!r} of {t.objective}")
 
 

@@ -295,6 +295,16 @@ def cosine_floor(t: Translation, setting: Setting) -> None:
         t.leave(setting, "belongs to the cosine schedule")
 
 
+def dynamic_fine_tuning(t: Translation, setting: Setting) -> None:
+    """Weigh the gradient of each token by its probability, in SFT."""
+    if not setting.truth():
+        t.leave(setting, "the loss is the negative log-likelihood")
+    elif t.objective == "sft":
+        t.set(setting, "objective.loss_type", "dft")
+    else:
+        t.leave(setting, f"belongs to sft, and this is {t.objective}")
+
+
 def optimizer(t: Translation, setting: Setting) -> None:
     """Set the optimizer, or AdamW if tuner has no such optimizer."""
     name = str(setting.value)

@@ -194,6 +194,7 @@ TABLE: Mapping[str, Rule] = {
             "cpo_alpha": shared_rules.cpo_term,
             "label_smoothing": label_smoothing,
             "loss_type": reward_keys.loss_type,
+            "enable_dft_loss": shared_rules.dynamic_fine_tuning,
             "reward_model": reward_keys.reward_model,
             "teacher_model": reward_keys.teacher,
             "init_weights": init_weights,

@@ -70,13 +70,20 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def fold(
-    tile_NV: Tensor, targets_N: Tensor, weights_N: Tensor | None, scales: Scales, metrics: Sequence[str]
+    tile_NV: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor | None,
+    scales: Scales,
+    metrics: Sequence[str],
+    *,
+    by_probability: bool = False,
 ) -> dict[str, Tensor]:
     """Return log-probabilities and metrics of tokens, [N] in fp32, from the products of their hidden states.
 
     Args:
         tile_NV: With weights it becomes the gradient of -(weights * log-probabilities).sum(), in its own type.
         weights_N: In fp32; None: no gradient is needed.
+        by_probability: In the gradient a token's weight is times its probability.
     """
     (num_tokens, vocab_size), new = tile_NV.shape, targets_N.new_zeros
     shared = {
@@ -114,6 +121,7 @@ def fold(
     if "is_top1" in metrics:
         values["is_top1"] = (of_target >= maximum) & (of_target > before)
     if weights_N is not None:
+        weights_N = weights_N * values["log_probs"].exp() if by_probability else weights_N
         num_blocks = -(-vocab_size // chunked_logprob._BLOCK_SIZE)
         chunked_logprob._backward_kernel[(num_tokens, num_blocks)](
             tile_NV,

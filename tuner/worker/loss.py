@@ -37,7 +37,7 @@ METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     """Let `model(..., labels=..., fused_lm_head=True)` return the same values, computed from whole logits.
 
-    Its `loss` is the sum of the tokens' losses.
+    Its `loss` is the sum of the tokens' losses; `by_probability` is that of `compute_once`.
 
     Training and validation both use it: at ZeRO-3 hooks of the module gather the weight of the head here, while TRL's
     head gathers it itself, and DeepSpeed 0.19 fails if both alternate ("Cannot partition a param in flight").
@@ -57,6 +57,7 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
         num_trained: int | None = None,
+        by_probability: bool = False,
         **kwargs: object,
     ) -> ModelOutput:
         nonlocal lacks_aux_loss
@@ -73,7 +74,7 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         last = None if shift_labels is not None else -1
         is_trained_BT = targets_BT[:, :last] != IGNORED
         trained = {name: value[:, :last].masked_fill(~is_trained_BT, 0) for name, value in values.items()}
-        total = -trained["log_probs"].sum()
+        total = _total(trained["log_probs"], by_probability=by_probability)
         return FusedCausalLMOutput(loss=total, **trained, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
@@ -84,8 +85,9 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
 
     It has the values of TRL's head, which the model has already, but only `loss` has a gradient: that of
     -(token_weights * log_probs).sum(). `num_trained` is the number of labels that carry loss, if the host knows it;
-    `token_weights` are those of `labels` or `shift_labels`, in fp32, or None for 1. A compiled graph keeps TRL's own
-    function.
+    `token_weights` are those of `labels` or `shift_labels`, in fp32, or None for 1. With `by_probability` the gradient
+    of each token is times its probability, as in dynamic fine-tuning (Wu et al., 2025, arXiv:2508.05629), and the loss
+    stays the same. A compiled graph keeps TRL's own function.
 
     Args:
         metrics: 'entropy', 'is_top1', or both: what the trainer reads; each costs a pass over the logits.
@@ -102,13 +104,14 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         shift_labels: Tensor | None = None,
         num_trained: int | None = None,
         token_weights: Tensor | None = None,
+        by_probability: bool = False,
         **kwargs: Any,
     ) -> ModelOutput:
         if not fused_lm_head or torch.compiler.is_compiling():
             assert token_weights is None, "TRL's head has none"
             outputs = twice(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
             if fused_lm_head:
-                outputs.loss = -outputs.log_probs.sum()
+                outputs.loss = _total(outputs.log_probs, by_probability=by_probability)
             return outputs
         if getattr(text, "output_router_logits", False):
             kwargs.setdefault("output_router_logits", True)
@@ -130,6 +133,7 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
                 scales,
                 tuple(metrics),
                 torch.is_grad_enabled(),
+                by_probability,
             )
         last = None if shift_labels is not None else -1
         values = {
@@ -146,6 +150,15 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         return FusedCausalLMOutput(loss=total, **values, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
+
+
+def _total(log_probs_BT: Tensor, *, by_probability: bool) -> Tensor:
+    """Return -log_probs.sum(), with the gradient of dynamic fine-tuning if it is `by_probability`."""
+    total = -log_probs_BT.sum()
+    if not by_probability:
+        return total
+    weighed = -(log_probs_BT.detach().exp() * log_probs_BT).sum()
+    return total.detach() + weighed - weighed.detach()
 
 
 def next_labels(labels_BT: Tensor | None, shift_labels_BT: Tensor | None) -> Tensor:
@@ -191,6 +204,7 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         scales: Scales,
         metrics: Sequence[str],
         needs_gradients: bool,
+        by_probability: bool = False,
     ) -> tuple[Tensor, ...]:
         device, num_tokens, (vocab_size, width) = hidden_MH.device, len(places_N), weight_VH.shape
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else hidden_MH.dtype
@@ -218,7 +232,8 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
             torch.mm(inputs_NH, head_VH.t(), out=tile_NV)
             if bias_V is not None:
                 tile_NV += bias_V.to(dtype)
-            values = fold(tile_NV, targets_N[some], weights_N[some] if needs_gradients else None, scales, metrics)
+            weights = weights_N[some] if needs_gradients else None
+            values = fold(tile_NV, targets_N[some], weights, scales, metrics, by_probability=by_probability)
             for name, value_N in values.items():
                 of_tokens[name][some] = value_N
             if of_hidden_NH is not None:
@@ -249,7 +264,7 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         if scaled[0] is not None:
             of_hidden_MH = scaled[0].new_zeros(ctx.num_tokens, scaled[0].shape[1])
             scaled[0] = of_hidden_MH.index_copy_(0, places_N, scaled[0])
-        return *scaled, None, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None, None
 
 
 def tile_tokens(device: torch.device, vocab_size: int, trained_width: int) -> int:
@@ -266,7 +281,13 @@ def tile_tokens(device: torch.device, vocab_size: int, trained_width: int) -> in
 
 
 def _fold(
-    tile_NV: Tensor, targets_N: Tensor, weights_N: Tensor | None, scales: Scales, metrics: Sequence[str]
+    tile_NV: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor | None,
+    scales: Scales,
+    metrics: Sequence[str],
+    *,
+    by_probability: bool = False,
 ) -> dict[str, Tensor]:
     """Compute what `compat_loss.fold` does on devices without its kernels."""
     logits_NV = tile_NV.float()
@@ -280,6 +301,7 @@ def _fold(
     if "entropy" in metrics:
         values["entropy"] = _metric("entropy", capped_NV, log_probs_NV, targets_N)
     if weights_N is not None:
+        weights_N = weights_N * values["log_probs"].exp() if by_probability else weights_N
         probs_NV = log_probs_NV.exp_()
         probs_NV.scatter_add_(-1, targets_N[:, None], probs_NV.new_full((len(targets_N), 1), -1.0))
         factors_N = weights_N * scales.scale

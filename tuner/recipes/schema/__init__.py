@@ -706,6 +706,9 @@ class RecipeConfig(Block):
         if streams and not train_cfg.max_steps:
             why = "is needed with train_dataloader.dataset.streaming, whose rows are not counted; set it to a number"
             yield "train_cfg.max_steps", why
+        if objective.weighs_by_probability and train_cfg.sequence_parallel_size > 1:
+            why = "shares rows, which have the model's own loss; use 1, or objective.loss_type='nll'"
+            yield "train_cfg.sequence_parallel_size", why
         for key, loader in self.loaders.items():
             if loader.batch_size != "auto" and loader.batch_size < (least := objective.least_batch_size):
                 why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"

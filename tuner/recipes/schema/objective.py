@@ -188,6 +188,11 @@ class Objective(Block):
         return False
 
     @property
+    def weighs_by_probability(self) -> bool:
+        """Whether a token's gradient is times the probability that the model gives it (dynamic fine-tuning)."""
+        return False
+
+    @property
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
         return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)

@@ -32,6 +32,7 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
     weighs_rows = False
     loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
     logged_metrics = ("entropy", "is_top1")
+    weighs_by_probability = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -58,7 +59,14 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
         self.metrics[:] = self.logged_metrics if is_logged else ()
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True, num_trained=self.trained_of_batch)
+        outputs = model(
+            **inputs,
+            **router,
+            use_cache=False,
+            fused_lm_head=True,
+            num_trained=self.trained_of_batch,
+            by_probability=self.weighs_by_probability,
+        )
         mean = outputs.loss / num_items_in_batch.clamp(min=1) * self.args.world_size
         if self.aux_loss_enabled:
             mean = mean + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
@@ -124,7 +132,8 @@ class SftTraining(Training):
                 )
 
     def after(self, built: Any, config: RecipeConfig) -> None:
-        """Let a batch stand side by side where that is faster."""
+        """Set what the gradient is of, and let a batch stand side by side where that is faster."""
+        built.weighs_by_probability = config.objective.weighs_by_probability
         if config.train_cfg.sequence_parallel_size == 1:
             # The loss that balances a router would be one of padding too.
             needs_mask = compat.needs_mask(built.model) and not built.aux_loss_enabled

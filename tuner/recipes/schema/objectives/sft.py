@@ -15,4 +15,12 @@ class Sft(Objective):
         packs=True,
         chooses_loss=True,
     )
+    own_keys: ClassVar = Objective.own_keys | {"loss_type"}
     type: Literal["sft"]
+    # 'nll': the negative log-likelihood. 'dft' (arXiv 2508.05629): a token's gradient is times the probability that the
+    # model gives it, so rare tokens do not pull hardest. Losses are logged as for 'nll'.
+    loss_type: Literal["nll", "dft"] = "nll"
+
+    @property
+    def weighs_by_probability(self) -> bool:
+        return self.loss_type == "dft"
