@@ -19,7 +19,7 @@ from tuner.cli import tuner
 from tuner.recipes.recipe_file import read_part
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs/llms.txt", *sorted((ROOT / "docs").rglob("*.md"))]
 _COMMAND = re.compile(r"(?P<before>(?:[A-Z_]+=\S+ |(?:srun|mpirun|torchrun) .*?)*)tuner (?P<words>[a-z-].*)")
 _FENCE = re.compile(
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE

@@ -1,0 +1,106 @@
+"""What agents read (docs/skill/SKILL.md, docs/llms.txt) names only what there is: pages, flags, codes, JSON keys.
+
+`tests/test_docs.py` runs the commands of these pages too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests import pages
+from tests.launch.plans import TINY
+from tuner.cli import COMMANDS, tuner
+
+SKILL = pages.ROOT / "docs/skill/SKILL.md"
+TEXT = SKILL.read_text(encoding="utf-8")
+JSON_KEYS = {
+    words: re.findall(r"`(\w+)`", keys)
+    for words, keys in re.findall(r"^\| `tuner ([^`]*--json)` \| (.*) \|$", TEXT, re.M)
+}
+"""The arguments of a command -> the keys that the page says its JSON has."""
+
+
+def commands_with(flag: str) -> set[str]:
+    """Return the commands that have an option."""
+    context = click.Context(tuner)
+    found = {name: tuner.get_command(context, name) for name in COMMANDS}
+    return {name for name, command in found.items() if command and any(flag in one.opts for one in command.params)}
+
+
+@pytest.mark.parametrize("page", [SKILL, pages.ROOT / "docs/llms.txt"], ids=["skill", "llms.txt"])
+def test_what_agents_are_sent_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+
+    assert len(links) > 5
+    assert [link for link in links if not (page.parent / link).is_file()] == []
+
+
+def test_every_flag_that_the_skill_names_is_one_of_a_command() -> None:
+    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", TEXT))
+
+    assert {"--json", "--resume", "--deepspeed"} < flags
+    assert {flag for flag in flags if not commands_with(flag)} == set()
+
+
+def test_the_skill_has_the_exit_codes_and_the_commands_with_json() -> None:
+    codes = (pages.ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| (\d+(?: \+ n)?) \|", TEXT, re.M)
+
+    assert named == [code.replace("`", "") for code in re.findall(r"^\| (`\d+`(?: \+ n)?) \|", codes, re.M)]
+    assert {words.split()[0] for words in JSON_KEYS} | {"train"} == commands_with("--json")
+
+
+def printed(words: str) -> Any:
+    """Return the JSON that a command prints; of a list its first item."""
+    stand_ins = {"RECIPE": TINY, "CODE": "bad-recipe", "FILE": "mine.yaml"}
+    result = CliRunner().invoke(tuner, [stand_ins.get(word, word) for word in words.split()])
+    assert result.exit_code == 0, result.output
+    value = json.loads(result.stdout)
+    return value[0] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "words", [one for one in JSON_KEYS if one.split()[0] in ("show", "plan", "explain", "train", "import")]
+)
+def test_the_json_of_a_command_has_the_keys_that_the_skill_names(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: x/y\n")
+
+    assert set(JSON_KEYS[words]) - set(printed(words)) == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [one for one in JSON_KEYS if one.split()[0] in ("list", "check", "data", "doctor")])
+def test_the_json_of_a_slow_command_has_the_keys_that_the_skill_names(words: str) -> None:
+    assert set(JSON_KEYS[words]) - set(printed(words)) == set()
+
+
+@pytest.mark.long
+def test_the_json_of_a_run_and_of_its_result_has_the_keys_that_the_skill_names(tmp_path: Path) -> None:
+    argv = ["train", TINY, "--max-steps", "1", "--deepspeed", "none", "--json", "--work-dir", str(tmp_path / "run")]
+    events = subprocess.run([sys.executable, "-m", "tuner", *argv], capture_output=True, text=True, check=True).stdout
+    found = {line["event"]: line for line in map(json.loads, events.splitlines())}
+    named = re.findall(r"`(started|step|validation|checkpoint|ended)` \(([^)]*)\)", TEXT)
+
+    assert {name for name, _ in named} <= set(found)
+    for name, keys in named:
+        assert set(re.findall(r"`(\w+)`", keys)) - set(found[name]) == set(), name
+    for words in ("eval RUN --json", "chat RUN --json", "runs --json"):
+        place = str(tmp_path if words.startswith("runs") else tmp_path / "run")
+        argv = [words.split()[0], place, "--json"]
+        out = subprocess.run(
+            [sys.executable, "-m", "tuner", *argv], input="Why?", capture_output=True, text=True, check=True
+        )
+        value = json.loads(out.stdout)
+        assert set(JSON_KEYS[words]) - set(value[0] if isinstance(value, list) else value) == set(), words
