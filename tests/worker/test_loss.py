@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import datasets
@@ -310,6 +310,23 @@ def test_dynamic_fine_tuning_weighs_the_gradient_of_a_token_by_its_probability(
     torch.testing.assert_close(found, -of_labels.sum())
     of_formula = -(of_labels.exp().detach() * of_labels).sum()  # arXiv 2508.05629
     assert_same(gradients(made, found), gradients(plain, of_formula))
+
+
+def test_the_head_that_takes_over_for_a_router_weighs_gradients_too() -> None:
+    made, heard = of_family("llama", {}), []
+    plain = made.forward
+
+    def forward(self: Any, input_ids: Any, fused_lm_head: bool = False, **options: Any) -> Any:
+        heard.append((fused_lm_head, options.get("by_probability", False)))
+        return plain(input_ids=input_ids)
+
+    made.forward = MethodType(forward, made)
+    use_whole_logits(made, ())
+
+    for _ in range(2):
+        made(input_ids=IDS, labels=LABELS, fused_lm_head=True, output_router_logits=True, by_probability=True)
+
+    assert heard == [(False, False), (True, True), (True, True)]
 
 
 @pytest.mark.parametrize("kind", ["chunked", "whole"])

@@ -61,13 +61,15 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         **kwargs: object,
     ) -> ModelOutput:
         nonlocal lacks_aux_loss
+        of_head = {"by_probability": True} if by_probability else {}  # which only the head of `compute_once` takes
         if not fused_lm_head or lacks_aux_loss:
-            return chunked(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
+            targets = {"labels": labels, "shift_labels": shift_labels}
+            return chunked(*args, fused_lm_head=fused_lm_head, **targets, **of_head, **kwargs)
         outputs = chunked(*args, **{**kwargs, "use_cache": False})
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
             lacks_aux_loss = True
-            return chunked(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **kwargs)
+            return chunked(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **of_head, **kwargs)
         targets_BT = next_labels(labels, shift_labels)
         is_measured = torch.is_grad_enabled() or not self.training  # else the adapter's reference is computed
         values = of_logits(outputs.logits, targets_BT, metrics if is_measured else ())
