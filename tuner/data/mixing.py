@@ -166,7 +166,7 @@ def open(dataset: Dataset) -> Mixture:
         DataError: nothing is there, or what is there is no data set, or it lacks the split.
         MachineError: the hub cannot be reached.
     """
-    shares = dataset.shares
+    shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
     rows_of = [(share.path, share.name, share.split) for share in shares]
     sets = tuple(_weighted(number, share, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
     return Mixture(sets, dataset.max_rows, Holdout.of(dataset))

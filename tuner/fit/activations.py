@@ -105,7 +105,7 @@ def of_recipe(
     scores = scale * _scores(recipe, architecture, work_bytes(architecture))
     saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
     for layer in dict.fromkeys(layers):  # most are alike
-        of_mlp = weight_bytes / 2 * _mlp(family, layer, liger=liger)
+        of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
         saved_by[layer] = (
             scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
             - (tokens - in_mlp) * of_mlp
@@ -393,7 +393,7 @@ def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, 
     name = attention_of(recipe, architecture)
     all_heads = repeats_heads(name, architecture, has_mask=has_mask(recipe, architecture), old_gpus=old_gpus)
     liger = has_liger(recipe, architecture)
-    total = _norms(family, architecture, trained=trained, liger=liger) + _mlp(family, layer, liger=liger)
+    total = _norms(family, architecture, trained=trained, liger=liger) + _mlp(family, architecture, layer, liger=liger)
     total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
     total += _scores(recipe, architecture, score_bytes(architecture))
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
@@ -450,7 +450,7 @@ def _attention(
     return total
 
 
-def _mlp(family: Family, layer: Layer, *, liger: bool = False) -> float:
+def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: bool = False) -> float:
     each = 6 if liger else 8 if family.gated else 4
     downs = (family.mlp[-1], family.shared[-1])
     dense = sum(each * one.inputs for one in layer.linears if one.name in downs)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tuner import assets, paths
 from tuner.data import copies, formats, images, readers, token_estimate
 from tuner.data.holdout import Holdout, Sides
-from tuner.data.pipeline import DETECT_ROWS, Pipeline
+from tuner.data.pipeline import Pipeline
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Row
 from tuner.data.sample import Chat, Pair
@@ -47,6 +47,7 @@ _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv":
 """The largest files that are counted: it takes about a tenth of a second."""
 _MAX_READ = 1_000
 """The most rows that are read before the start: a tenth of a second."""
+_DETECT_ROWS = 8
 _MAX_FILES = 1_000
 _VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
 """How `datasets` tells a validation split from the names of files and folders: a word of its own."""
@@ -388,7 +389,7 @@ def _answers_a_row(rows: Rows, objective: str) -> int | None:
 def _first_rows(rows: Rows) -> Iterator[Row]:
     files = _files(rows)
     if isinstance(files, list):
-        yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), DETECT_ROWS))
+        yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
 
 
 def has_validation(folder: Path) -> bool:

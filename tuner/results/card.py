@@ -127,7 +127,8 @@ def _table(title: str, rows: Iterable[Row]) -> str:
 def _datasets(recipe: RecipeConfig | None) -> list[str]:
     if recipe is None:
         return []
-    return [rows.path for rows in recipe.train_dataloader.dataset.shares if rows.path]
+    dataset = recipe.train_dataloader.dataset
+    return [rows.path for rows in (dataset.mixture or (dataset,)) if rows.path]
 
 
 def _last(path: str) -> str:

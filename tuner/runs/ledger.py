@@ -7,7 +7,7 @@ those of rank 0's monotonic clock; only what lies before and after its process c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -261,14 +261,15 @@ def _useful_s(beat: Beat, began: int, taken: int, useful: int) -> float:
     in_steps = beats.in_steps_s(beat.seconds)
     if useful == taken:
         return in_steps
+    at_saves = {step: spent for step, spent in beat.saves}
     # A checkpoint before the last two is rarely resumed from: only then do all steps count alike.
-    return dict(beat.saves).get(useful, in_steps * (useful - began) / max(taken - began, 1))
+    return at_saves.get(useful, in_steps * (useful - began) / max(taken - began, 1))
 
 
 def _with_recoveries(attempts: Sequence[Attempt]) -> Iterator[Attempt]:
     for place, attempt in enumerate(attempts):
         recovered_s = _recovered_s(attempts[place:]) if attempt.was_interrupted else None
-        yield replace(attempt, recovered_s=recovered_s)
+        yield Attempt(**{**vars(attempt), "recovered_s": recovered_s})
 
 
 def _recovered_s(attempts: Sequence[Attempt]) -> float | None:

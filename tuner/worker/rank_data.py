@@ -223,11 +223,13 @@ def warn_unless_planned(warnings: Iterable[str], run_dir: RunDirectory) -> None:
             warn(run_dir, text)
 
 
-def warn_of_few_steps(config: RecipeConfig, rows: Prepared, run_dir: RunDirectory) -> None:
+def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run_dir: RunDirectory) -> None:
     """Warn if the rows make too few optimizer steps to learn from, or fewer than the warm-up has.
 
     It is silent if the plan has said so of the rows that it counted.
     """
+    if rows is None:
+        return
     planned = run_dir.read_run().batch
     batch = Batch(planned.micro_batch, planned.accumulation, planned.ranks)
     counts, samples_a_row = rows.counts, config.objective.samples_a_row if config.objective.facts.generates else 1
