@@ -369,5 +369,5 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 def did_you_mean(name: str, candidates: Iterable[str], see: str | None = None) -> str:
     """Return `Did you mean 'x'?`, followed by where the right names are listed."""
     close = nearest(name, candidates)
-    hint = f"Did you mean {close!r}?" if close else ""
+    hint = f"Did you mean {close!r}?" if close not in (None, name) else ""
     return f"{hint} See: {see}".strip() if see else hint

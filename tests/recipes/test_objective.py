@@ -15,6 +15,7 @@ from tuner.recipes.schema.objectives.dpo import Dpo, DpoLoss
 from tuner.recipes.schema.objectives.kto import Kto
 
 DPO = "tiny_dpo_full_sample_preferences_e1"
+OWNERS_OF_LOSS_TYPE = f"objective.loss_type belongs to {', '.join(objectives_with('loss_type'))}"
 
 
 def changed(name: str, *pairs: str) -> Recipe:
@@ -27,8 +28,12 @@ def changed(name: str, *pairs: str) -> Recipe:
         (DPO, "objective.loss_type=ipoo", ("objective.loss_type = 'ipoo'", "Did you mean 'ipo'?")),
         (DPO, "objective.type=dop", ("objective.type = 'dop'", "Did you mean 'dpo'?", "'reward'")),
         (DPO, "objective.type=ppo", ("tuner has no objective 'ppo'", "Use grpo or rloo")),
-        (DPO, "objective.type=orpo", ("objective.loss_type belongs to dpo, kto", "'orpo'", "tiny_orpo_full_sample_e3")),
-        (DPO, "objective.type=sft", (f"belongs to {', '.join(objectives_with('beta'))}", "'sft'", "the recipe's name")),
+        (DPO, "objective.type=orpo", (OWNERS_OF_LOSS_TYPE, "'orpo'", "tiny_orpo_full_sample_e3")),
+        (
+            DPO,
+            "objective.type=reward",
+            (f"belongs to {', '.join(objectives_with('beta'))}", "'reward'", "recipe's name"),
+        ),
         (DPO, "objective.bta=1", ("no key 'objective.bta'", "Did you mean 'objective.beta'?")),
         (DPO, "beta=0", ("objective.beta = 0", "greater than 0")),
         (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),
@@ -36,7 +41,7 @@ def changed(name: str, *pairs: str) -> Recipe:
         (
             "tiny_orpo_full_sample_e1",
             "loss_type=ipo",
-            ("objective.loss_type belongs to dpo, kto", "Remove loss_type"),
+            (OWNERS_OF_LOSS_TYPE, "Remove loss_type"),
         ),
         (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("train_dataloader.batch_size = 1",)),
         ("tiny_full_sample_e1", "dtype=bf61", ("optim_wrapper.dtype = 'bf61'", "Did you mean 'bf16'?")),
