@@ -52,12 +52,14 @@ def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
         tokenizer = read_json_object(folder / "tokenizer.json")
         words = tokenizer["model"]["vocab"]
         ids = words if isinstance(words, dict) else {token: id_ for id_, (token, _) in enumerate(words)}
-        added = {one["content"]: int(one["id"]) for one in tokenizer.get("added_tokens") or ()}
-        special = {one["content"]: int(one["id"]) for one in tokenizer.get("added_tokens") or () if one.get("special")}
+        added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens") or ()}
+        special = {
+            token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens") or () if token.get("special")
+        }
         settings = read_json_object(folder / "tokenizer_config.json")
-        for id_, one in (settings.get("added_tokens_decoder") or {}).items():
-            added[one["content"]] = int(id_)
-            special |= {one["content"]: int(id_)} if one.get("special") else {}
+        for id_, token in (settings.get("added_tokens_decoder") or {}).items():
+            added[token["content"]] = int(id_)
+            special |= {token["content"]: int(id_)} if token.get("special") else {}
         added |= read_json_object(folder / "added_tokens.json")
         template = _template(folder, settings, chat_template)
         known = {str(token): int(id_) for token, id_ in {**ids, **added}.items()}
@@ -110,7 +112,7 @@ def check_same(ids: Mapping[str, int], of_teacher: Mapping[str, int], path: str)
         ModelError: an id stands for one token here and for another one there.
     """
     tokens = {id_: token for token, id_ in of_teacher.items()}
-    for token, id_ in sorted(ids.items(), key=lambda one: one[1]):
+    for token, id_ in sorted(ids.items(), key=lambda entry: entry[1]):
         if (other := tokens.get(id_, token)) != token:
             problem = f"the tokenizer of the teacher {path!r} differs: id {id_} is {other!r} there and {token!r} here"
             raise ModelError(problem, where=TEACHER, fix=_SAME)

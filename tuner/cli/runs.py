@@ -208,7 +208,7 @@ def _figures(run: Listed) -> tuple[str, str, str, str]:
 
 
 def _why(run: Listed) -> str:
-    slow = (f"Slow: {one.line}" for one in run.slow_ranks)
+    slow = (f"Slow: {rank.line}" for rank in run.slow_ranks)
     return visible(". ".join(filter(None, (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run), *slow))))
 
 

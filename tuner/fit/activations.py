@@ -212,7 +212,7 @@ def _kept_by_lora(recipe: RecipeConfig, tower: Tower, rank: int, weight_bytes: i
     low_rank = weight_bytes * rank * len(linears)
     if not dropout_on_tower(recipe):
         return low_rank
-    copies = (weight_bytes + 1) * sum(one.inputs for one in linears)
+    copies = (weight_bytes + 1) * sum(linear.inputs for linear in linears)
     # The inputs of attention, of its last layer (SDPA keeps that of a Gemma 4), of the MLP and of its last layer.
     widths = 2 if tower_family(tower).pools else 3
     originals = weight_bytes * (widths * (tower.hidden_size or 0) + inner_of_tower(tower))
@@ -283,14 +283,16 @@ def _halves(architecture: Architecture) -> int:
 
 def _widest(architecture: Architecture, layers: tuple[Layer, ...]) -> int:
     """Return the numbers a token of the largest tensor that a layer saves."""
-    return max(architecture.hidden_size, *(one.inputs for layer in layers for one in layer.linears))
+    return max(architecture.hidden_size, *(linear.inputs for layer in layers for linear in layer.linears))
 
 
 def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: int) -> int:
     """Return the bytes of the one weight that bitsandbytes 0.50 unpacks to multiply with it."""
     if recipe.quantization is None:
         return 0
-    return weight_bytes * max((one.weights for layer in layers for one in layer.linears if one.quantizable), default=0)
+    return weight_bytes * max(
+        (linear.weights for layer in layers for linear in layer.linears if linear.quantizable), default=0
+    )
 
 
 def _row_tokens(recipe: RecipeConfig, architecture: Architecture, loader: Dataloader) -> int:
@@ -346,7 +348,7 @@ def inner_width(architecture: Architecture, layer: Layer) -> int:
     family = FAMILIES[architecture.model_type]
     downs = (family.mlp[-1], family.shared[-1])
     experts = layer.experts.per_token * layer.experts.width if layer.experts else 0
-    return sum(one.inputs for one in layer.linears if one.name in downs) + experts
+    return sum(linear.inputs for linear in layer.linears if linear.name in downs) + experts
 
 
 def _kept_by_loss(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
@@ -440,9 +442,9 @@ def _attention(
     if architecture.kv_lora_rank:  # keys and values of every head come out of the latent
         value = heads * (architecture.v_head_dim or architecture.head_dim)
         return 4 * query + 4 * value + 8 * (architecture.kv_lora_rank + (architecture.q_lora_rank or 0)) + 4 * heads
-    linear = [one for one in layer.linears if one.name.startswith("linear_attn.")]
-    if linear:  # each projection's output before and after the convolution, and the recurrence's inputs in fp32
-        return 6 * sum(one.outputs for one in linear)
+    of_mixer = [linear for linear in layer.linears if linear.name.startswith("linear_attn.")]
+    if of_mixer:  # each projection's output before and after the convolution, and the recurrence's inputs in fp32
+        return 6 * sum(linear.outputs for linear in of_mixer)
     total: float = 4 * query + 4 * (query if all_heads else key) + 4 * heads
     if family.qk_norm and (not family.qk_norm_optional or architecture.use_qk_norm):
         weighted = 4 if architecture.model_type in _FP32_WEIGHT_NORM else 2
@@ -453,7 +455,7 @@ def _attention(
 def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: bool = False) -> float:
     each = 6 if liger else 8 if family.gated else 4
     downs = (family.mlp[-1], family.shared[-1])
-    dense = sum(each * one.inputs for one in layer.linears if one.name in downs)
+    dense = sum(each * linear.inputs for linear in layer.linears if linear.name in downs)
     experts = layer.experts
     if experts is None:
         return dense
@@ -471,7 +473,7 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
         return low_rank
     copies = 3 * sum(linear.inputs for linear in layer.linears)
     # The undropped inputs of attention, MLP and its last layer are then saved no more.
-    downs = max((one.inputs for one in layer.linears), default=0)
+    downs = max((linear.inputs for linear in layer.linears), default=0)
     return low_rank + max(0, copies - 4 * architecture.hidden_size - 2 * downs)
 
 

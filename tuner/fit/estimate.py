@@ -246,7 +246,7 @@ def _fullest_layer(gathered: tuple[float, ...], kept: tuple[float, ...]) -> tupl
 def _reward_models(recipe: RecipeConfig) -> float:
     """Return the bytes of the reward models, each in 16 bits in a process of its own; unknown ones are left out."""
     models = map(Architecture.model_validate, recipe.objective.scoring_models)
-    return sum(2.0 * built(one).backbone + CONTEXT_BYTES for one in models if has_formula(one))
+    return sum(2.0 * built(model).backbone + CONTEXT_BYTES for model in models if has_formula(model))
 
 
 def _whole_model(architecture: Architecture, parameters: Parameters, weight_bytes: int) -> float:

@@ -127,8 +127,8 @@ def of_step(
         weight_bytes / 2,
     )
     counted = Operations(micro_batches=micro_batches, attention=step.attention)
-    for one, number in Counter(_passes(recipe, model.layers)).items():
-        counted = counted.plus(_of_layer(step, one).times(number))
+    for layer_pass, number in Counter(_passes(recipe, model.layers)).items():
+        counted = counted.plus(_of_layer(step, layer_pass).times(number))
     counted = counted.plus(_of_head(step, model.head.weights, model.head.outputs))
     return counted.plus(_of_update(recipe, architecture, level, ranks, weight_bytes))
 
@@ -158,16 +158,16 @@ def _attention(recipe: RecipeConfig, architecture: Architecture) -> Attention:
     return "flash_attention_3" if name == "flash_attention_3" else "flash"
 
 
-def _of_layer(step: _Step, one: _Pass) -> Operations:
+def _of_layer(step: _Step, layer_pass: _Pass) -> Operations:
     """Return what one layer computes and moves in all micro-batches."""
-    recipe, layer, tokens, scale = step.recipe, one.layer, step.tokens, step.scale
+    recipe, layer, tokens, scale = step.recipe, layer_pass.layer, step.tokens, step.scale
     whole, micro_batches = recipe.adapter is None, recipe.split.accumulation
-    backwards = one.backward * (1 + whole)
+    backwards = layer_pass.backward * (1 + whole)
     weights, widths, stored = _products(layer)
     # A checkpoint stops as soon as it has what the backward pass reads: the output of the last product is not read
     # (torch 2.13, early stopping), unless a norm follows, or an adapter, which reads its input after that product.
     of_last = layer.linears[-1].weights if layer.linears and not layer.experts else 0
-    skipped = of_last * one.again * (whole and FAMILIES[step.architecture.model_type].norms == 2)
+    skipped = of_last * layer_pass.again * (whole and FAMILIES[step.architecture.model_type].norms == 2)
     adapters = [*adapted(recipe, layer.linears)] if recipe.adapter else []
     inputs, outputs = (sum(sizes) for sizes in ([a.inputs for a in adapters], [a.outputs for a in adapters]))
     of_lora = 2.0 * (recipe.adapter.r if recipe.adapter else 0) * (inputs + outputs)
@@ -179,25 +179,31 @@ def _of_layer(step: _Step, one: _Pass) -> Operations:
     unpacked = sum(a.weights for a in layer.linears if a.quantizable) if recipe.quantization else 0
     bits = recipe.quantization.bits if recipe.quantization else 16
     return Operations(
-        matmul_flops=tokens * (2.0 * weights * (one.forwards + backwards) - 2.0 * skipped)
-        + tokens * of_lora * (one.forwards + 2 * one.backward),
-        forward_flops=tokens * one.forward * (2.0 * weights + of_lora),
+        matmul_flops=tokens * (2.0 * weights * (layer_pass.forwards + backwards) - 2.0 * skipped)
+        + tokens * of_lora * (layer_pass.forwards + 2 * layer_pass.backward),
+        forward_flops=tokens * layer_pass.forward * (2.0 * weights + of_lora),
         attention_flops=tokens
         * attention_flops(step.architecture, layer, step.row, step.attention)
-        * (one.forwards + _FLASH_BACKWARD * one.backward),
-        matmul_bytes=2 * scale * (tokens * widths + micro_batches * stored) * (one.forwards + backwards),
-        elementwise_bytes=scale * tokens * _forward_bytes(step, layer) * (one.forwards + _BACKWARD * one.backward),
-        lora_bytes=scale * tokens * (forward * one.forwards + (bwd_in * inputs + bwd_out * outputs + dropped)),
-        dequantized_bytes=micro_batches * unpacked * (bits / 8 + _UNPACKED) * (one.forwards + one.backward),
-        kernels=micro_batches * (on_forward + of_adapters[0]) * one.forwards
-        + micro_batches * (on_backward + of_adapters[1]) * one.backward,
+        * (layer_pass.forwards + _FLASH_BACKWARD * layer_pass.backward),
+        matmul_bytes=2 * scale * (tokens * widths + micro_batches * stored) * (layer_pass.forwards + backwards),
+        elementwise_bytes=scale
+        * tokens
+        * _forward_bytes(step, layer)
+        * (layer_pass.forwards + _BACKWARD * layer_pass.backward),
+        lora_bytes=scale * tokens * (forward * layer_pass.forwards + (bwd_in * inputs + bwd_out * outputs + dropped)),
+        dequantized_bytes=micro_batches
+        * unpacked
+        * (bits / 8 + _UNPACKED)
+        * (layer_pass.forwards + layer_pass.backward),
+        kernels=micro_batches * (on_forward + of_adapters[0]) * layer_pass.forwards
+        + micro_batches * (on_backward + of_adapters[1]) * layer_pass.backward,
     )
 
 
 def _products(layer: Layer) -> tuple[float, float, float]:
     """Return the weights that a token is multiplied with, the numbers that it brings and takes, and all weights."""
-    weights = sum(one.weights for one in layer.linears)
-    widths = sum(one.inputs + one.outputs for one in layer.linears)
+    weights = sum(linear.weights for linear in layer.linears)
+    widths = sum(linear.inputs + linear.outputs for linear in layer.linears)
     if (experts := layer.experts) is None:
         return weights, widths, weights
     of_token = 3 * experts.per_token
@@ -211,7 +217,7 @@ def attention_flops(architecture: Architecture, layer: Layer, row: int, attentio
     A token sees half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values. With a
     mask all pairs are computed. Linear attention counts as nothing more than its products.
     """
-    if any(one.name.startswith("linear_attn.") for one in layer.linears):
+    if any(linear.name.startswith("linear_attn.") for linear in layer.linears):
         return 0.0
     width = architecture.num_attention_heads * architecture.head_dim
     return (2.0 if attention.startswith("flash") else 4.0) * width * row

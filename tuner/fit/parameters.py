@@ -264,9 +264,9 @@ def of_tower(architecture: Architecture) -> dict[AnyPart, int]:
     family, width = tower_family(tower), tower.hidden_size
     norm = width * (1 + family.norm_bias)
     norms = family.norms * norm + family.head_norms * (width // (tower.num_attention_heads or 1))
-    layers = tower.num_hidden_layers * (sum(one.parameters for one in layer_of_tower(tower)) + norms)
+    layers = tower.num_hidden_layers * (sum(linear.parameters for linear in layer_of_tower(tower)) + norms)
     patches = pixels_of_patch(tower) * width
-    of_projector = sum(one.parameters for one in projector(architecture, tower))
+    of_projector = sum(linear.parameters for linear in projector(architecture, tower))
     if family.merges:
         return {"vision": layers + patches, "projector": of_projector + norm}
     if family.pools:
@@ -311,16 +311,16 @@ def trained_tensors(recipe: RecipeConfig, architecture: Architecture) -> list[in
     sizes: list[int] = []
     if recipe.reads_images and tower is not None and of_tower(architecture):
         if "vision" not in recipe.model.freeze and recipe.model.vision_lora is None:
-            sizes += [one.weights for one in layer_of_tower(tower)] * (tower.num_hidden_layers or 0)
+            sizes += [linear.weights for linear in layer_of_tower(tower)] * (tower.num_hidden_layers or 0)
         if "projector" not in recipe.model.freeze:
-            sizes += [one.weights for one in projector(architecture, tower)]
+            sizes += [linear.weights for linear in projector(architecture, tower)]
         if "language" in recipe.model.freeze:
             return sizes
     last = recipe.train_cfg.trainable_layers
-    sizes += [] if last else [model.embeddings, model.others, *(one.weights for one in model.linears)]
-    for one in model.layers[-(last or 0) :]:
-        down = one.experts.parameters // 3 if one.experts else 0
-        sizes += [*(linear.weights for linear in one.linears), 2 * down, down]
+    sizes += [] if last else [model.embeddings, model.others, *(linear.weights for linear in model.linears)]
+    for decoder_layer in model.layers[-(last or 0) :]:
+        down = decoder_layer.experts.parameters // 3 if decoder_layer.experts else 0
+        sizes += [*(linear.weights for linear in decoder_layer.linears), 2 * down, down]
     if not (last or model.tied or recipe.objective.facts.scores):
         sizes.append(model.head.weights)
     return [size for size in sizes if size]
@@ -339,7 +339,7 @@ def _of_lora(recipe: RecipeConfig, architecture: Architecture) -> int:
     if recipe.adapter and not _is_copied(recipe):
         linears += adapted(recipe, projector(architecture, tower))
     has_magnitudes = recipe.adapter is not None and recipe.adapter.use_dora
-    return sum(rank * (one.inputs + one.outputs) + one.outputs * has_magnitudes for one in linears)
+    return sum(rank * (linear.inputs + linear.outputs) + linear.outputs * has_magnitudes for linear in linears)
 
 
 def rank_on_tower(recipe: RecipeConfig) -> int:
@@ -376,9 +376,9 @@ def dropout_on_tower(recipe: RecipeConfig) -> float:
 def adapted(recipe: RecipeConfig, linears: Iterator[Linear] | tuple[Linear, ...]) -> Iterator[Linear]:
     """Yield those of the layers that get LoRA; a regular expression in target_modules counts as all of them."""
     names = recipe.adapter.target_modules if recipe.adapter else "all-linear"
-    for one in linears:
-        if isinstance(names, str) or any(f".{one.name}".endswith(f".{name}") for name in names):
-            yield one
+    for linear in linears:
+        if isinstance(names, str) or any(f".{linear.name}".endswith(f".{name}") for name in names):
+            yield linear
 
 
 _POSITIONS_OF_A_SIDE = 10_240

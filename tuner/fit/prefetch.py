@@ -53,19 +53,19 @@ def gathered(
     heads = weight_bytes * head * (2 if recipe.objective.loads_reference and recipe.adapter is None else 1)
     all_parts = _in_order(recipe, architecture, model, weight_bytes)
     # Weights that are too small to shard again stay too.
-    always = heads + sum(one.size for part in all_parts for one in part if one.elements <= level.persistence)
+    always = heads + sum(weight.size for part in all_parts for weight in part if weight.elements <= level.persistence)
     parts = [
-        [one for one in part if one.elements > level.persistence]
+        [weight for weight in part if weight.elements > level.persistence]
         for part in _of_backward(recipe, model, all_parts, weight_bytes)
     ]
     # ZeRO-3 keeps weights from the forward to the backward pass if few elements come in between. These are the layers
     # behind a layer: in the forward pass, in the backward pass, and while they are computed again.
     reused = level.max_reuse // (2 if recipe.split.keeps_layers else 3)
     live = max(level.max_live - head, reused)
-    order = [one for part in parts for one in part]
-    elements = [*accumulate((one.elements for one in order), initial=0)]
-    sizes = [*accumulate((one.size for one in order), initial=0.0)]
-    saved = [*accumulate((one.size * one.is_saved for one in order), initial=0.0)]
+    order = [weight for part in parts for weight in part]
+    elements = [*accumulate((weight.elements for weight in order), initial=0)]
+    sizes = [*accumulate((weight.size for weight in order), initial=0.0)]
+    saved = [*accumulate((weight.size * weight.is_saved for weight in order), initial=0.0)]
     begins = [*accumulate((len(part) for part in parts), initial=0)][: len(parts) - 1]
     # Gathering stops when there are enough: the last weight may be more than enough.
     ends = [min(bisect_left(elements, elements[begin] + live), len(order)) for begin in begins]
@@ -74,7 +74,7 @@ def gathered(
     # If all fit at once, each is gathered once, and the forward pass has used all members of each bucket.
     has_buckets = is_shared and elements[-1] > live
     # Where as many are live as allowed, a bucket takes the place of what a module has just released: of one weight.
-    least = min(level.prefetch, max((one.elements for part in parts[:-1] for one in part), default=0))
+    least = min(level.prefetch, max((weight.elements for part in parts[:-1] for weight in part), default=0))
     buckets = _shared_buckets(parts, least) if has_buckets else [0.0] * len(parts)
     if ends[0] == len(order):
         # The forward pass gathers the last weight too, in one bucket with weights that it uses itself.
@@ -126,32 +126,34 @@ def _shared_buckets(parts: list[list[_Weight]], least: int) -> list[float]:
 def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int) -> Iterator[_Weight]:
     """Yield a layer's weights in the order of their use in its backward pass; recomputation begins at its input."""
     rank = recipe.adapter.r if recipe.adapter else 0
-    targets = {one.name for one in adapted(recipe, layer.linears)} if rank else set()
-    weights = [part for one in layer.linears for part in _of_linear(recipe, one, one.name in targets, weight_bytes)]
+    targets = {linear.name for linear in adapted(recipe, layer.linears)} if rank else set()
+    weights = [
+        part for linear in layer.linears for part in _of_linear(recipe, linear, linear.name in targets, weight_bytes)
+    ]
     if experts := layer.experts:
         down = experts.parameters // 3
         of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
         # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
         is_saved = recipe.split.keeps_layers and not of_adapter
         fused = [_whole(count, weight_bytes) for count in (experts.parameters - down, down)]
-        weights += [*(one._replace(is_saved=is_saved) for one in fused), _whole(of_adapter, weight_bytes)]
+        weights += [*(weight._replace(is_saved=is_saved) for weight in fused), _whole(of_adapter, weight_bytes)]
     yield from weights if recipe.split.recompute else reversed(weights)
 
 
 def _without_inputs(model: Built) -> Layer:
     """Return the first layer without those of its linear layers that take its input."""
     first, inputs = model.layers[0], model.family.attention[:-1]
-    return first._replace(linears=tuple(one for one in first.linears if one.name not in inputs))
+    return first._replace(linears=tuple(linear for linear in first.linears if linear.name not in inputs))
 
 
-def _of_linear(recipe: RecipeConfig, one: Linear, has_adapter: bool, weight_bytes: int) -> Iterator[_Weight]:
-    bits = recipe.quantization.bits if recipe.quantization and one.quantizable else 8 * weight_bytes
+def _of_linear(recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int) -> Iterator[_Weight]:
+    bits = recipe.quantization.bits if recipe.quantization and linear.quantizable else 8 * weight_bytes
     # bitsandbytes 0.50 saves a view of a 4-bit weight (`MatMul4Bit`).
     is_saved = bits == 4 and recipe.split.keeps_layers
-    yield _Weight(one.weights // (2 if bits == 4 else 1), one.weights * bits / 8, is_saved)
+    yield _Weight(linear.weights // (2 if bits == 4 else 1), linear.weights * bits / 8, is_saved)
     if has_adapter and recipe.adapter:
-        yield _whole(recipe.adapter.r * one.inputs, weight_bytes)
-        yield _whole(recipe.adapter.r * one.outputs, weight_bytes)
+        yield _whole(recipe.adapter.r * linear.inputs, weight_bytes)
+        yield _whole(recipe.adapter.r * linear.outputs, weight_bytes)
 
 
 def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> Iterator[_Weight]:
@@ -160,25 +162,25 @@ def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
     if tower is None or not tower.hidden_size:
         return
     if trains_tower(recipe) or trains_projector(recipe):
-        for one in reversed(projector(architecture, tower)):
-            yield _whole(one.weights, weight_bytes)
+        for linear in reversed(projector(architecture, tower)):
+            yield _whole(linear.weights, weight_bytes)
     if not trains_tower(recipe):
         return
     rank = rank_on_tower(recipe)
     linears = [*layer_of_tower(tower)]
     for _ in range(tower.num_hidden_layers or 0):
-        for one in linears if recipe.split.recompute else linears[::-1]:
-            yield _whole(one.weights, weight_bytes)
+        for linear in linears if recipe.split.recompute else linears[::-1]:
+            yield _whole(linear.weights, weight_bytes)
             if rank:
-                yield _whole(rank * one.inputs, weight_bytes)
-                yield _whole(rank * one.outputs, weight_bytes)
+                yield _whole(rank * linear.inputs, weight_bytes)
+                yield _whole(rank * linear.outputs, weight_bytes)
     yield _whole(pixels_of_patch(tower) * tower.hidden_size, weight_bytes)
 
 
 def _outside(recipe: RecipeConfig, model: Built, weight_bytes: int) -> Iterator[_Weight]:
     """Yield what the model uses before its layers."""
-    for one in model.linears:
-        yield _whole(one.weights, weight_bytes)
+    for linear in model.linears:
+        yield _whole(linear.weights, weight_bytes)
     yield _whole(model.others, weight_bytes)
     if not model.tied or recipe.objective.facts.scores:
         yield _whole(model.embeddings, weight_bytes)

@@ -79,7 +79,7 @@ def _nearest_multiple(num_ranks: int, size: int) -> int:
 
 def _take(architecture: Architecture | None, num_ranks: int) -> str:
     every = range(1, num_ranks + 1)
-    choices = sizes(architecture, num_ranks) if architecture else [one for one in every if num_ranks % one == 0]
+    choices = sizes(architecture, num_ranks) if architecture else [size for size in every if num_ranks % size == 0]
     return f"set it to one of {', '.join(map(str, choices))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
 
 
@@ -125,14 +125,18 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
     wanted, least = recipe.train_cfg.global_batch_size, recipe.objective.least_batch_size
     if isinstance(wanted, int) and wanted % ranks:
-        divisors = ", ".join(str(one) for one in range(1, wanted + 1) if wanted % one == 0)
+        divisors = ", ".join(str(size) for size in range(1, wanted + 1) if wanted % size == 0)
         problem = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=f"Use one of {divisors} ranks.")
     a_row = recipe.objective.samples_a_row
     if samples_of_rank(recipe, ranks) * ranks % a_row:
         batch, unit = samples_of_rank(recipe, ranks) * ranks, math.lcm(a_row, ranks)
         problem = f"a step of {batch} completions cannot hold {a_row} of each prompt (num_generations)"
-        near = ", ".join(str(one) for one in dict.fromkeys((batch // unit * unit, -(-batch // unit) * unit)) if one)
+        near = ", ".join(
+            str(near_batch)
+            for near_batch in dict.fromkeys((batch // unit * unit, -(-batch // unit) * unit))
+            if near_batch
+        )
         fix = f"Set train_cfg.global_batch_size, which counts completions, to {near}; or change num_generations."
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=fix)
     wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"

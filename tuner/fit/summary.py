@@ -233,10 +233,12 @@ def to_json(report: Report) -> dict[str, Any]:
         "split": report.config.split._asdict(),
         "tokens_per_step": report.tokens_per_step,
         "price_of_step": report.price._asdict() if report.price else None,
-        "presets": {one.level: {"split": one.split._asdict(), **one.fit.to_json()} for one in report.levels},
+        "presets": {best.level: {"split": best.split._asdict(), **best.fit.to_json()} for best in report.levels},
         "recommended": report.recommended.level if report.recommended else None,
         "runner_up": _candidate_json(report.choice.runner_up) if report.choice and report.choice.runner_up else None,
-        "changes": [{"what": one.description, "flags": one.flags, "level": one.level} for one in report.changes],
+        "changes": [
+            {"what": change.description, "flags": change.flags, "level": change.level} for change in report.changes
+        ],
         "communication": {step.level: _step_json(step) for step in report.steps},
     }
 

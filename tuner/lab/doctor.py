@@ -148,8 +148,8 @@ def _gpus(here: Hardware) -> Iterator[Row]:
     for gpu in {gpu.name: gpu for gpu in here.gpus}.values():
         if problem := libraries.cuda_problem(gpu.compute_capability):
             yield Row("kernels", "failed", f"{gpu.name}: {problem}", "Install torch for another CUDA version.")
-    for one in health.gpus([gpu.uuid for gpu in here.gpus]):
-        yield Row("GPU health", "failed" if one.is_fatal else "warning", one.what, one.fix)
+    for ailment in health.gpus([gpu.uuid for gpu in here.gpus]):
+        yield Row("GPU health", "failed" if ailment.is_fatal else "warning", ailment.what, ailment.fix)
     use = hardware.gpu_use()
     for number, gpu in enumerate(here.gpus):
         processes = use[gpu.uuid].processes if gpu.uuid in use else ()

@@ -64,9 +64,9 @@ def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
         yield Row(node, "failed", f"{folder} cannot be written: {error.strerror}", "Choose another folder.")
         found = []
     found += health.gpus([gpu.uuid for gpu in here.gpus])
-    for one in found:
-        yield Row(node, "failed" if one.is_fatal else "warning", one.what, one.fix)
-    hangs = any(one.is_fatal for one in found)
+    for ailment in found:
+        yield Row(node, "failed" if ailment.is_fatal else "warning", ailment.what, ailment.fix)
+    hangs = any(ailment.is_fatal for ailment in found)
     free = None if hangs else shutil.disk_usage(folder).free
     if free is not None and free < _FEW_BYTES:
         yield Row(node, "warning", f"{folder} has {gib(free)} free", "Free space.")
@@ -103,7 +103,7 @@ def _of_speed(here: Hardware, topology: Topology, environ: Mapping[str, str], wa
         rank, text = errors[0]
         yield Row(node, "failed", f"rank {rank} cannot measure: {text}", "NCCL_DEBUG=INFO shows what it tried.")
     if "ranks" in answer:
-        yield from compared([Figures(**one) for one in answer["ranks"]])
+        yield from compared([Figures(**rank) for rank in answer["ranks"]])
 
 
 def _free_port() -> int:
@@ -145,19 +145,19 @@ def _json(stream: IO[bytes]) -> dict[str, Any]:
 
 def compared(ranks: Sequence[Figures]) -> Iterator[Row]:
     """Name the ranks that compute slowly and the nodes that reduce slowly, by the median of all."""
-    usual_s = median_low([one.product_s for one in ranks])
-    for one in ranks:
-        if one.product_s >= _SLOW * usual_s:
-            text = f"rank {one.rank}: a matrix product takes {one.product_s / usual_s:.1f} x the median of all ranks"
-            yield Row(one.host, "warning", text, "Look at its clocks, temperature and other programs.")
-    nodes = {one.node: one for one in reversed(ranks)}  # its first rank stands for a node
-    usual_reduce_s = median_low([one.node_reduce_s for one in nodes.values()])
+    usual_s = median_low([rank.product_s for rank in ranks])
+    for rank in ranks:
+        if rank.product_s >= _SLOW * usual_s:
+            text = f"rank {rank.rank}: a matrix product takes {rank.product_s / usual_s:.1f} x the median of all ranks"
+            yield Row(rank.host, "warning", text, "Look at its clocks, temperature and other programs.")
+    nodes = {rank.node: rank for rank in reversed(ranks)}  # its first rank stands for a node
+    usual_reduce_s = median_low([rank.node_reduce_s for rank in nodes.values()])
     has_peers = len(ranks) > len(nodes) > 1  # a rank alone on its node reduces nothing there
-    for one in nodes.values() if has_peers else ():
-        if one.node_reduce_s >= _SLOW * usual_reduce_s:
-            ratio = f"{one.node_reduce_s / usual_reduce_s:.1f} x"
+    for rank in nodes.values() if has_peers else ():
+        if rank.node_reduce_s >= _SLOW * usual_reduce_s:
+            ratio = f"{rank.node_reduce_s / usual_reduce_s:.1f} x"
             text = f"an all-reduce within this node takes {ratio} the median of all nodes"
-            yield Row(one.host, "warning", text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
+            yield Row(rank.host, "warning", text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
     times = [("a matrix product", usual_s), ("an all-reduce over all", ranks[0].all_reduce_s)]
     if len(ranks) > len(nodes):
         times.insert(1, ("an all-reduce within a node", usual_reduce_s))

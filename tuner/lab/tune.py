@@ -224,8 +224,8 @@ def _splits(plan: LevelAndSplit, opened: RecipeConfig, base: ResolvedRecipe) -> 
     """Return every split of the same global batch that fits in memory by the plan; all where that is not known."""
     every = possible(opened, base.batch.ranks)
     if plan.compared:
-        of_level = [one for one in plan.compared.candidates if one.level == base.level]
-        every = [one.split for one in of_level if one.fit.room >= -TOLERANCE]
+        of_level = [candidate for candidate in plan.compared.candidates if candidate.level == base.level]
+        every = [candidate.split for candidate in of_level if candidate.fit.room >= -TOLERANCE]
     return sorted(every, key=lambda split: (_again(split), split.micro_batch))
 
 
@@ -248,7 +248,7 @@ def _levels(plan: LevelAndSplit, best: Candidate) -> Iterator[tuple[str, Split]]
     if compared is None:
         yield from ((name, best.split) for name in others)
         return
-    for level in best_of_levels([one for one in compared.candidates if one.level in others]):
+    for level in best_of_levels([candidate for candidate in compared.candidates if candidate.level in others]):
         if level.fit.room >= -TOLERANCE:
             yield level.level, level.split
 

@@ -99,7 +99,7 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
     dataset = config.train_dataloader.dataset
     if not dataset.mixture and dataset.path is None:
         return f"none is given yet ({Option('data', 'FILE')})"
-    names = [_share(one) for one in dataset.shares]
+    names = [_share(share) for share in dataset.shares]
     text = ", ".join(names[:_MAX_PATHS])
     if len(names) > _MAX_PATHS:
         text += f" and {len(names) - _MAX_PATHS} more"

@@ -63,24 +63,24 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether there is no error; there may be warnings."""
-        return not any(one.severity == "error" for one in self.findings)
+        return not any(finding.severity == "error" for finding in self.findings)
 
     def __repr__(self) -> str:
         more = len(self.findings) - _MAX_SHOWN
-        lines = [f"  {brief(one)}" for one in self.findings[:_MAX_SHOWN]]
+        lines = [f"  {brief(finding)}" for finding in self.findings[:_MAX_SHOWN]]
         return "\n".join(
             (f"Check of {self.name!r}: {self.verdict}", *lines, *([f"  and {more} more"] if more > 0 else []))
         )
 
     def _repr_html_(self) -> str:
         verdict = Mark(self.verdict, self.ok)
-        rows = [(one.severity, one.what, one.where or "", one.fix or "") for one in self.findings]
+        rows = [(finding.severity, finding.what, finding.where or "", finding.fix or "") for finding in self.findings]
         return table([("result", verdict, "", ""), *rows], title=f"Check of {self.name}")
 
     @property
     def verdict(self) -> str:
         """How many errors and warnings there are, and which models and data of the hub were not looked up."""
-        errors = sum(one.severity == "error" for one in self.findings)
+        errors = sum(finding.severity == "error" for finding in self.findings)
         warnings = len(self.findings) - errors
         parts = [
             f"{count} {name}{'s' if count > 1 else ''}"
@@ -92,12 +92,14 @@ class Report:
 
     def to_json(self) -> JsonObject:
         """Return the report as plain values."""
-        findings = [asdict(one) for one in self.findings]
+        findings = [asdict(finding) for finding in self.findings]
         return {"name": self.name, "ok": self.ok, "findings": findings, "on_hub": self.on_hub}
 
     def error(self, error: TunerError) -> None:
         """Add an error, and each error that it holds."""
-        self.findings += [Finding("error", one.what, one.where, one.fix, one.code) for one in error.each()]
+        self.findings += [
+            Finding("error", finding.what, finding.where, finding.fix, finding.code) for finding in error.each()
+        ]
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Add warnings that are sentences."""
@@ -145,11 +147,11 @@ def _alone(report: Report, name: Name, environ: Mapping[str, str]) -> None:
     here = Report(name.text)
     for error in _lacks(choice.open_config(name, "NAME"), environ):
         here.error(error)
-    places = {one.where for one in report.findings}  # an error that holds on every machine is reported already
+    places = {finding.where for finding in report.findings}  # an error that holds on every machine is reported already
     report.findings += [
-        replace(one, severity="warning", what=f"this machine cannot run it: {one.what}")
-        for one in here.findings
-        if one.where not in places
+        replace(finding, severity="warning", what=f"this machine cannot run it: {finding.what}")
+        for finding in here.findings
+        if finding.where not in places
     ]
 
 
@@ -187,14 +189,14 @@ def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapp
     report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:
         look = preflight.inspect if flags == HERE else preflight.inspect_elsewhere
-        for one in report.attempt(lambda: look(plan)) or ():
-            report.warn([one]) if isinstance(one, str) else report.error(one)
+        for found in report.attempt(lambda: look(plan)) or ():
+            report.warn([found]) if isinstance(found, str) else report.error(found)
 
 
 def _on_hub(config: RecipeConfig) -> list[str]:
     """Return the paths of the model, the tower, the teacher and the data that are on the hub."""
     models = [config.model, config.model.vision, config.objective.taught_by]
-    named = [one.path for one in models if one] + [
+    named = [model.path for model in models if model] + [
         rows.path for loader in config.loaders.values() for rows in loader.dataset.shares
     ]
     return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
@@ -238,5 +240,5 @@ def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = Fa
         return False
     for problem in inspected.problems:
         report.error(problem)
-    report.findings += [Finding("warning", one.what, one.where, one.fix) for one in inspected.warnings]
+    report.findings += [Finding("warning", warning.what, warning.where, warning.fix) for warning in inspected.warnings]
     return not inspected.problems

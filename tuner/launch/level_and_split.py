@@ -221,7 +221,11 @@ def _with_fewer_layers(
     Args:
         count: Returns the candidates of a level with some splits.
     """
-    kept = {(one.level, one.split.micro_batch) for one in every if not one.split.recompute and one.fit.room >= MARGIN}
+    kept = {
+        (candidate.level, candidate.split.micro_batch)
+        for candidate in every
+        if not candidate.split.recompute and candidate.fit.room >= MARGIN
+    }
     for candidate in every:
         split = candidate.split
         if not split.recompute or candidate.fit.room < MARGIN or (candidate.level, split.micro_batch) in kept:

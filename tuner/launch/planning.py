@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 
     def _levels(self) -> list[tuple[object, ...]]:
         """Return a row for each level, as `_HEAD` names its cells."""
-        levels = [one.fit for one in self.report.levels] if self.report else []
+        levels = [level.fit for level in self.report.levels] if self.report else []
         fits = [*levels, *([self.chosen.fit] if self.chosen else [])]
         return [
             (
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
     def _lines(self) -> list[str]:
         """Return which level to take, or what makes one fit; the steps; the first warnings."""
         changes = self.report.changes if self.report else []
-        ways = [f"{one.description}: {one.options.in_python}" for one in changes]
+        ways = [f"{change.description}: {change.options.in_python}" for change in changes]
         advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
         if advice and ways:
             advice = [WITHOUT_OFFLOADING, *ways[:_MAX_CHANGES], *advice]
@@ -96,8 +96,8 @@ class Plan(NamedTuple):
         """Return the plan as plain values; sizes are whole bytes."""
         empty: JsonObject = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
         value = {"version": VERSION, **(summary.to_json(self.report) if self.report else empty), "chosen": None}
-        if one := self.chosen:
-            value |= {"chosen": {"name": one.level, "split": one.split._asdict(), **one.fit.to_json()}}
+        if chosen := self.chosen:
+            value |= {"chosen": {"name": chosen.level, "split": chosen.split._asdict(), **chosen.fit.to_json()}}
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 

@@ -166,8 +166,8 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     """
     _raise([*host.notifies(run), *_no_level(run)])
     return tuple(
-        one if isinstance(one, str) else Text(f"tuner train would refuse this run: {marked(one.message)}")
-        for one in _findings(run, {"here", "run", "dry"})
+        finding if isinstance(finding, str) else Text(f"tuner train would refuse this run: {marked(finding.message)}")
+        for finding in _findings(run, {"here", "run", "dry"})
     )
 
 
@@ -183,20 +183,20 @@ def _refused(run: ResolvedRun, has: Needs) -> tuple[str, ...]:
     _raise(_no_level(run))
     findings = [*_findings(run, has), *_fit(run)]
     _raise(findings)
-    return tuple(one for one in findings if isinstance(one, str))
+    return tuple(finding for finding in findings if isinstance(finding, str))
 
 
 def _raise(findings: Iterable[Finding]) -> None:
-    if errors := [one for one in findings if isinstance(one, TunerError)]:
+    if errors := [finding for finding in findings if isinstance(finding, TunerError)]:
         raise together(errors)
 
 
 def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
     """Yield the findings of every check that a command may run, also after a check that raised an error."""
-    for one in CHECKS:
-        if one.needs <= has:
+    for check in CHECKS:
+        if check.needs <= has:
             try:
-                yield from (Text(found) if isinstance(found, str) else found for found in one.function(run))
+                yield from (Text(found) if isinstance(found, str) else found for found in check.function(run))
             except TunerError as error:
                 yield error
 

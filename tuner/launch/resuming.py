@@ -336,12 +336,15 @@ def compare_recipes(checkpoint: Checkpoint | None, new: Recipe) -> tuple[str, ..
         return ()
     old = trust.as_written(loading.load(str(saved)))
     changed = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
-    refused = [(one, why) for one in changed if (why := _reason(one.key))]
+    refused = [(difference, why) for difference in changed if (why := _reason(difference.key))]
     if not refused:
-        return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
-    lines = [f"{_arrow(one)}: {why}" for one, why in refused]
+        return tuple(f"changed since the checkpoint: {_arrow(difference)}" for difference in changed)
+    lines = [f"{_arrow(difference)}: {why}" for difference, why in refused]
     message = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
-    back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
+    back = [
+        f"{difference.key} = {difference.left.value!r}" if difference.left else f"no {difference.key}"
+        for difference, _ in refused
+    ]
     first = refused[0][0]
     where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
     fix = f"Restore {' and '.join(back)}, or start a new run without {Option('resume')}."
@@ -354,6 +357,6 @@ def _reason(key: str) -> str | None:
     return next((why for fixed, why in FIXED.items() if key == fixed or key.startswith(f"{fixed}.")), None)
 
 
-def _arrow(one: Difference) -> str:
-    old, new = (repr(side.value) if side else "(absent)" for side in (one.left, one.right))
-    return f"{one.key} {old} -> {new}"
+def _arrow(difference: Difference) -> str:
+    old, new = (repr(side.value) if side else "(absent)" for side in (difference.left, difference.right))
+    return f"{difference.key} {old} -> {new}"

@@ -66,12 +66,12 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     judges_single_answers = config.objective.facts.rows == "judged"
     counts_tokens = steps.packs(config) or config.reads_images
     return tuple(
-        _less_held_out(one, number, dataset, config.objective.type)._replace(
+        _less_held_out(source, number, dataset, config.objective.type)._replace(
             samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
             lengths=tuple(chain.from_iterable(_lengths(share, config))) if counts_tokens else (),
             parts_a_row=_parts_a_row(share, config),
         )
-        for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
+        for number, (source, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
     )
 
 
@@ -82,7 +82,7 @@ def is_counted(rows: Rows) -> bool:
 
 def num_rows(dataset: Dataset) -> int | None:
     """Return the rows of one pass over a data set or a mixture, held out or not; None if they are not counted."""
-    taken = [one.taken for one in _weighted(dataset)]
+    taken = [source.taken for source in _weighted(dataset)]
     counted = sum(filter(None, taken))
     return None if None in taken else min(counted, dataset.max_rows or counted)
 
@@ -91,7 +91,7 @@ def num_held_out(dataset: Dataset, objective: str) -> int | None:
     """Return how many rows of one pass are held out for validation; None if that is not counted."""
     without_training = dataset.model_copy(update={"held_out": True})
     sizes = enumerate(_weighted(dataset))
-    taken = [_less_held_out(one, number, without_training, objective).taken for number, one in sizes]
+    taken = [_less_held_out(size, number, without_training, objective).taken for number, size in sizes]
     return None if None in taken else sum(filter(None, taken))
 
 
@@ -133,7 +133,7 @@ def _read_once(block: str, objective: str, states: tuple[tuple[int, int], ...]) 
     pipeline = Pipeline(Dataset.model_validate_json(block), objective)
     try:
         rows = pipeline.mixture.read(lambda _: None)
-        return tuple(ReadRow(one.number, pipeline.key_of(one, placed), placed[0]) for one, placed in rows)
+        return tuple(ReadRow(row.number, pipeline.key_of(row, placed), placed[0]) for row, placed in rows)
     except TunerError:  # training reports it
         return None
 
@@ -219,7 +219,7 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
     """
     dataset = config.train_dataloader.dataset
     shares = () if dataset.streaming else dataset.shares
-    lengths = [one for share in shares for row in _lengths(share, config) for one in row]
+    lengths = [length for share in shares for row in _lengths(share, config) for length in row]
     if not lengths:
         return config
     longest, mean = max(lengths), sum(lengths) / len(lengths)
@@ -243,7 +243,7 @@ def _parts_a_row(rows: Rows, config: RecipeConfig) -> float | None:
 @cache  # as `_lengths_once`
 def _has_several_answers(files: tuple[tuple[Path, int], ...], rows: str, objective: str) -> bool:
     samples = token_estimate.samples_of_rows([file for file, _ in files], Rows.model_validate_json(rows), objective)
-    return any(isinstance(one, Chat) and len(token_estimate.answers_of(one)) > 1 for one in samples)
+    return any(isinstance(sample, Chat) and len(token_estimate.answers_of(sample)) > 1 for sample in samples)
 
 
 def _changed(files: Sequence[Path]) -> tuple[tuple[Path, int], ...]:

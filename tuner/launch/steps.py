@@ -195,8 +195,8 @@ def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> flo
     rows = _rows(sources, config.train_dataloader.dataset.max_rows)
     if rows.value is None:
         return None
-    counted = sum(one.taken or 0 for one in sources)
-    return sum(one.tokens for one in sources) * rows.value / max(1, counted)
+    counted = sum(source.taken or 0 for source in sources)
+    return sum(source.tokens for source in sources) * rows.value / max(1, counted)
 
 
 def count_samples(config: RecipeConfig, sources: Sequence[DatasetSize]) -> Count:
@@ -270,9 +270,11 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
     samples = _of_rows(sources, rows.value)
     dataset = config.train_dataloader.dataset
     if packs(config) and rows.value:
-        counted = sum(one.taken or 0 for one in sources)
+        counted = sum(source.taken or 0 for source in sources)
         length = dataset.pack_tokens
-        packed = sum(packed_rows(one.parts, one.sampled, length, dataset.max_length) for one in sources if one.parts)
+        packed = sum(
+            packed_rows(source.parts, source.sampled, length, dataset.max_length) for source in sources if source.parts
+        )
         value = max(1, round(packed * rows.value / max(1, counted)))
         verb = "packs" if rows.value == 1 else "pack"
         parts = _parts(sources, rows.value)
@@ -295,10 +297,10 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
 
 def _parts(sources: Sequence[DatasetSize], rows: int) -> int | None:
     """Return about how many samples the conversations of some rows are; None if that is not known."""
-    if any(one.parts_a_row is None for one in sources):
+    if any(source.parts_a_row is None for source in sources):
         return None
-    counted = sum(one.taken or 0 for one in sources)
-    return round(sum(one.parts for one in sources) * rows / counted) if counted else rows
+    counted = sum(source.taken or 0 for source in sources)
+    return round(sum(source.parts for source in sources) * rows / counted) if counted else rows
 
 
 def _num_rows(number: int) -> str:

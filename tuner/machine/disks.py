@@ -32,7 +32,7 @@ def file_system(path: Path) -> str:
     import psutil  # what swaps to no disk, and finds no lock, does without
 
     real_path = path.resolve()
-    mounted = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    mounted = {Path(partition.mountpoint): partition.fstype for partition in psutil.disk_partitions(all=True)}
     return next((mounted[folder] for folder in (real_path, *real_path.parents) if folder in mounted), "")
 
 

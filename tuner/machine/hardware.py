@@ -182,13 +182,13 @@ def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
     if every and not visible:
         fix = f"Name some of 0 to {len(every) - 1}, or a UUID of nvidia-smi -L; {_ON_CPU}"
         raise MachineError(f"{wanted!r} names no GPU of this machine", where="CUDA_VISIBLE_DEVICES", fix=fix)
-    for one in visible:
-        if isinstance(one, _Unreadable):
+    for gpu in visible:
+        if isinstance(gpu, _Unreadable):
             others = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
             without = f"Train without it: CUDA_VISIBLE_DEVICES={others}; " if others else ""
-            problem = f"GPU {one.number} cannot be read: {one.call} fails with {one.error!r}"
+            problem = f"GPU {gpu.number} cannot be read: {gpu.call} fails with {gpu.error!r}"
             raise MachineError(problem, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
-    gpus = tuple(one for one in visible if isinstance(one, Gpu))
+    gpus = tuple(gpu for gpu in visible if isinstance(gpu, Gpu))
     # CUDA shows a process one instance, whatever the variable names (NVIDIA, MIG User Guide, "Device Enumeration").
     return gpus[:1] if gpus and gpus[0].uuid.startswith("MIG-") else gpus
 
@@ -394,7 +394,7 @@ def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
     uses = {}
     for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        used = tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in processes)
+        used = tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in processes)
         uses[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
     return uses
 

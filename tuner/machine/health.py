@@ -76,7 +76,7 @@ def _gpus(nvml: Any, uuids: Sequence[str], xids_of: dict[str, set[int]]) -> Iter
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if str(nvml.nvmlDeviceGetUUID(handle)) not in uuids:
             continue
-        yield from (one._replace(what=f"GPU {index}: {one.what}") for one in _gpu(nvml, handle, xids_of))
+        yield from (ailment._replace(what=f"GPU {index}: {ailment.what}") for ailment in _gpu(nvml, handle, xids_of))
         active = _asked(nvml, partial(_num_links, nvml, handle))
         links |= {} if active is None else {index: active}
     most = max(links.values(), default=0)
@@ -157,10 +157,10 @@ def folder(path: Path, limit_s: float = LIMIT_S) -> list[Ailment]:
     if asking.is_alive():
         fix = "Look at its mount on this machine: mount, dmesg."
         return [Ailment(f"{path} did not answer for {limit_s:g} s", fix, is_fatal=True)]
-    for one in answers:
-        if isinstance(one, OSError):
-            raise one
-    return [one for one in answers if isinstance(one, Ailment)]
+    for answer in answers:
+        if isinstance(answer, OSError):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, Ailment)]
 
 
 def _folder(path: Path) -> Iterator[Ailment | OSError]:

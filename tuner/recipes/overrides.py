@@ -123,7 +123,11 @@ def _convert(text: str, annotation: object, where: str) -> object:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     word = text.strip().lower()
     words = [
-        one for option in options if get_origin(option) is Literal for one in get_args(option) if isinstance(one, str)
+        word
+        for option in options
+        if get_origin(option) is Literal
+        for word in get_args(option)
+        if isinstance(word, str)
     ]
     if (unquoted := _unquoted(text.strip())) in words:
         return unquoted

@@ -134,7 +134,8 @@ def read(run_dir: RunDirectory) -> Ledger:
         min([later.began for later in facts[place + 1 :] if later.record], default=None) for place in range(len(facts))
     ]
     attempts = [
-        _attempt(place + 1, one, facts[place - 1] if place else None, kept[place]) for place, one in enumerate(facts)
+        _attempt(place + 1, attempt_facts, facts[place - 1] if place else None, kept[place])
+        for place, attempt_facts in enumerate(facts)
     ]
     return Ledger(tuple(_with_recoveries(attempts)))
 

@@ -62,7 +62,7 @@ class Listed:
     slow_ranks: tuple[SlowRank, ...] = ()
 
     def to_json(self) -> JsonObject:
-        return {**asdict(self), "slow_ranks": [one.to_json() for one in self.slow_ranks]}
+        return {**asdict(self), "slow_ranks": [rank.to_json() for rank in self.slow_ranks]}
 
 
 def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lambda _: False) -> list[Listed]:
@@ -128,7 +128,7 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
         resumable_step=_resumable_step(run_dir),
         seen=seen_at(run_dir),
         verdict=status.verdict.brief if status and status.verdict and state == "done" else None,
-        slow_ranks=tuple(one for one in pace.slow if one.until_step is None) if pace else (),
+        slow_ranks=tuple(rank for rank in pace.slow if rank.until_step is None) if pace else (),
     )
 
 

@@ -142,27 +142,30 @@ class Pace(TrainerCallback):  # type: ignore[misc]
         micros, size = late.read(), len(_PARTS)
         paces = [self._pace(rank, *micros[rank * size : (rank + 1) * size]) for rank in range(len(micros) // size)]
         now = slow_ranks(paces)
-        named = {one.rank for one in self._slow if one.until_step is None}
-        kept = [self._went_on(one, now, since) for one in self._slow]
+        named = {slow.rank for slow in self._slow if slow.until_step is None}
+        kept = [self._went_on(slow, now, since) for slow in self._slow]
         new = [
             SlowRank(rank=rank, host=paces[rank].host, since_step=self._suspected[rank], ratio=ratio, part=part)
             for rank, (ratio, part) in now.items()
             if rank in self._suspected and rank not in named
         ]
-        for one in new:
-            warn(self.run_dir, f"Every step waits for {one.line}.")
+        for slow_rank in new:
+            warn(self.run_dir, f"Every step waits for {slow_rank.line}.")
         self._suspected = {rank: self._suspected.get(rank, since) for rank in now}
         self._slow = [*kept, *new]
         with suppress(DiskError):  # of a full disk the next save tells
             write_json(self.run_dir.pace, RanksPace(step=step, ranks=paces, slow=self._slow).to_json())
 
-    def _went_on(self, one: SlowRank, now: Slow, since: int) -> SlowRank:
-        if one.until_step is not None:
-            return one
-        if one.rank in now:
-            return one.model_copy(update={"ratio": now[one.rank][0], "part": now[one.rank][1]})
-        print(f"Rank {one.rank} on {one.host} is as fast as the others again since step {since:,}.", flush=True)
-        return one.model_copy(update={"until_step": since})
+    def _went_on(self, slow_rank: SlowRank, now: Slow, since: int) -> SlowRank:
+        if slow_rank.until_step is not None:
+            return slow_rank
+        if slow_rank.rank in now:
+            return slow_rank.model_copy(update={"ratio": now[slow_rank.rank][0], "part": now[slow_rank.rank][1]})
+        print(
+            f"Rank {slow_rank.rank} on {slow_rank.host} is as fast as the others again since step {since:,}.",
+            flush=True,
+        )
+        return slow_rank.model_copy(update={"until_step": since})
 
     def _pace(self, rank: int, data: int, forward: int, gathers: int, waiting: int) -> RankPace:
         return RankPace(

@@ -47,7 +47,7 @@ def main() -> None:
     store = dist.TCPStore(*where, is_master=rank.rank == 0, wait_for_workers=False, timeout=limit)
     store.set(f"here-{rank.rank}", socket.gethostname())
     if rank.rank == 0 and (missing := _missing(store, rank.world_size, wait_s)):
-        print("\n" + json.dumps({"missing_nodes": sorted({one // ranks_here for one in missing})}), flush=True)
+        print("\n" + json.dumps({"missing_nodes": sorted({rank // ranks_here for rank in missing})}), flush=True)
         sys.exit(1)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=limit)

@@ -240,7 +240,7 @@ def _full_key(key: str, where: str) -> tuple[str, ...]:
     known, keys = known_keys(), tuple(key.split("."))
     if key in known or keys in OBSOLETE or _is_free(keys):
         return keys
-    tails = [one for one in known if one.endswith(f".{key}")]
+    tails = [path for path in known if path.endswith(f".{key}")]
     if len(tails) == 1:
         return tuple(tails[0].split("."))
     if tails:
@@ -258,7 +258,7 @@ def _is_free(keys: tuple[str, ...]) -> bool:
 
 def _refuse(key: str, where: str) -> NoReturn:
     known = known_keys()
-    hint = did_you_mean(key, [*known, *(one.rpartition(".")[2] for one in known)])
+    hint = did_you_mean(key, [*known, *(path.rpartition(".")[2] for path in known)])
     fix = hint or f"Known top-level keys: {', '.join(schema()['keys'])}."
     raise DeepSpeedConfigError(f"DeepSpeed has no key {key!r}", where=where, fix=fix)
 

@@ -106,8 +106,8 @@ class _Merger:
 
     def owned(self, batch: Batch, precision: Precision) -> None:
         document_clips = self.config.get("gradient_clipping", AUTO) != AUTO
-        for one in owned(self.recipe, batch, precision, document_clips=document_clips):
-            self.own(*one)
+        for setting in owned(self.recipe, batch, precision, document_clips=document_clips):
+            self.own(*setting)
         named = (self.config.get("data_types") or {}).get("param_dtype")
         if named and short(named) != precision.dtype:
             self.own(("data_types", "param_dtype"), precision.dtype, *precision_source(self.recipe, precision))

@@ -47,11 +47,11 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     sizes = checkpoint_bytes(run) if run.topology.leads else None
     if sizes is None:
         return
-    one, final = sizes
+    of_one, final = sizes
     number = _num_checkpoints(run)
-    needed, free, existing_folder = one * number + final, _free(run), existing(run.run_path)
+    needed, free, existing_folder = of_one * number + final, _free(run), existing(run.run_path)
     if free < needed:
-        message = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
+        message = f"{gib(free)} are free, and {number} checkpoints of {gib(of_one)} and the result need {gib(needed)}"
         fix = f"{_MORE_ROOM}."
         if number > 2:  # one is kept, and another is being written
             fix = f"{_MORE_ROOM}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
@@ -218,7 +218,7 @@ def host_bytes(run: ResolvedRun) -> float | None:
 
 def existing(path: Path) -> Path:
     """Return the path, or the nearest folder above it that is there."""
-    return next(one for one in itertools.chain((path,), path.absolute().parents) if paths.exists(one))
+    return next(folder for folder in itertools.chain((path,), path.absolute().parents) if paths.exists(folder))
 
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")

@@ -114,7 +114,9 @@ def remote_code(run: ResolvedRun) -> Iterator[Finding]:
 def only_scores(model_path: Path, where: str) -> ModelError | None:
     """Return an error if the model in a folder is a reward model, which has no head that writes tokens."""
     classes = read_json_object(model_path / "config.json").get("architectures")
-    if not isinstance(classes, list) or not any(str(one).endswith("ForSequenceClassification") for one in classes):
+    if not isinstance(classes, list) or not any(
+        str(class_name).endswith("ForSequenceClassification") for class_name in classes
+    ):
         return None
     problem = f"{str(model_path)!r} is a reward model: it scores answers and cannot write any"
     return ModelError(problem, where=where, fix="Give the model that it was trained from.")
@@ -239,7 +241,7 @@ _OTHER_MODULE = re.compile(
 _OTHER_PATHS = (
     "model.norm",
     "model.layers.0",
-    *(f"model.layers.0.{one}" for one in ("input_layernorm", "mlp", "self_attn")),
+    *(f"model.layers.0.{module}" for module in ("input_layernorm", "mlp", "self_attn")),
 )
 """Such modules in most families, for regular expressions."""
 
@@ -279,7 +281,7 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
 def _not_adaptable(names: str | Sequence[str], architecture: Architecture | None) -> list[str]:
     """Return the names of modules that PEFT cannot adapt, or the expression if it means one."""
     if isinstance(names, str):
-        return [names] if names != "all-linear" and any(re.fullmatch(names, one) for one in _OTHER_PATHS) else []
+        return [names] if names != "all-linear" and any(re.fullmatch(names, path) for path in _OTHER_PATHS) else []
     known = adaptable_layers(architecture) if architecture and has_formula(architecture) else frozenset[str]()
     lasts = [(name, name.rpartition(".")[2]) for name in names]
     return [name for name, last in lasts if last not in known and _OTHER_MODULE.fullmatch(last)]
@@ -503,7 +505,7 @@ def _safetensors_header(file: Path) -> dict[str, int] | None:
         with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
-        spans = {name: tuple(map(int, one["data_offsets"])) for name, one in header.items() if "dtype" in one}
+        spans = {name: tuple(map(int, tensor["data_offsets"])) for name, tensor in header.items() if "dtype" in tensor}
         ends = [0, *(end for _, end in sorted(spans.values()))]
         if [begin for begin, _ in sorted(spans.values())] != ends[:-1]:  # the format has no holes and no overlaps
             return None

@@ -22,6 +22,6 @@ def is_well(run: ResolvedRun) -> Iterator[Finding]:
     node, found = socket.gethostname(), health.gpus([gpu.uuid for gpu in run.hardware.gpus])
     with suppress(OSError):  # it cannot be written: the start tells why
         found += health.folder(existing(run.run_path))
-    for one in found:
-        what = f"{node}: {one.what}"
-        yield MachineError(what, where=_WHERE, fix=one.fix) if one.is_fatal else f"{what}. {one.fix}"
+    for ailment in found:
+        what = f"{node}: {ailment.what}"
+        yield MachineError(what, where=_WHERE, fix=ailment.fix) if ailment.is_fatal else f"{what}. {ailment.fix}"
