@@ -157,7 +157,7 @@ def test_a_version_that_is_not_the_tested_one_is_a_warning(monkeypatch: pytest.M
 
     assert told(found, "versions").status == "warning"
     assert "(tested: 0.0.1)" in told(found, "versions").text
-    assert found.verdict.startswith("Ready to train, with warnings:")
+    assert found.conclusion.startswith("Ready to train, with warnings:")
 
 
 def test_gpus_are_told_with_their_driver_and_who_uses_them(monkeypatch: pytest.MonkeyPatch, no_probes: None) -> None:

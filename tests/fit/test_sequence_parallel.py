@@ -9,7 +9,7 @@ from tests.refused import refused
 from tuner.errors import ModelError, TunerError
 from tuner.fit import summary
 from tuner.fit.activations import of_recipe
-from tuner.fit.advice import fit
+from tuner.fit.advice import fit_of_preset
 from tuner.fit.levels import Machines
 from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.recipes.schema import RecipeConfig
@@ -117,4 +117,5 @@ def test_a_longer_row_than_the_longest_does_not_fit() -> None:
             recipe("attn_implementation=flash_attention_2", "loss=chunked", f"max_length={length}")
             for length in (tokens, tokens + summary.UNIT)
         )
-        assert fit(longest, facts, H100, level).fits and not fit(longer, facts, H100, level).fits, level
+        assert fit_of_preset(longest, facts, H100, level).fits, level
+        assert not fit_of_preset(longer, facts, H100, level).fits, level

@@ -18,7 +18,7 @@ from tests.each import each
 from tests.importers.keys import OF_TOOL
 from tuner.errors import TunerError
 from tuner.importers import aliases, direct, recipe_text, shell_commands, tools
-from tuner.importers.document import Document, Keys, walk
+from tuner.importers.document import ForeignConfig, Keys, walk
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.key_tables import Changes
 from tuner.importers.translation import Outcome, Tool, Translation
@@ -718,7 +718,7 @@ def test_a_wrong_value_of_any_key_is_a_recipe_or_one_message(name: str, step: in
     tool = tools.tool_named(name)
     for keys, value in islice(_wrong(tool, name), 0, None, step):
         try:
-            translation = Translation(tool.begin(Document(nested(keys, value), "config.yaml")), tool)
+            translation = Translation(tool.begin(ForeignConfig(nested(keys, value), "config.yaml")), tool)
             translation.run()
             finished(translation)
         except TunerError as error:

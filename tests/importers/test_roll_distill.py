@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tuner.importers import roll
-from tuner.importers.document import Document
+from tuner.importers.document import ForeignConfig
 from tuner.importers.translation import Outcome, Translation
 
 PIPELINE = {
@@ -28,7 +28,7 @@ PIPELINE = {
 
 def translated(changes: Mapping[str, Any] = {}) -> Translation:
     values = {key: value for key, value in (PIPELINE | dict(changes)).items() if value is not None}
-    document = roll.with_defaults(Document(yaml.safe_load(yaml.safe_dump(values)), "distill_zero3.yaml"))
+    document = roll.with_defaults(ForeignConfig(yaml.safe_load(yaml.safe_dump(values)), "distill_zero3.yaml"))
     translation = Translation(document, roll.TOOL)
     translation.run()
     return translation

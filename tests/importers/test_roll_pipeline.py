@@ -10,7 +10,7 @@ import yaml
 
 from tests.importers.keys import ROLL
 from tuner.importers import roll
-from tuner.importers.document import Document
+from tuner.importers.document import ForeignConfig
 from tuner.importers.translation import Outcome, Translation
 
 RULE, JUDGE = (
@@ -35,7 +35,7 @@ PIPELINE = {
 
 def _translated(changes: Mapping[str, Any] = {}) -> Translation:
     text = yaml.safe_dump({**PIPELINE, **changes})
-    document = roll.with_defaults(Document(yaml.safe_load(text), "rlvr_lora_zero3.yaml"))
+    document = roll.with_defaults(ForeignConfig(yaml.safe_load(text), "rlvr_lora_zero3.yaml"))
     translation = Translation(document, roll.TOOL)
     translation.run()
     return translation

@@ -17,7 +17,7 @@ from tuner.data.templates import answers_end
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
 from tuner.lab import stand_ins
-from tuner.lab.smoke import Stage, Verdict, smaller, smoke
+from tuner.lab.smoke import SmokeResult, Stage, smaller, smoke
 from tuner.launch.resolved_run import Request
 from tuner.recipes import catalog, loading
 from tuner.recipes.model_facts import read_architecture
@@ -47,7 +47,7 @@ def model_block(path: str) -> Model:
     return block.model_copy(update={"path": path})
 
 
-def tried(name: str, **overrides: str) -> tuple[Verdict, list[Stage]]:
+def tried(name: str, **overrides: str) -> tuple[SmokeResult, list[Stage]]:
     told: list[Stage] = []
     asked = Request(identify(name), Overrides(**overrides))  # type: ignore[arg-type]
     return smoke(asked, PATH, told.append), told
@@ -197,13 +197,13 @@ def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> No
     rows = scratch / "bad.jsonl"
     rows.write_text('{"messages": "none"}\n')
 
-    verdict, told = tried(TINY, data=str(rows))
+    result, told = tried(TINY, data=str(rows))
 
     assert [(stage.name, stage.exit_code) for stage in told] == [("model", 0), ("data", 2)]
     assert f"{rows}:1" in told[-1].summary
-    assert verdict.exit_code == 2
-    assert verdict.kept is not None
-    assert (verdict.kept / "model" / "config.json").is_file()
+    assert result.exit_code == 2
+    assert result.kept is not None
+    assert (result.kept / "model" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("second_loss", [1.25, float("nan")])
@@ -219,11 +219,11 @@ def test_a_resumed_run_that_meets_another_loss_fails(
 
     monkeypatch.setattr("tuner.launch.supervise.run", ranks)
 
-    verdict, told = tried(TINY)
+    result, told = tried(TINY)
 
     assert [stage.name for stage in told] == ["model", "data", "train", "resume"]
     assert f"the loss of step 2 is {second_loss}, not 1.0" in told[-1].summary
-    assert verdict.exit_code == 1
+    assert result.exit_code == 1
 
 
 def test_code_of_a_model_is_not_run_unasked(scratch: Path) -> None:

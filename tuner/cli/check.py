@@ -52,6 +52,6 @@ def command(
     else:
         for finding in report.findings:
             click.echo(str(finding))
-        click.echo(visible(f"{report.name}: {report.verdict}"))
+        click.echo(visible(f"{report.name}: {report.conclusion}"))
     if not report.ok:
         click.get_current_context().exit(_WRONG)

@@ -95,4 +95,4 @@ def _print(report: Report) -> None:
         fix = f"\n-> {row.fix}" if row.fix else ""
         table.add_row(row.name, _MARKS[row.status], escape(f"{row.text}{fix}"))
     console.print(table)
-    console.print(f"\n{escape(report.verdict)}", style="bold")
+    console.print(f"\n{escape(report.conclusion)}", style="bold")

@@ -42,22 +42,22 @@ def command(
     from tuner.launch.resolved_run import Request
 
     request = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
-    verdict = smoke(request, dict(os.environ), lambda stage: None if as_json else _print(stage))
+    result = smoke(request, dict(os.environ), lambda stage: None if as_json else _print(stage))
     if as_json:
         value = {
-            "recipe": verdict.name,
-            "exit_code": verdict.exit_code,
-            "stages": [stage.to_json() for stage in verdict.stages],
-            "kept": str(verdict.kept) if verdict.kept else None,
+            "recipe": result.name,
+            "exit_code": result.exit_code,
+            "stages": [stage.to_json() for stage in result.stages],
+            "kept": str(result.kept) if result.kept else None,
             "not_tried": UNKNOWN,
         }
         click.echo(dump_json(value), nl=False)
-        sys.exit(verdict.exit_code)
-    if verdict.kept:
-        say(f"{verdict.name} failed at {verdict.stages[-1].name}. Its files are kept in {verdict.kept}", err=True)
+        sys.exit(result.exit_code)
+    if result.kept:
+        say(f"{result.name} failed at {result.stages[-1].name}. Its files are kept in {result.kept}", err=True)
     else:
-        say(f"{verdict.name} works, {time.monotonic() - started:.0f} s. {UNKNOWN}")
-    sys.exit(verdict.exit_code)
+        say(f"{result.name} works, {time.monotonic() - started:.0f} s. {UNKNOWN}")
+    sys.exit(result.exit_code)
 
 
 def _print(stage: Stage) -> None:

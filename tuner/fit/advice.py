@@ -49,12 +49,12 @@ class Change(NamedTuple):
 def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:
     """Return each level that `auto` may choose, from the fastest on, with whether it fits."""
     rungs = presets.rungs(has_disk=bool(machines.nvme_path))
-    return [fit(recipe, architecture, machines, rung.name) for rung in rungs]
+    return [fit_of_preset(recipe, architecture, machines, rung.name) for rung in rungs]
 
 
-def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, level: str) -> Fit:
+def fit_of_preset(recipe: RecipeConfig, architecture: Architecture, machines: Machines, preset: str) -> Fit:
     """Return what one of the package's presets needs on these machines."""
-    return fit_on(recipe, architecture, level, Level.of_preset(level, architecture.hidden_size), machines)
+    return fit_on(recipe, architecture, preset, Level.of_preset(preset, architecture.hidden_size), machines)
 
 
 def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:

@@ -299,7 +299,7 @@ def with_everything(config: RecipeConfig) -> RecipeConfig:
 
 def _tokens(config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, size: int) -> int:
     def lacks(units: int) -> bool:
-        return not advice.fit(_of_length(config, units * UNIT, size), architecture, machines, level).fits
+        return not advice.fit_of_preset(_of_length(config, units * UNIT, size), architecture, machines, level).fits
 
     return bisect_right(range(1, _MOST_UNITS + 1), 0, key=lacks) * UNIT
 

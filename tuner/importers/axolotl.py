@@ -12,7 +12,7 @@ from tuner import paths
 from tuner.files import JsonObject
 from tuner.importers import deepspeed, image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
-from tuner.importers.document import Document, Keys, Value
+from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, when_on
@@ -259,7 +259,7 @@ def _chat(entry: JsonObject) -> JsonObject:
     return {"format": format_ or ("messages" if columns else None), "columns": columns or None}
 
 
-def _defaults(document: Document) -> Mapping[str, Value]:
+def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     values = document.values
     is_adapter = bool(values.get("adapter"))
     of_adapter = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0} if is_adapter else {}

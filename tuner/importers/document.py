@@ -41,7 +41,7 @@ def last_name(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Document:
+class ForeignConfig:
     """One config.
 
     Attributes:

@@ -14,7 +14,7 @@ from tuner.errors import Key, Option, RecipeError, did_you_mean
 from tuner.files import JsonObject
 from tuner.importers import aliases, image_keys, key_tables, llamafactory_v1, shared_rules, training_arguments
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Document, Value
+from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import renamed, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, when_on
@@ -197,17 +197,17 @@ def settle(t: Translation) -> None:
     t.note(shown, Outcome.CHANGED, why=why)
 
 
-def _registry(t: Translation) -> Document | None:
+def _registry(t: Translation) -> ForeignConfig | None:
     """Return `dataset_info.json` from the data folder, searched in the working folder and above the config."""
     folder = Path(str(t.value("dataset_dir", "data")))
     above = [t.document.folder, *t.document.folder.absolute().parents][:_PARENTS]
     for place in (folder, *(parent / folder for parent in above)):
         if paths.is_file(place / _INFO):
-            return Document.of_yaml(place / _INFO)
+            return ForeignConfig.of_yaml(place / _INFO)
     return None
 
 
-def _one(t: Translation, setting: Setting, name: str, registry: Document | None) -> JsonObject | None:
+def _one(t: Translation, setting: Setting, name: str, registry: ForeignConfig | None) -> JsonObject | None:
     if registry is None:
         if Path(name).suffix or "/" in name:
             return {"path": name}
@@ -231,7 +231,7 @@ def _one(t: Translation, setting: Setting, name: str, registry: Document | None)
     return _registered(name, info, registry)
 
 
-def _with_images(t: Translation, dataset: JsonObject, column: str, registry: Document) -> JsonObject:
+def _with_images(t: Translation, dataset: JsonObject, column: str, registry: ForeignConfig) -> JsonObject:
     """Return a data set with the column of its images, and with LLaMA-Factory's folder of images if it is another."""
     if column != "images":
         dataset["columns"] = {**(dataset["columns"] or {}), "images": column}
@@ -240,7 +240,7 @@ def _with_images(t: Translation, dataset: JsonObject, column: str, registry: Doc
     return dataset
 
 
-def _registered(name: str, info: JsonObject, registry: Document) -> JsonObject:
+def _registered(name: str, info: JsonObject, registry: ForeignConfig) -> JsonObject:
     dataset: JsonObject = {"path": _path(name, info, registry), "name": info.get("subset")}
     dataset["split"] = info.get("split") or "train"
     if info.get("num_samples"):
@@ -248,7 +248,7 @@ def _registered(name: str, info: JsonObject, registry: Document) -> JsonObject:
     return dataset | _shape(name, info, registry)
 
 
-def _path(name: str, info: JsonObject, registry: Document) -> str:
+def _path(name: str, info: JsonObject, registry: ForeignConfig) -> str:
     for key in ("hf_hub_url", "ms_hub_url", "om_hub_url"):
         if info.get(key) and not info.get("file_name"):
             return str(info[key])
@@ -263,7 +263,7 @@ def _path(name: str, info: JsonObject, registry: Document) -> str:
     return str(whole)
 
 
-def _shape(name: str, info: JsonObject, registry: Document) -> JsonObject:
+def _shape(name: str, info: JsonObject, registry: ForeignConfig) -> JsonObject:
     """Return the row format, and the columns with other names than the format's own."""
     formatting = str(info.get("formatting") or "alpaca")
     if formatting not in _FORMATS:
@@ -320,7 +320,7 @@ _IMAGE_DEFAULTS = {
 """LLaMA-Factory's defaults for a model that reads images (hparams/finetuning_args.py, model_args.py)."""
 
 
-def _defaults(document: Document) -> Mapping[str, Value]:
+def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     """Return LLaMA-Factory's defaults; gradient checkpointing is on."""
     values = document.values
     rank = values.get("lora_rank") or 8
@@ -347,7 +347,7 @@ def _defaults(document: Document) -> Mapping[str, Value]:
     }
 
 
-def _begin(document: Document) -> Document:
+def _begin(document: ForeignConfig) -> ForeignConfig:
     return llamafactory_v1.as_release(document) if llamafactory_v1.is_version_1(document) else document
 
 

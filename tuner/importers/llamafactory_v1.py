@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.files import JsonObject
-from tuner.importers.document import Document, Keys, Value
+from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.translation import Outcome, Setting, Translation
 from tuner.recipes.merging import line_of
 
@@ -37,12 +37,12 @@ _DEFAULTS: JsonObject = {
 _CONVERTERS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference", None: "messages"}
 
 
-def is_version_1(document: Document) -> bool:
+def is_version_1(document: ForeignConfig) -> bool:
     """Return whether a config has keys of the rewrite."""
     return "model" in document.values and any(sign in document.values for sign in _SIGNS)
 
 
-def as_release(document: Document) -> Document:
+def as_release(document: ForeignConfig) -> ForeignConfig:
     """Return the config with the keys of a release; each value keeps its line."""
     values: JsonObject = {}
     lines: dict[Keys, int] = {}
@@ -67,7 +67,7 @@ def as_release(document: Document) -> Document:
     return replace(document, values=values, lines={**document.lines, **lines})
 
 
-def _stage(document: Document) -> str:
+def _stage(document: ForeignConfig) -> str:
     """Return the stage, which follows from the config's model_class and its data."""
     if document.values.get("model_class") == "cls":
         return "rm"
@@ -77,12 +77,12 @@ def _stage(document: Document) -> str:
     return "dpo" if has_pairs or "pref_loss" in document.values else "sft"
 
 
-def _sets(document: Document) -> Document | None:
+def _sets(document: ForeignConfig) -> ForeignConfig | None:
     """Return the file that lists the data sets; None if train_dataset is a data set itself, or the file is missing."""
     name = Path(str(document.values.get("train_dataset", "")))
     above = (document.folder, *document.folder.absolute().parents)
     listed = next((place for place in (name, *(folder / name for folder in above)) if paths.is_file(place)), None)
-    return Document.of_yaml(listed) if listed and name.suffix in (".yaml", ".yml") else None
+    return ForeignConfig.of_yaml(listed) if listed and name.suffix in (".yaml", ".yml") else None
 
 
 def datasets(t: Translation, setting: Setting) -> None:
@@ -99,7 +99,7 @@ def datasets(t: Translation, setting: Setting) -> None:
     t.note(setting, Outcome.TRANSLATED, f"data {', '.join(str(dataset['path']) for dataset in t.datasets)}")
 
 
-def _one(t: Translation, name: str, info: JsonObject, listed: Document) -> JsonObject:
+def _one(t: Translation, name: str, info: JsonObject, listed: ForeignConfig) -> JsonObject:
     converter = info.get("converter")
     if converter not in _CONVERTERS:
         problem = f"the data set {name!r} has the converter {converter!r}"

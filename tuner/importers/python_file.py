@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
-from tuner.importers.document import Document, Keys, PythonName, Value
+from tuner.importers.document import ForeignConfig, Keys, PythonName, Value
 from tuner.recipes.recipe_file import MAX_DEPTH, MAX_NUMBER, Reader, parse
 from tuner.recipes.yaml_text import MAX_VALUES
 
@@ -42,7 +42,7 @@ _CASTS: dict[str, Callable[[Value], Value]] = {"int": int, "float": float}
 _FIX = "It is only read as data and never run: write out the value."
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> ForeignConfig:
     """Read a config.
 
     Raises:
@@ -50,7 +50,7 @@ def read(path: Path) -> Document:
     """
     config = _Config(path, 0)
     # Names that later values use are translated there; an unused name is reported.
-    return Document(config.values, str(path), config.lines, path.parent, used=frozenset(config.used))
+    return ForeignConfig(config.values, str(path), config.lines, path.parent, used=frozenset(config.used))
 
 
 class _Config(Reader):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tuner.errors import Option, RecipeError
 from tuner.importers import aliases, deepspeed, image_keys, key_tables, roll_pipeline, shared_rules
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Document, Value
+from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes import yaml_text
@@ -26,7 +26,7 @@ _MAX_GPUS = 100_000
 _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 
-def with_defaults(document: Document) -> Document:
+def with_defaults(document: ForeignConfig) -> ForeignConfig:
     """Return the document with every `${...}` replaced by a value of the document or of the files in `defaults`."""
     named = Yaml(
         {key: value for key, value in document.values.items() if key == yaml_text.DEFAULTS}, dict(document.lines)
@@ -37,7 +37,7 @@ def with_defaults(document: Document) -> Document:
     return replace(used, values=values)
 
 
-def _role(document: Document) -> str:
+def _role(document: ForeignConfig) -> str:
     named = [role for role in _ROLES if isinstance(document.values.get(role), dict)]
     return named[0] if named else _ROLES[0]
 
@@ -157,7 +157,7 @@ def ipo(t: Translation, setting: Setting) -> None:
         t.leave(setting, "belongs to DPO")
 
 
-def _defaults(document: Document) -> Mapping[str, Value]:
+def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     role = _role(document)
     adapter = {f"{role}.model_args.lora_alpha": 32, f"{role}.model_args.lora_target": "all-linear"}
     is_lora = bool(lookup(document.values, (role, "model_args", "lora_rank")))

@@ -15,7 +15,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import JsonObject, read_named_text
-from tuner.importers.document import Document, Keys, Value
+from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.objective_names import WORDS
 from tuner.recipes.recipe_file import read_value
 from tuner.recipes.yaml_text import MAX_BYTES
@@ -39,7 +39,7 @@ _SCRIPTS = {
 """Script that a launcher starts -> program and command that it stands for."""
 
 
-def read_script(path: Path) -> Document:
+def read_script(path: Path) -> ForeignConfig:
     """Return the first training command of a shell script.
 
     Raises:
@@ -47,7 +47,7 @@ def read_script(path: Path) -> Document:
     """
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Give a shell script.", name=str(path))
     variables: dict[str, str] = {}
-    document: Document | None = None
+    document: ForeignConfig | None = None
     more: list[int] = []
     for call in _calls(text, str(path), variables):
         words = [(_substituted(word, variables), line) for word, line in call]
@@ -63,7 +63,7 @@ def read_script(path: Path) -> Document:
     raise RecipeError("the script calls no known training tool", where=str(path), fix=f"Known: {known}.")
 
 
-def read_words(words: Sequence[str]) -> Document | None:
+def read_words(words: Sequence[str]) -> ForeignConfig | None:
     """Return the command line as a document; None if it is not a command of a known tool."""
     placed = [(word, 0) for word in words]
     return _document(placed, "the command line", Path()) if _program(placed) else None
@@ -153,7 +153,7 @@ def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | 
     return None
 
 
-def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Document:
+def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> ForeignConfig:
     program = _program(words)
     assert program is not None, "looked for before"
     start, command = program
@@ -162,7 +162,7 @@ def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Docu
         if match := _SET.fullmatch(word):
             environ[match[1]] = match[2]
     values, lines, positional = _flags(words[start:])
-    document = Document(values, name, lines, folder, command, environ)
+    document = ForeignConfig(values, name, lines, folder, command, environ)
     file = str(values.get("config") or (positional[0] if positional else ""))
     if Path(file).suffix in (".yaml", ".yml", ".json"):
         return _over_file(document, Path(file), positional[1:] if positional else [])
@@ -192,10 +192,10 @@ def _plain(texts: list[str]) -> Value:
     return True if not texts else texts[0] if len(texts) == 1 else texts
 
 
-def _over_file(document: Document, path: Path, more: Sequence[str]) -> Document:
+def _over_file(document: ForeignConfig, path: Path, more: Sequence[str]) -> ForeignConfig:
     """Return the config file that a command names, overridden by the command's flags and key=value pairs."""
     near = path if paths.is_file(path) or path.is_absolute() else document.folder / path
-    below = Document.of_yaml(near)
+    below = ForeignConfig.of_yaml(near)
     pairs = dict(word.lstrip("+").partition("=")[::2] for word in more if "=" in word)
     above = {key: value for key, value in document.values.items() if key != "config"} | pairs
     files = dict.fromkeys(above, document.name)

@@ -15,7 +15,7 @@ from tuner.errors import Key, RecipeError
 from tuner.files import JsonObject, read_named_text
 from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
-from tuner.importers.document import Document, Value
+from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
@@ -131,13 +131,13 @@ def init_weights(t: Translation, setting: Setting) -> None:
     t.set(setting, "adapter.init_lora_weights", setting.truth() if word.lower() in ("true", "false") else word)
 
 
-def _begin(document: Document) -> Document:
+def _begin(document: ForeignConfig) -> ForeignConfig:
     """Add Qwen-VL's limits of pixels, which a script sets in front of the command."""
     limits = {key.lower(): document.environ[key] for key in ("MAX_PIXELS", "MIN_PIXELS") if key in document.environ}
     return replace(document, values={**limits, **document.values})
 
 
-def _defaults(document: Document) -> Mapping[str, Value]:
+def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     values = document.values
     is_full = str(values.get("tuner_type") or values.get("train_type") or "lora") == "full"
     adapter = (

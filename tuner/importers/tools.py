@@ -12,7 +12,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import UsageError, did_you_mean, words_of
 from tuner.importers import python_file, shell_commands
-from tuner.importers.document import Document
+from tuner.importers.document import ForeignConfig
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
 from tuner.recipes import document_file
@@ -56,10 +56,10 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
     return finished(translation)
 
 
-def _document(words: Sequence[str]) -> Document:
+def _document(words: Sequence[str]) -> ForeignConfig:
     path = Path(words[0])
     if len(words) == 1 and path.suffix in (*_YAML, *_JSON):
-        return Document.of_yaml(path)
+        return ForeignConfig.of_yaml(path)
     if len(words) == 1 and path.suffix == ".py":
         return python_file.read(path)
     if len(words) == 1 and path.suffix in _SHELL:
@@ -79,7 +79,7 @@ def tool_named(name: str) -> Tool:
     return import_module(f"tuner.importers.{_TOOLS[name]}").TOOL  # type: ignore[no-any-return]
 
 
-def _named(name: str | None, document: Document) -> Tool:
+def _named(name: str | None, document: ForeignConfig) -> Tool:
     if name is not None:
         if name not in _TOOLS:
             known = f"Known: {', '.join(NAMES)}."
@@ -100,5 +100,5 @@ def _named(name: str | None, document: Document) -> Tool:
     raise UsageError(problem, where="tuner import", fix=f"Add: --from {'|'.join(candidates or NAMES)}")
 
 
-def _detected(document: Document) -> list[str]:
+def _detected(document: ForeignConfig) -> list[str]:
     return [name for name in document_file.tools_with(document.values) if name in _TOOLS]

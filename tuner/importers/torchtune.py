@@ -13,7 +13,7 @@ from tuner.errors import Key, Option
 from tuner.files import JsonObject
 from tuner.importers import key_tables, reward_keys, shared_rules
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Document, Value
+from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.key_tables import Changes
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
 from tuner.recipes.merging import lookup
@@ -68,7 +68,7 @@ def _component(t: Translation, key: str) -> str:
     return str(lookup(t.document.values, (key, "_component_")) or "")
 
 
-def _refuse_others(document: Document) -> None:
+def _refuse_others(document: ForeignConfig) -> None:
     """Refuse configs of torchtune recipes that no recipe of tuner does."""
     values = document.values
     is_grpo = any(key in values for key in _GROUP)
@@ -82,7 +82,7 @@ def _refuse_others(document: Document) -> None:
         raise document.wrong(problem, ("quantizer",), "Give a config of full, LoRA or DPO training.")
 
 
-def _begin(document: Document) -> Document:
+def _begin(document: ForeignConfig) -> ForeignConfig:
     _refuse_others(document)
     # The tokenizer's path may refer to a value from the command line: only paths that the recipe needs must be known.
     return document.resolved(whole=False)
@@ -259,7 +259,7 @@ def output_layer(t: Translation, setting: Setting) -> None:
         t.leave(setting, "always so")
 
 
-def _defaults(document: Document) -> Mapping[str, Value]:
+def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     values = document.values
     # The defaults of every lora_* builder in torchtune 0.6.
     of_adapter = {"model.lora_rank": 8, "model.lora_alpha": 16, "model.lora_dropout": 0.0}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tuner.files import JsonObject
 from tuner.importers import aliases, deepspeed, key_tables, shared_rules
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Document, Value
+from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.translation import Rule, Tool, when_on
 
 _WORDS = key_tables.of("training_arguments")
@@ -61,7 +61,7 @@ DEFAULTS: Mapping[str, Value] = {
 """Defaults of transformers 5 that differ from those of a recipe."""
 
 
-def defaults(document: Document) -> JsonObject:
+def defaults(document: ForeignConfig) -> JsonObject:
     """Return `DEFAULTS`, without warm-up if the source sets no warm-up."""
     named = any(document.values.get(key) is not None for key in ("warmup_ratio", "warmup_steps"))
     return {**DEFAULTS, **({} if named else {"warmup_ratio": 0.0})}

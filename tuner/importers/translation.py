@@ -17,7 +17,7 @@ from tuner.errors import RecipeError, Text, brief_repr, did_you_mean
 from tuner.files import JsonObject
 from tuner.importers import key_tables
 from tuner.importers.aliases import Alias
-from tuner.importers.document import Document, Keys, Value, walk
+from tuner.importers.document import ForeignConfig, Keys, Value, walk
 from tuner.importers.key_tables import Changes, Reason
 from tuner.recipes.schema import schema_keys
 from tuner.recipes.schema.objectives import objectives_with
@@ -142,10 +142,10 @@ class Tool:
 
     name: str
     table: Mapping[str, Rule]
-    defaults: Callable[[Document], Mapping[str, Value]] = lambda _: {}
+    defaults: Callable[[ForeignConfig], Mapping[str, Value]] = lambda _: {}
     settle: Callable[[Translation], None] = lambda _: None
     prepare: Callable[[Translation], None] = lambda _: None
-    begin: Callable[[Document], Document] = lambda document: document
+    begin: Callable[[ForeignConfig], ForeignConfig] = lambda document: document
     others: frozenset[str] | None = None
 
 
@@ -160,7 +160,7 @@ class Chosen(NamedTuple):
 class Translation:
     """A document that is being translated to a recipe."""
 
-    document: Document
+    document: ForeignConfig
     tool: Tool
     settings: dict[str, Setting] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)

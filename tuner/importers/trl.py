@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tuner.importers import key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
-from tuner.importers.document import Document, Keys, Value
+from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.objective_names import WORDS
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
@@ -39,7 +39,7 @@ _PROMPT = 2048
 _PLAIN = "TRL renders a prompt that is plain text as it is; tuner renders it as the user's turn of the chat template"
 
 
-def objective_of(document: Document) -> tuple[str, str | None]:
+def objective_of(document: ForeignConfig) -> tuple[str, str | None]:
     """Return the objective, and why it differs from the source's objective, if it does."""
     command = document.command[1] if document.command[:1] == ("trl",) else None
     if command in WORDS["trl"]:
@@ -51,7 +51,7 @@ def objective_of(document: Document) -> tuple[str, str | None]:
     return objective or ("dpo" if any("prefs" in split for split in splits) else "sft"), None
 
 
-def _mixture(document: Document) -> list[Value]:
+def _mixture(document: ForeignConfig) -> list[Value]:
     mixture = document.values.get("dataset_mixture")
     entries = mixture.get("datasets") if isinstance(mixture, dict) else document.values.get("datasets")
     return entries if isinstance(entries, list) else []
@@ -143,7 +143,7 @@ def _settle(t: Translation) -> None:
         t.note(shown, Outcome.CHANGED, f"objective.type = {t.objective!r}", t.obstacle)
 
 
-def _begin(document: Document) -> Mapping[str, Value]:
+def _begin(document: ForeignConfig) -> Mapping[str, Value]:
     """Return TRL's defaults, which partly differ from those of transformers."""
     values = document.values
     objective, _ = objective_of(document)

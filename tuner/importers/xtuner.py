@@ -14,7 +14,7 @@ from tuner.errors import Option
 from tuner.files import JsonObject
 from tuner.importers import key_tables, shared_rules, xtuner_llava
 from tuner.importers.aliases import by_word
-from tuner.importers.document import Document, Keys, Value, last_name
+from tuner.importers.document import ForeignConfig, Keys, Value, last_name
 from tuner.importers.objective_names import WORDS
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
 from tuner.recipes import catalog
@@ -193,7 +193,7 @@ def variable(t: Translation, setting: Setting) -> None:
     t.leave(setting, "nothing in the file uses it")
 
 
-def _defaults(document: Document) -> Mapping[str, Value]:
+def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     model = document.values.get("model")
     of_llava = xtuner_llava.defaults(model) if isinstance(model, dict) and xtuner_llava.is_llava(model) else {}
     return {

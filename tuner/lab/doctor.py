@@ -37,7 +37,7 @@ _LIGER = (
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, and the verdict."""
+    """All rows, and the conclusion."""
 
     rows: tuple[Row, ...]
 
@@ -46,7 +46,7 @@ class Report:
         return tuple(row for row in self.rows if row.status == "failed")
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """The conclusion in one line."""
         if self.failed:
             return f"Not ready to train: {', '.join(dict.fromkeys(row.name for row in self.failed))}."
@@ -55,7 +55,7 @@ class Report:
 
     def to_json(self) -> JsonObject:
         return {
-            "verdict": self.verdict,
+            "verdict": self.conclusion,
             "tuner": __version__,
             "python": platform.python_version(),
             "platform": platform.platform(),

@@ -58,7 +58,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SmokeResult:
     """All stages; only the last one can have failed. `kept` is the folder that is kept after a failure."""
 
     name: str
@@ -78,7 +78,7 @@ class _Failed(TunerError):
         self.exit_code = exit_code
 
 
-def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
+def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> SmokeResult:
     """Test a recipe in a scratch folder, which is removed if every stage passes.
 
     Args:
@@ -103,9 +103,9 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
         error.add_note(f"Its files are kept in {scratch}")
         raise
     if stages[-1].exit_code:
-        return Verdict(recipe.name, stages, scratch)
+        return SmokeResult(recipe.name, stages, scratch)
     shutil.rmtree(scratch)
-    return Verdict(recipe.name, stages, None)
+    return SmokeResult(recipe.name, stages, None)
 
 
 def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:

@@ -69,16 +69,16 @@ class Report:
         more = len(self.findings) - _MAX_SHOWN
         lines = [f"  {brief(finding)}" for finding in self.findings[:_MAX_SHOWN]]
         return "\n".join(
-            (f"Check of {self.name!r}: {self.verdict}", *lines, *([f"  and {more} more"] if more > 0 else []))
+            (f"Check of {self.name!r}: {self.conclusion}", *lines, *([f"  and {more} more"] if more > 0 else []))
         )
 
     def _repr_html_(self) -> str:
-        verdict = Mark(self.verdict, self.ok)
+        heading = Mark(self.conclusion, self.ok)
         rows = [(finding.severity, finding.what, finding.where or "", finding.fix or "") for finding in self.findings]
-        return table([("result", verdict, "", ""), *rows], title=f"Check of {self.name}")
+        return table([("result", heading, "", ""), *rows], title=f"Check of {self.name}")
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """How many errors and warnings there are, and which models and data of the hub were not looked up."""
         errors = sum(finding.severity == "error" for finding in self.findings)
         warnings = len(self.findings) - errors

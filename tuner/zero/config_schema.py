@@ -122,7 +122,7 @@ _NAMES = {
 }
 
 
-def fit(value: object, field: Field, path: str, parsed: str) -> object:
+def converted(value: object, field: Field, path: str, parsed: str) -> object:
     """Return `value` in the type of the field: 5e8 becomes an int if the field takes one.
 
     Args:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tuner.errors import DeepSpeedConfigError, did_you_mean, nearest, together
 from tuner.recipes.merging import lookup
 from tuner.zero.config import ZERO, Config, Document, Keys, device, stage
-from tuner.zero.config_schema import Field, Misfit, fit, named, schema, show, spellings
+from tuner.zero.config_schema import Field, Misfit, converted, named, schema, show, spellings
 from tuner.zero.contradictions import DROPPED, INERT, OBSOLETE, RULES, UNRUNNABLE
 
 Entries = list[tuple[Keys, DeepSpeedConfigError]]
@@ -147,7 +147,7 @@ def _entry(
         result[name] = _block(value, at, field, findings, f"{path}.")
         return
     try:
-        result[name] = fit(value, field, path, parsed)
+        result[name] = converted(value, field, path, parsed)
     except Misfit as misfit:
         fix = _as_block(at, field) if isinstance(value, bool | int) and "keys" in field else misfit.fix
         findings.problem(at, f"{named(at, value)} {misfit.problem}", fix)
