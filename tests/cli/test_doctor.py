@@ -67,7 +67,8 @@ def test_this_machine_can_train_and_the_report_tells_no_secret(tuner: Tuner, mon
     for name in ("torch", "training libraries", "DeepSpeed", "bitsandbytes", "all-reduce"):
         assert rows[name]["status"] == "ok", rows[name]
     assert "gloo all-reduce over 2 processes works" in rows["all-reduce"]["text"]
-    assert rows["linear attention"]["fix"] == "pip install causal-conv1d flash-linear-attention mamba-ssm"
+    assert rows["linear attention"]["fix"] == "pip install 'tuner-deepspeed[gpu]'"
+    assert rows["state spaces"]["fix"] == "pip install causal-conv1d mamba-ssm"
     assert report["versions"] == libraries.versions()
     assert CANARY not in result.out + result.err
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from bench.memory import Case, make_data, make_model, measure
+from tests.configs.test_packing import samples
 from tests.e2e.runs import ok, quick, train
+from tests.models.test_mixers import POSITIONS, farthest, gradients
+from tests.models.test_mixers import made as mixed
 from tuner.lab import probes
 from tuner.lab.probes import Probe
 from tuner.machine.hardware import Hardware
-from tuner.models import attention
+from tuner.models import attention, compat
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
@@ -106,3 +109,17 @@ def test_sinks_through_the_kernel_are_those_of_sdpa_in_bf16(window: int | None) 
 
     for ours, wanted in zip(*found, strict=True):
         assert (ours - wanted).norm() < 0.02 * wanted.norm()
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.skipif(not find_spec("fla"), reason="fla-core is not installed")
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2"])
+def test_kernels_of_linear_attention_give_packed_samples_the_gradients_they_have_alone(kind: str) -> None:
+    compat.offer_kernels()
+    model = mixed(kind).float().cuda()
+    parts = [part.cuda() for part in samples(model)]
+    alone = gradients(model, [{"input_ids": part} for part in parts])
+
+    row = {"input_ids": torch.cat(parts, dim=1), "position_ids": POSITIONS.cuda()}
+
+    assert farthest(gradients(model, [row]), alone) < 2e-2  # TF32

@@ -303,7 +303,7 @@ def test_missing_kernels_of_linear_attention_are_told_where_gpus_are() -> None:
 
     (told,) = model_files.kernels(made(recipe=recipe, hardware=machine(A100)))
 
-    assert "pip install causal-conv1d flash-linear-attention" in str(told)
+    assert "pip install 'tuner-deepspeed[gpu]'" in str(told)
     assert list(model_files.kernels(made(recipe=recipe, hardware=CPU))) == []
     assert list(model_files.kernels(made(hardware=machine(A100)))) == []
 

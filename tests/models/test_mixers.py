@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -43,7 +45,7 @@ def gradients(model: PreTrainedModel, batches: list[dict[str, Any]]) -> dict[str
     model.zero_grad()
     logits = torch.cat([model(**batch, use_cache=False).logits.flatten(0, 1) for batch in batches])
     factors = torch.randn(len(logits), 1, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
-    (logits * factors).sum().backward()
+    (logits * factors.to(logits.device)).sum().backward()
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
@@ -163,3 +165,90 @@ def test_a_model_of_attention_alone_is_left_as_it_is() -> None:
 
     assert not mixers.mixers(model)
     assert not model.get_decoder()._forward_pre_hooks
+
+
+Kernel = Callable[..., Any]
+
+
+def by_sample(compute: Kernel, name: str, axis: int) -> Kernel:
+    """Stand in for a GPU kernel that is told where samples begin: the same, computed one after the other.
+
+    Args:
+        name: What it calls the places where samples begin and end.
+        axis: The axis of tokens.
+    """
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        ends = options.pop(name, None)
+        options = {key: value for key, value in options.items() if key not in ("cu_seq_lens_q", "seq_idx")}
+        if ends is None:
+            return compute(*args, **options)
+        lengths = ends.diff().tolist()
+
+        def cut(value: Any) -> list[Any]:
+            has_tokens = isinstance(value, torch.Tensor) and value.ndim > 2 and value.shape[axis] == sum(lengths)
+            return list(value.split(lengths, dim=axis)) if has_tokens else [value] * len(lengths)
+
+        of_samples = zip(*map(cut, args), strict=True)
+        named = [dict(zip(options, values, strict=True)) for values in zip(*map(cut, options.values()), strict=True)]
+        named = named or [{}] * len(lengths)
+        parts = [compute(*values, **more) for values, more in zip(of_samples, named, strict=True)]
+        if isinstance(parts[0], tuple):
+            return torch.cat([part[0] for part in parts], dim=axis), None
+        return torch.cat(parts, dim=axis)
+
+    return kernel
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bool], list[int]]:
+    """Let a family compute with stand-ins for GPU kernels; it returns the tokens of each call of its convolution."""
+
+    def use(module_name: str, convolution_mixes: bool) -> list[int]:
+        module = importlib.import_module(f"transformers.models.{module_name}.modeling_{module_name}")
+        told: list[int] = []
+        convolution = inspect.unwrap(module.causal_conv1d_fn)
+        apart = convolution if convolution_mixes else by_sample(convolution, "cu_seq_lens_q", 2)
+
+        def counted(states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+            told.append(states.shape[2])
+            mixed: torch.Tensor = apart(states, *args, **options)
+            return mixed
+
+        monkeypatch.setattr(module, "causal_conv1d_fn", counted)
+        if rule := getattr(module, "torch_chunk_gated_delta_rule", None):
+            plain = inspect.unwrap(rule)
+            monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", by_sample(plain, "cu_seqlens", 1))
+        monkeypatch.setattr(mixers, "_has_kernels", lambda _: True)
+        return told
+
+    return use
+
+
+@pytest.mark.parametrize(("kind", "family"), [("qwen3_5_text", "qwen3_5"), ("lfm2", "lfm2")])
+def test_kernels_that_keep_samples_apart_get_a_row_at_once(
+    kind: str, family: str, kernels: Callable[[str, bool], list[int]]
+) -> None:
+    model = made(kind)
+    alone = gradients(model, [{"input_ids": part} for part in samples(model)])
+    told = kernels(family, False)
+
+    row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
+
+    assert farthest(gradients(model, [row]), alone) < 1e-5
+    trial, rows = [83, 83], [sum(LENGTHS)] * (len(told) - 2)
+    assert told == [*trial, *rows], "a trial of two rows, and then each row in one call"
+
+
+@pytest.mark.parametrize(("kind", "family"), [("qwen3_5_text", "qwen3_5"), ("lfm2", "lfm2")])
+def test_kernels_that_mix_samples_are_found_out_and_not_used(
+    kind: str, family: str, kernels: Callable[[str, bool], list[int]]
+) -> None:
+    model = made(kind)
+    alone = gradients(model, [{"input_ids": part} for part in samples(model)])
+    told = kernels(family, True)
+
+    row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
+
+    assert farthest(gradients(model, [row]), alone) < 1e-5
+    assert sum(LENGTHS) not in told

@@ -33,6 +33,11 @@ _LIGER = (
     "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)",
     "fused norms, rotary embeddings and MLPs",
 )
+_MIXERS = (
+    ("linear attention", libraries.LINEAR_ATTENTION, "Qwen3.5, Qwen3-Next, Kimi Linear, LFM2 and OLMo hybrid"),
+    ("state spaces", libraries.STATE_SPACE, "Mamba, Nemotron-H, Granite 4, Falcon-H1 and similar models"),
+)
+"""Names, packages of GPU kernels, and the models that use them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     if not (has_flash or has_varlen) and here.gpus:
         text = "not installed, and not in torch before 2.12 or below compute capability 8.0; packed rows get a mask"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
-    rows += [_liger(here), _kernels(here), _optional("fastokens", "fastokens", *_FASTOKENS, "pip install fastokens")]
+    rows += [_liger(here), *_kernels(here), _optional("fastokens", "fastokens", *_FASTOKENS, "pip install fastokens")]
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
 
@@ -111,13 +116,12 @@ def _known_errors() -> Iterator[Row]:
         yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {errors}", fix)
 
 
-def _kernels(here: Hardware) -> Row:
-    name, use = "linear attention", "Qwen3.5, Qwen3-Next, LFM2, Mamba and similar models"
-    lacks = libraries.missing_kernels(libraries.KERNELS)
-    if not lacks:
-        return Row(name, "ok", f"GPU kernels are installed, for {use}")
-    slower = "train without them, much slower" if here.gpus else "do not use them on a CPU"
-    return Row(name, "absent", f"no GPU kernels ({lacks}): {use} {slower}", f"pip install {lacks}")
+def _kernels(here: Hardware) -> Iterator[Row]:
+    for name, packages, use in _MIXERS:
+        lacks = libraries.missing_kernels(packages)
+        slower = "train without them, much slower" if here.gpus else "do not use them on a CPU"
+        absent = Row(name, "absent", f"no GPU kernels: {use} {slower}", f"pip install {lacks}")
+        yield absent if lacks else Row(name, "ok", f"GPU kernels are installed, for {use}")
 
 
 def _liger(here: Hardware) -> Row:

@@ -45,16 +45,19 @@ _LOADED_ALONG = {
     "pyarrow": "rows are kept in it",
 }
 """Libraries that no recipe needs and that end a run when their version is wrong, with the reason."""
-KERNELS = {"causal_conv1d": "causal-conv1d", "fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
-"""Packages of CUDA kernels, and what pip calls them. Without them transformers computes the same, much slower."""
-_DELTA_RULE, _STATE_SPACE = ("causal_conv1d", "fla"), ("causal_conv1d", "mamba_ssm")
+KERNELS = {"causal_conv1d": "causal-conv1d", "fla": "'tuner-deepspeed[gpu]'", "mamba_ssm": "mamba-ssm"}
+"""Packages of GPU kernels, and what pip installs them by. Without them transformers computes the same, much slower."""
+LINEAR_ATTENTION, STATE_SPACE = ("fla",), ("causal_conv1d", "mamba_ssm")
 KERNELS_OF = {
-    **dict.fromkeys(("lfm2", "lfm2_moe"), ("causal_conv1d",)),
-    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _DELTA_RULE),
-    **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba"), _STATE_SPACE),
-    **dict.fromkeys(("mamba2", "nemotron_h", "zamba2"), _STATE_SPACE),
+    **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "olmo_hybrid"), LINEAR_ATTENTION),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), LINEAR_ATTENTION),
+    **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba"), STATE_SPACE),
+    **dict.fromkeys(("mamba2", "nemotron_h", "zamba2"), STATE_SPACE),
 }
-"""model_types with convolutions, linear attention or a state space, and the packages that transformers 5.23 tries."""
+"""model_types with convolutions, linear attention or a state space, and the packages that have all their kernels.
+
+fla (pure Python, compiled by Triton) brings the convolution too: `models.compat` offers it to transformers. The others
+are compiled by nvcc."""
 
 
 class Flash(NamedTuple):
@@ -117,7 +120,7 @@ def has_varlen_attention(capabilities: Iterable[tuple[int, int]]) -> bool:
 
 
 def missing_kernels(packages: Iterable[str]) -> str:
-    """Return those of the packages of CUDA kernels that are not installed, in pip's words; '' where all are there."""
+    """Return those of the packages of GPU kernels that are not installed, as pip takes them; '' where all are there."""
     return " ".join(KERNELS[name] for name in packages if not is_installed(name))
 
 

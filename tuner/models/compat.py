@@ -12,7 +12,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +38,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from tuner.errors import MachineError
-from tuner.machine.libraries import KERNELS, require_names
+from tuner.machine.libraries import KERNELS, is_installed, require_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import LoadStateDictConfig
 
 _BACKBONE = "model"
+_CONVOLUTION = "causal_conv1d"
 
 
 @contextmanager
@@ -121,11 +124,36 @@ def _without_place(
     return set(report.unexpected_keys)
 
 
-def hide_kernels_of_gpus() -> None:
-    """Keep transformers from calling packages of CUDA kernels with CPU tensors on a machine without a GPU."""
+def offer_kernels() -> None:
+    """Let transformers find the GPU kernels of mixers that can run here, and no others.
+
+    A model's module looks for them when it is imported: call it before. Without a GPU they would be called with CPU
+    tensors. With one, flash-linear-attention's convolution, which Triton compiles, stands in for the package
+    causal-conv1d, which has no wheels. mamba-ssm looks for more in that package, so beside it nothing stands in.
+    """
     if not torch.cuda.is_available():
         for name in KERNELS:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    elif is_installed("fla") and not (is_installed(_CONVOLUTION) or is_installed("mamba_ssm")):
+        module = ModuleType(_CONVOLUTION)
+        module.__spec__ = ModuleSpec(_CONVOLUTION, None)
+        module.causal_conv1d_fn = _convolution  # type: ignore[attr-defined]
+        sys.modules[_CONVOLUTION] = module
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+) -> Tensor:
+    """Convolve [S, channels, T], under the names that transformers 5.23 has for causal-conv1d; by fla-core 0.6."""
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    mixed: Tensor
+    mixed, _ = causal_conv1d(x.transpose(1, 2), weight, bias, activation=activation, cu_seqlens=cu_seq_lens_q)
+    return mixed.transpose(1, 2)
 
 
 def keep_4_bits_as_stored(model: PreTrainedModel) -> None:

@@ -294,7 +294,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         parts = ("text_config",) if name == VARLEN else _WITH_ATTENTION
         arguments["attn_implementation"] = dict.fromkeys(parts, name) if model.images is True else name
         attention.register()
-    compat.hide_kernels_of_gpus()
+    compat.offer_kernels()
     if torch.cuda.is_available():
         compat.repeat_heads_on_old_gpus(torch.cuda.get_device_capability())
     auto = auto_class(reads_images=model.images is True, scores=scores)

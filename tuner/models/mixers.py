@@ -2,17 +2,23 @@
 
 Hybrid models mix tokens in some layers with a convolution or a recurrent state. transformers 5.23 resets neither where
 a sample begins: one sample is carried into the next, mostly without an error. Such a layer computes here one sample
-after the other. Other models make their attention masks without `position_ids`: they are handed masks made with them.
+after the other, or by GPU kernels that are told where samples begin, once a trial has shown that they keep them apart.
+Other models make their attention masks without `position_ids`: they are handed masks made with them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate, chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import create_masks_for_generate
+
+from tuner.machine import libraries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,9 +40,16 @@ _LENGTHS = "sample_lengths"
 recomputed gets them again. None: each row is one sample."""
 _OF_WHOLE_ROW = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments that say where the samples of a row are: transformers refuses them without a compiled kernel."""
-_CACHES = ("cache_params", "past_key_values")
-"""Arguments of mixers. A decoder makes a cache by itself: it would carry the state of one sample into the next."""
+_CACHES = ("cache", "cache_params", "past_key_values")
+"""Arguments of mixers; `cache` is transformers 5.24's. A decoder makes a cache by itself: it would carry the state of
+one sample into the next."""
+_TRIAL = (70, 13)
+"""Tokens of two samples: a chunk of the kernels, 64 tokens, ends within the first."""
+_OTHER_NAMES = ("cu_seqlens",)
+"""What kimi_linear does not pass on to its kernel, which has another name for it (transformers 5.23)."""
 Lengths = list[list[int]]
+Found = dict[type[nn.Module], tuple[str, ...] | None]
+"""For each kind of mixer that was tried: the arguments with which its kernels keep samples apart, or None."""
 
 
 def mixers(model: nn.Module) -> list[nn.Module]:
@@ -56,9 +69,10 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
     decoder = model.get_decoder()
     if needs_masks:
         decoder.register_forward_pre_hook(_hand_masks, with_kwargs=True)
+    tried: Found = {}
     for mixer in found:
         setattr(mixer, _LENGTHS, None)
-        mixer.forward = MethodType(_by_sample, mixer)
+        mixer.forward = MethodType(partial(_keep_apart, tried), mixer)
         mixer.register_forward_pre_hook(_give_states_first, with_kwargs=True)
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     layers = [layer for layers in lists for layer in layers if mixers(layer)]
@@ -132,16 +146,59 @@ def _of_row(positions: list[int]) -> list[int]:
     return lengths
 
 
-def _by_sample(mixer: nn.Module, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Compute a mixer on [S, T, hidden]; where a row holds several samples, on one of them after the other."""
+def _keep_apart(tried: Found, mixer: nn.Module, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Compute a mixer on [S, T, hidden], with no sample of a row in another."""
     lengths: Lengths | None = getattr(mixer, _LENGTHS)
-    compute = type(mixer).forward
+    compute = partial(type(mixer).forward, mixer)
     options = {name: value for name, value in options.items() if name not in _OF_WHOLE_ROW}
     if lengths is None:
-        mixed: Tensor = compute(mixer, hidden_states, *args, **options)
+        mixed: Tensor = compute(hidden_states, *args, **options)
         return mixed
-    alone = {name: value for name, value in options.items() if name not in _CACHES}
+    compute = partial(compute, **{name: value for name, value in options.items() if name not in _CACHES})
+    kind = type(mixer)
+    if kind not in tried:
+        tried[kind] = _find_arguments(compute, hidden_states) if _has_kernels(hidden_states) else None
+    names = tried[kind]
+    if names is not None and not args:
+        return _by_kernels(compute, hidden_states, list(chain(*lengths)), names)
     rows = []
     for row, of_row in zip(hidden_states.split(1), lengths, strict=True):
-        rows.append(torch.cat([compute(mixer, sample, *args, **alone) for sample in row.split(of_row, dim=1)], dim=1))
+        rows.append(torch.cat([compute(sample, *args) for sample in row.split(of_row, dim=1)], dim=1))
     return torch.cat(rows)
+
+
+def _has_kernels(hidden_states: Tensor) -> bool:
+    return hidden_states.is_cuda and any(libraries.is_installed(name) for name in libraries.KERNELS)
+
+
+def _by_kernels(
+    compute: Callable[..., Tensor], hidden_states: Tensor, lengths: list[int], names: tuple[str, ...]
+) -> Tensor:
+    """Compute all rows as one, [1, S * T, hidden], with the places where samples begin and end under these names."""
+    device = hidden_states.device
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    samples = torch.arange(len(lengths), dtype=torch.int32, device=device)
+    of_tokens = samples.repeat_interleave(torch.tensor(lengths, device=device), output_size=sum(lengths))
+    told = {"cu_seq_lens_q": ends, "seq_idx": of_tokens[None], **dict.fromkeys(names, ends)}
+    return compute(hidden_states.reshape(1, -1, hidden_states.shape[-1]), **told).reshape(hidden_states.shape)
+
+
+def _find_arguments(compute: Callable[..., Tensor], hidden_states: Tensor) -> tuple[str, ...] | None:
+    """Return the arguments, beside the usual, with which a mixer's kernels keep two samples apart; None without any.
+
+    The second sample must come out equal to the last bit beside two different first ones. What the samples hold is made
+    without random numbers, so that those of the run stay where they are.
+    """
+    first, second = _TRIAL
+    wave = torch.arange(sum(_TRIAL) * hidden_states.shape[-1], device=hidden_states.device).sin()
+    row = wave.to(hidden_states.dtype).reshape(1, sum(_TRIAL), -1)
+    other = torch.cat([row[:, :first].flip(1), row[:, first:]], dim=1)
+    for names in ((), _OTHER_NAMES):
+        try:
+            with torch.no_grad():
+                mixed, beside_other = (_by_kernels(compute, each, [first, second], names) for each in (row, other))
+        except (TypeError, ValueError):  # an argument that it does not know, or a part of it without a kernel
+            continue
+        if torch.equal(mixed[:, first:], beside_other[:, first:]) and not torch.equal(mixed, beside_other):
+            return names
+    return None

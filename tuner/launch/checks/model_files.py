@@ -398,7 +398,7 @@ def images(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def kernels(run: ResolvedRun) -> Iterator[Finding]:
-    """Find missing packages of CUDA kernels: without them the model trains the same, but slower."""
+    """Find missing packages of GPU kernels: without them the model trains the same, but slower."""
     architecture, model_path = run.recipe.config.architecture, folder(run)
     kind = architecture.model_type if architecture else read_type(model_path) if model_path else None
     lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
