@@ -202,7 +202,7 @@ def _finish(tokenizer: Tokenizer, proto: Any) -> None:
     vocab = tokenizer.get_vocab()
     symbols = [piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED and piece.piece in vocab]
     tokenizer.add_tokens([AddedToken(symbol, normalized=False, special=False) for symbol in symbols])
-    if proto.normalizer_spec.add_dummy_prefix:
+    if proto.normalizer_spec.add_dummy_prefix and tokenizer.pre_tokenizer is None:  # transformers 5.24 adds one itself
         # Not Llama's Metaspace pre-tokenizer: it adds no space if the text begins with one.
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), tokenizer.normalizer])
         tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", left=1)])
