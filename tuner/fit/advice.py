@@ -19,7 +19,7 @@ from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
 
 _LORA = options(Key("adapter", dict(r=64, lora_alpha=16, lora_dropout=0.1)), Key("optim_wrapper.optimizer.lr", 2e-4))
-_QLORA = Key("quantization", dict(bits=4))
+_QLORA = Key("quantization", dict(bits=4, experts=True))
 _NOTHING = options()
 WITHOUT_OFFLOADING = "Without offloading, each of these changes fits:"
 """What stands above the changes of a recipe that fits by offloading alone."""
@@ -162,7 +162,7 @@ def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     if recipe.quantization:
         return None
     changed, flags = _lora(recipe) or (recipe, _NOTHING)
-    return changed.with_values({"quantization": Quantization()}), options(flags, _QLORA)
+    return changed.with_values({"quantization": Quantization(experts=True)}), options(flags, _QLORA)
 
 
 _FREE: tuple[tuple[str, Step], ...] = (

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from tuner import paths, vocabulary
 from tuner.errors import ModelError, Option
-from tuner.models import vision
+from tuner.models import compat_experts, vision
 from tuner.pretrained import explained, tensors_of
 from tuner.recipes.schema import Model, RecipeConfig, VisionLora
 
@@ -64,16 +64,20 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     )
     # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
     try:
-        if adapter.path:
-            adapted = _continued(model, str(paths.expanded(adapter.path)), adapter.lora_dropout)
-        else:
-            torch.manual_seed(
-                config.randomness.seed
-            )  # pissa_niter_N begins with random numbers, again when a run resumes
-            adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
+        with compat_experts.open_to_peft(model):
+            if adapter.path:
+                adapted = _continued(model, str(paths.expanded(adapter.path)), adapter.lora_dropout)
+            else:
+                torch.manual_seed(
+                    config.randomness.seed
+                )  # pissa_niter_N begins with random numbers, again when a run resumes
+                adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
         raise ModelError(message, where="adapter.target_modules") from error
+    compat_experts.check_matched(adapted)
+    if compat_experts.packed_in(adapted):
+        compat_experts.keep_open(adapted)
     head, objective = adapted.get_output_embeddings(), config.objective
     if objective.facts.reads_head and isinstance(head, BaseTunerLayer):
         raise vocabulary.untrained_head(objective.type, "lm_head")

@@ -22,7 +22,7 @@ from tuner import vocabulary as vocabularies
 from tuner.errors import Key, ModelError
 from tuner.files import read_bytes
 from tuner.machine.libraries import FLASH
-from tuner.models import adapters, attention, compat, fused_lora, integrity, llava, mixers, vision
+from tuner.models import adapters, attention, compat, compat_experts, fused_lora, integrity, llava, mixers, vision
 from tuner.models.arguments import LoadOptions, at, load_options
 from tuner.models.made import made_once
 from tuner.pretrained import explained
@@ -237,7 +237,7 @@ def _load_teacher(
     own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
     of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
     of_text |= {"chat_template": None, "resize_embeddings": False}
-    bits = Quantization() if teacher.bits == 4 else None
+    bits = Quantization(experts=True) if teacher.bits == 4 else None
     model = config.model.model_copy(update={**own, **of_text})
     path = source(model)
     if vocabulary is not None:
@@ -396,7 +396,8 @@ def quantized(
     """
     if block.bits == 8:
         return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=not_quantized)
-    return transformers.BitsAndBytesConfig(
+    kind = compat_experts.ExpertsToo if block.experts else transformers.BitsAndBytesConfig
+    return kind(
         load_in_4bit=True,
         llm_int8_skip_modules=not_quantized,
         bnb_4bit_quant_type=block.quant_type,

@@ -21,7 +21,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, Option, UsageError
 from tuner.machine.hardware import Hardware, decide_precision
-from tuner.models import compat
+from tuner.models import compat, compat_experts
 from tuner.models.arguments import at, load_options
 from tuner.models.load import (
     DTYPES,
@@ -236,7 +236,7 @@ def quantization_of(spec: ModelSpec, bits: int | None) -> Quantization | None:
         return trained
     if bits not in (4, 8, 16):
         raise UsageError(f"bits = {bits!r}: weights have 4, 8 or 16", where="bits", fix="Take one of them.")
-    return None if bits == 16 else Quantization.model_validate({"bits": bits})
+    return None if bits == 16 else Quantization.model_validate({"bits": bits, "experts": True})
 
 
 def with_adapter(model: PreTrainedModel, spec: ModelSpec) -> PeftModel:
@@ -251,8 +251,9 @@ def with_adapter(model: PreTrainedModel, spec: ModelSpec) -> PeftModel:
     config.inference_mode, config.base_model_name_or_path = True, None  # its place may differ from that in training
     fit_rows(model, stored)
     try:
-        adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
-        report = adapted.load_adapter(str(spec.adapter), "default", autocast_adapter_dtype=False)
+        with compat_experts.open_to_peft(model):
+            adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+            report = adapted.load_adapter(str(spec.adapter), "default", autocast_adapter_dtype=False)
     except MISFITS as error:
         raise _misfit(spec, str(error).strip().splitlines()[-1].strip()) from error
     unexpected = [name for name in report.unexpected_keys if not name.endswith(AS_IT_WAS)]

@@ -111,6 +111,8 @@ class Quantization(Block):
     quant_type: Literal["nf4", "fp4"] = "nf4"
     # Quantize the scales too, which saves about 0.4 bits a weight.
     double_quant: bool = True
+    # Mixtures of experts: store fused experts in 4 bits too. False: they keep 16 bits.
+    experts: bool = False
 
     def contradictions(self) -> Contradictions:
         if self.bits == 8:

@@ -1,0 +1,268 @@
+"""Experts in 4 bits: fused weights [experts, rows, columns] that are quantized as they load, and PEFT's LoRA on them.
+
+A module keeps each such weight packed, and bitsandbytes unpacks it whenever the module reads it. Seen with bitsandbytes
+0.50.2, PEFT 0.21.2, transformers 5.23 and torch 2.13. It decides nothing about a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import layer as lora
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.integrations.bitsandbytes import Bnb4bitQuantize
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.quantizers.quantizers_utils import get_module_from_name
+
+from tuner.errors import ModelError
+from tuner.machine.libraries import require_names
+
+MOST = 2**31 - 1
+"""The numbers that bitsandbytes' kernels can count; a larger tensor keeps its 16 bits."""
+_BLOCK = 64
+"""The numbers that share a scale, as in the linear layers of transformers."""
+
+
+class ExpertsToo(BitsAndBytesConfig):  # type: ignore[misc]
+    """A config of 4 bits with which `from_pretrained` quantizes fused experts besides linear layers.
+
+    Raises:
+        MachineError: a library lacks a name that this builds on.
+    """
+
+    def __init__(self, **settings: object) -> None:
+        from bitsandbytes.nn import parametrize as of_bitsandbytes
+
+        require_names("bitsandbytes", of_bitsandbytes, *_HOOKS, "Bnb4bitParametrization")
+        require_names("peft", lora, "_LoraFactorsProxy", "ParamWrapper")
+        require_names("peft", lora.ParamWrapper, "_activate_lora", "get_delta_factors", "get_param")
+        require_names("transformers", Bnb4BitHfQuantizer, "param_needs_quantization", "get_quantize_ops", _AT_END)
+        AUTO_QUANTIZER_MAPPING["bitsandbytes_4bit"] = _Quantizer
+        super().__init__(**settings)
+
+
+_HOOKS = ("_enable_parametrization_cache", "_disable_parametrization_cache")
+_AT_END = "_process_model_after_weight_loading"
+
+
+class Packed(NamedTuple):
+    """One weight of a module in 4 bits."""
+
+    module: nn.Module
+    name: str
+
+    @property
+    def state(self) -> Any:
+        """bitsandbytes' shape, type and scales."""
+        return self.module.parametrizations[self.name][0].quant_state
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The packed numbers, [bytes, 1]; at ZeRO-3 what is left of them here."""
+        return self.module.parametrizations[self.name].original
+
+    def whole(self) -> Tensor:
+        """Return the unpacked weight without LoRA."""
+        return self.module.parametrizations[self.name][0](self.weight)
+
+
+def packed_of(module: nn.Module, name: str) -> Packed | None:
+    """Return the weight of a module, if it is one in 4 bits."""
+    from bitsandbytes.nn.parametrize import Bnb4bitParametrization
+
+    if not parametrize.is_parametrized(module, name):
+        return None
+    return Packed(module, name) if isinstance(module.parametrizations[name][0], Bnb4bitParametrization) else None
+
+
+def packed_in(model: nn.Module) -> list[Packed]:
+    """Return all weights in 4 bits that are no linear layers'."""
+    parametrized = [module for module in model.modules() if parametrize.is_parametrized(module)]
+    both = [(module, name) for module in parametrized for name in module.parametrizations]
+    return [found for module, name in both if (found := packed_of(module, name))]
+
+
+def _is_experts(model: PreTrainedModel, name: str) -> bool:
+    """Return whether a name is that of a fused weight: transformers' classes of them end in `Experts`."""
+    module, key = get_module_from_name(model, name)
+    weight = module._parameters.get(key) if type(module).__name__.endswith("Experts") else None
+    return weight is not None and weight.ndim == 3 and weight.numel() <= MOST
+
+
+class _Quantizer(Bnb4BitHfQuantizer):  # type: ignore[misc]
+    """transformers' own, which hands it one whole tensor at a time: those of single experts are merged before."""
+
+    def __init__(self, quantization_config: BitsAndBytesConfig, **options: object) -> None:
+        super().__init__(quantization_config, **options)
+        self.loaded: dict[tuple[nn.Module, str], tuple[Tensor, Any]] = {}
+
+    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **options: object) -> bool:
+        is_wanted = isinstance(self.quantization_config, ExpertsToo) and _is_experts(model, param_name)
+        return is_wanted or super().param_needs_quantization(model, param_name, **options)
+
+    def get_quantize_ops(self) -> Any:
+        return _Operation(self)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **options: object) -> PreTrainedModel:
+        for module in dict.fromkeys(module for module, _ in self.loaded):
+            _unpack_once_a_pass(module)
+            # In the order of the module, in which PEFT nests its layers, and so names what it saves.
+            for name in [name for name in module._parameters if (module, name) in self.loaded]:
+                packed, state = self.loaded.pop((module, name))
+                _keep_packed(module, name, nn.Parameter(packed, requires_grad=False), state)
+        return super()._process_model_after_weight_loading(model, **options)
+
+
+class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
+    """What is done with a loaded tensor: a weight of experts is packed, and what takes its place holds no memory."""
+
+    def convert(
+        self, input_dict: dict[str, Any], full_layer_name: str | None = None, model: Any = None, **options: object
+    ) -> dict[str, nn.Parameter]:
+        from bitsandbytes.functional import quantize_4bit
+
+        name, value = next(iter(input_dict.items()))
+        if not _is_experts(model, name):
+            found: dict[str, nn.Parameter] = super().convert(input_dict, full_layer_name, model, **options)
+            return found
+        config = self.hf_quantizer.quantization_config
+        packed, state = quantize_4bit(
+            (value[0] if isinstance(value, list) else value).contiguous(),
+            blocksize=_BLOCK,
+            compress_statistics=config.bnb_4bit_use_double_quant,
+            quant_type=config.bnb_4bit_quant_type,
+        )
+        self.hf_quantizer.loaded[get_module_from_name(model, name)] = packed, state
+        return {name: _without_memory(state, packed.device)}
+
+
+def _without_memory(state: Any, device: torch.device) -> nn.Parameter:
+    """Return a weight with the shape and the type of an unpacked one; all its numbers are the same one."""
+    return nn.Parameter(torch.zeros((), dtype=state.dtype, device=device).expand(state.shape), requires_grad=False)
+
+
+def _keep_packed(module: nn.Module, name: str, packed: nn.Parameter, state: Any) -> None:
+    """Replace a weight by its packed form, which is unpacked whenever the weight is read."""
+    from bitsandbytes.nn.parametrize import Bnb4bitParametrization
+
+    module.register_parameter(name, packed)
+    parametrize.register_parametrization(module, name, Bnb4bitParametrization(state), unsafe=True)
+
+
+def _unpack_once_a_pass(module: nn.Module) -> None:
+    """Unpack a module's weights once in each of its passes, not each time that it reads one.
+
+    bitsandbytes' hook for state dicts is left out: under its names DeepSpeed would not find that the weights are
+    frozen, and save them in each checkpoint.
+    """
+    from bitsandbytes.nn import parametrize as of_bitsandbytes
+
+    begin, end = (getattr(of_bitsandbytes, name) for name in _HOOKS)
+    module.register_forward_pre_hook(begin)
+    module.register_forward_hook(end, always_call=True)
+
+
+@contextmanager
+def open_to_peft(model: nn.Module) -> Iterator[None]:
+    """Show PEFT weights of the experts' shapes, so that it finds them; after the block its LoRA is on packed ones.
+
+    PEFT 0.21 compares the name of a weight that is unpacked as it is read with whole names alone, and so matches
+    nothing, without an error.
+    """
+    held = [(one, one.weight, one.state) for one in packed_in(model)]
+    for one, weight, state in held:
+        parametrize.remove_parametrizations(one.module, one.name, leave_parametrized=False)
+        one.module.register_parameter(one.name, _without_memory(state, weight.device))
+    for wrapper in _wrappers(model):
+        wrapper.__class__ = lora.ParamWrapper
+    try:
+        yield
+    finally:
+        for one, weight, state in held:
+            _keep_packed(one.module, one.name, weight, state)
+        for wrapper in _wrappers(model):
+            if packed_of(wrapper.get_base_layer(), wrapper.parameter_name):
+                wrapper.__class__ = _OnPacked
+
+
+def keep_open(model: PeftModel) -> None:
+    """Let PEFT find the experts also for a further adapter: TRL adds one, as a copy of what training began with."""
+    add = model.add_adapter
+
+    def add_opened(*arguments: Any, **options: Any) -> Any:
+        with open_to_peft(model):
+            return add(*arguments, **options)
+
+    model.add_adapter = add_opened
+
+
+def _wrappers(model: nn.Module) -> list[lora.ParamWrapper]:
+    return [module for module in model.modules() if isinstance(module, lora.ParamWrapper)]
+
+
+class _OnPacked(lora.ParamWrapper):  # type: ignore[misc]
+    """PEFT's LoRA on a weight in 4 bits: its update is added to what has been unpacked.
+
+    PEFT's own reads the weight before it adds its update, and torch keeps the value that was read: the update has no
+    effect, and its factors no gradient. It also merges into a copy that nobody keeps.
+    """
+
+    def _packed(self) -> Packed | None:
+        return packed_of(self.get_base_layer(), self.parameter_name)
+
+    def get_param(self) -> nn.Parameter:
+        """Return a weight with the shape and type of the unpacked one, for code that asks for no more."""
+        packed = self._packed()
+        return _without_memory(packed.state, packed.weight.device) if packed else super().get_param()
+
+    @contextmanager
+    def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
+        if self._packed() is None:
+            with super()._activate_lora(active_adapters):
+                yield
+            return
+        steps = self.get_base_layer().parametrizations[self.parameter_name]
+        number = len(steps)
+        for name in active_adapters:
+            if name in self.lora_A:
+                steps.append(lora._LoraFactorsProxy(*self.get_delta_factors(name)))
+        try:
+            with parametrize.cached():
+                yield
+        finally:
+            while len(steps) > number:
+                del steps[-1]
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Merge into the unpacked weight, which takes the place of the packed one."""
+        if packed := self._packed():
+            whole = packed.whole()
+            parametrize.remove_parametrizations(packed.module, packed.name, leave_parametrized=False)
+            packed.module.register_parameter(packed.name, nn.Parameter(whole, requires_grad=False))
+        super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
+
+
+def check_matched(model: PeftModel) -> None:
+    """Check that PEFT has put LoRA on some weight for each name of `target_parameters`.
+
+    Raises:
+        ModelError: a name matches nothing, which PEFT 0.21 does not say where another one does.
+    """
+    wanted = [
+        name for config in model.peft_config.values() for name in getattr(config, "target_parameters", None) or ()
+    ]
+    found = [
+        f".{name.replace('.base_layer', '')}.{module.parameter_name}"
+        for name, module in model.named_modules()
+        if isinstance(module, lora.ParamWrapper)
+    ]
+    for name in wanted:
+        if not any(one.endswith(f".{name}") for one in found):
+            raise ModelError(f"the adapter's {name!r} is no weight of this model", where="adapter.target_modules")
