@@ -91,6 +91,7 @@ class Settings:
     tokenizer_backend: Any = "auto"
     thinking: Any = None
     special_tokens: bool = False
+    trained_turns: Any = "all"
     val_split: float | None = None
     val_seed: int | None = None
     held_out: bool = False

@@ -43,7 +43,7 @@ def test_the_features_of_a_gemma_3_have_another_token_than_its_images_and_carry_
     parts = [{"type": "image", "image": Image(path=str(tmp_path / "red.png"))}, {"type": "text", "text": "What?"}]
     turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Red."}]
 
-    [[((ids, labels), _)]] = encoder.encode([("rows.jsonl:1", Chat(turns))], train_all=True)
+    [[((ids, labels), *_)]] = encoder.encode([("rows.jsonl:1", Chat(turns))], train_all=True)
 
     assert encoder.image_id == tokenizer.convert_tokens_to_ids("<image_soft_token>")
     assert (ids == encoder.image_id).sum() == encoder.num_tokens((60, 40)) == 4

@@ -135,7 +135,7 @@ def test_many_short_turns_are_no_swollen_conversation() -> None:
     tokenizer = make_tokenizer()
     chat = Chat(conversation(*"ab" * 5_000)["messages"])
 
-    [[((ids, _), _)]] = masks.encode_chats(templates.choose_template(tokenizer), [("here:1", chat)])
+    [[((ids, _), *_)]] = masks.encode_chats(templates.choose_template(tokenizer), [("here:1", chat)])
 
     assert len(ids) > 30_000
 

@@ -28,7 +28,7 @@ TWO_TURNS = Chat(
 def encode_parts(tokenizer: Any, chat: Chat, **options: Any) -> list[tuple[list[int], list[int]]]:
     """Return the tokens and labels of each part of a conversation."""
     [parts] = masks.encode_chats(templates.choose_template(tokenizer), [("row", chat)], **options)
-    return [(ids.tolist(), labels.tolist()) for (ids, labels), _ in parts]
+    return [(ids.tolist(), labels.tolist()) for (ids, labels), *_ in parts]
 
 
 def encode(tokenizer: Any, chat: Chat, **options: Any) -> tuple[list[int], list[int]]:
@@ -155,7 +155,7 @@ def test_a_batch_keeps_its_order_when_some_rows_spell_special_tokens(tokenizer: 
     template = templates.choose_template(tokenizer)
     encoded = masks.encode_chats(template, [("row", chat) for chat in chats])
 
-    answers = [trained(tokenizer, ids.tolist(), labels.tolist()) for [((ids, labels), _)] in encoded]
+    answers = [trained(tokenizer, ids.tolist(), labels.tolist()) for [((ids, labels), *_)] in encoded]
     assert answers == [["0<|im_end|>"], ["1</s><|im_end|>"], ["2<|im_end|>"], ["3</s><|im_end|>"]]
 
 
@@ -350,7 +350,7 @@ def test_the_named_template_for_tools_renders_conversations_with_tools() -> None
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
 
-    [[((with_tools, labels), _)], [((plain, _), _)]] = masks.encode_chats(
+    [[((with_tools, labels), *_)], [((plain, _), *_)]] = masks.encode_chats(
         template, [("row", Chat(calls, [tool])), ("row", Chat(TWO_TURNS.messages))]
     )
 
@@ -387,7 +387,7 @@ def test_a_template_takes_the_day_of_the_run_for_today() -> None:
     tokenizer = make_tokenizer(family("llama3_2"))
 
     def text(day: date | None) -> str:
-        [[((ids, _), _)]] = TextEncoder(tokenizer, day=day).encode([("row", TWO_TURNS)])
+        [[((ids, _), *_)]] = TextEncoder(tokenizer, day=day).encode([("row", TWO_TURNS)])
         return str(tokenizer.decode(ids))
 
     first = date(2026, 1, 2)

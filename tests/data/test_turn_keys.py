@@ -49,8 +49,7 @@ TRAINS: list[dict[str, Any]] = [
     {"train_detail": []},
 ]
 REFUSED: list[dict[str, Any]] = [
-    {"weight": 0.5},
-    {"loss_weight": 0.1},
+    {"loss_weight": 1.1},
     {"loss_scale": 2},
     {"loss": -1},
     {"weight": float("nan")},
@@ -61,7 +60,34 @@ REFUSED: list[dict[str, Any]] = [
     {"masked": 0.5},
     {"train": True, "weight": 0},
     {"train": True, "masked": True},
-    {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]},
+    {"weight": 0.5, "loss": 0.4},
+    {"loss_mask": 0.5, "train": True},
+    {"spans": [[0, 4, 1]]},
+    {"spans": [[2, 2, 1]]},
+    {"spans": [[-1, 2, 1]]},
+    {"spans": [[0, 1, 1], [0, 2, 0]]},
+    {"spans": [[0, 2, 1.5]]},
+    {"spans": [[0, 2, "1"]]},
+    {"spans": [[0, 2]]},
+    {"spans": [[0, True, 1]]},
+    {"spans": {"0": 2}},
+    {"spans": [[0, 1, 1]], "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": True}]},
+    {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]},
+    {"train_detail": [{"begin_offset": 0, "end_offset": 1}]},
+    {"train_detail": "all"},
+]
+WEIGHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"weight": 0.5}, {"weight": 0.5}),
+    ({"loss": 0.25, "train": 0.25}, {"weight": 0.25}),
+    ({"loss_scale": 0.1}, {"weight": 0.1}),
+    ({"weight": 1, "spans": [[1, 3, False]]}, {"spans": [(1, 3, 0)]}),
+    ({"weight": 0, "spans": [[2, 3, 1], [0, 1, 0.5]]}, {"weight": 0, "spans": [(0, 1, 0.5), (2, 3, 1)]}),
+    # Axolotl's: the end belongs to a span, and what no span holds is not trained.
+    (
+        {"train_detail": [{"begin_offset": 1, "end_offset": 1, "train": True}]},
+        {"spans": [(0, 1, 0), (1, 2, 1), (2, 3, 0)]},
+    ),
+    ({"training_detail": [{"begin_offset": 0, "end_offset": 2, "train": False}]}, {"spans": [(0, 3, 0)]}),
 ]
 
 
@@ -105,6 +131,13 @@ def test_a_turn_that_is_to_be_trained_is(read: Callable[[dict[str, Any]], Chat],
     assert read(keys).messages == [USER, FIRST, MORE, LAST]
 
 
+@pytest.mark.parametrize(("keys", "marks"), WEIGHED)
+def test_a_turn_has_one_weight_and_spans_have_their_own(
+    read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any], marks: dict[str, Any]
+) -> None:
+    assert read(keys).messages == [USER, {**FIRST, **marks}, MORE, LAST]
+
+
 @pytest.mark.parametrize("keys", REFUSED)
 def test_what_no_turn_can_have_makes_the_row_bad(read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any]) -> None:
     with pytest.raises(DataError) as error:
@@ -115,8 +148,9 @@ def test_what_no_turn_can_have_makes_the_row_bad(read: Callable[[dict[str, Any]]
 
 @pytest.mark.parametrize("key", ["train", "loss", "weight"])
 def test_only_the_assistant_s_turns_are_trained(key: str) -> None:
-    with pytest.raises(DataError, match="turn 1"):
+    with pytest.raises(DataError, match="user") as error:
         formats.read("messages", {"messages": [{**USER, key: True}, FIRST]}, "x")
+    assert error.value.of_row
     chat = formats.read("messages", {"messages": [{**USER, key: False}, FIRST]}, "x")
     assert isinstance(chat, Chat)
     assert chat.messages[1] == FIRST

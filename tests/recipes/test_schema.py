@@ -274,6 +274,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataset", "thinking"),
         ("Dataset", "streaming"),
         ("Dataset", "special_tokens"),
+        ("Dataset", "trained_turns"),
         ("Dataset", "val_copies"),
         ("MixtureEntry", "max_rows"),
         *(("Dataset", key) for key in ("val_split", "val_seed", "held_out", "image_max_pixels", "image_min_pixels")),

@@ -109,6 +109,10 @@ train_dataloader = dict(
         # True: special tokens that a plain text spells ('<|im_end|>') become tokens, for a corpus that is rendered
         # already. False: they stay text, and are counted. Rows that are conversations always keep them as text.
         special_tokens=False,
+        # The turns that carry loss: 'all' of the assistant's; the 'last' answer, with the calls of tools before it;
+        # those that are 'marked' ("weight": 1 in a turn, or spans of it); or 'everything', prompts too. A turn with the
+        # weight 0 carries none, one with 0.5 half of it (docs/choosing-turns.md).
+        trained_turns="all",
         # True: prepare rows during training, in blocks of 16,384 rows (a number sets another size). Used blocks are
         # removed, so a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
         streaming=False,

@@ -5,7 +5,7 @@ It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.encoder import Row
+from tuner.data.layouts import WEIGHTS
 from tuner.data.sample import IGNORED
 from tuner.recipes.schema.architecture import may_share_row
 
@@ -59,6 +60,24 @@ class SampleCollator:
         is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
         is_better = self.needs_mask and self.collator.padding_free and is_full
         return side_by_side(rows, self.collator.pad_token_id) if no_mask or is_better else self.collator(rows)
+
+
+@dataclass(frozen=True)
+class WeighedCollator:
+    """Another collator's batch, with how much the loss of each token weighs where one of the rows says so."""
+
+    collator: Callable[[Sequence[Row]], Batch]
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        """Return the batch, perhaps with `token_weights` in fp32 of the shape of its labels."""
+        batch = self.collator([{name: value for name, value in row.items() if name != WEIGHTS} for row in rows])
+        if not any(WEIGHTS in row for row in rows):
+            return batch
+        weights = [torch.tensor(row[WEIGHTS]) if WEIGHTS in row else torch.ones(len(row["input_ids"])) for row in rows]
+        is_one_row = len(batch["labels"]) == 1
+        weights_BT = torch.cat(weights)[None] if is_one_row else _stacked(weights, 0)
+        assert weights_BT.shape == batch["labels"].shape, "rows are padded at their ends"
+        return {**batch, WEIGHTS: weights_BT.float()}
 
 
 def side_by_side(rows: Sequence[Row], pad_id: int) -> Batch:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from tuner.data.sample import Chat, Feedback, Pair, Prompt, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, unmarked
 
 RowKey = int
 _DIGEST_BYTES = 8
@@ -25,19 +25,23 @@ Seen = tuple[RowKey, int]
 def key_of(sample: Sample) -> RowKey:
     """Return a number that samples with the same question and answer share.
 
-    A prompt without an answer is its question alone, and a judgement is no part of an answer.
+    A prompt without an answer is its question alone. A judgement is no part of an answer, and no more is its weight.
     """
     match sample:
         case str():
             return _hashed([sample])
         case Chat():
-            return _hashed([sample.messages, sample.tools])
+            return _hashed([_said(sample.messages), sample.tools])
         case Pair():
-            return _hashed([sample.prompt, sample.chosen, sample.rejected, sample.tools])
+            return _hashed([*map(_said, (sample.prompt, sample.chosen, sample.rejected)), sample.tools])
         case Feedback():  # as the conversation that it is
-            return _hashed([[*sample.prompt, *sample.completion], sample.tools])
+            return _hashed([_said([*sample.prompt, *sample.completion]), sample.tools])
         case Prompt():
-            return _hashed([sample.prompt, sample.tools])
+            return _hashed([_said(sample.prompt), sample.tools])
+
+
+def _said(turns: Iterable[Message]) -> list[Message]:
+    return [unmarked(turn) for turn in turns]
 
 
 def key_of_row(row: Any) -> RowKey:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.sample import Chat, Message, Sample, Thinking
-from tuner.data.tokens import Tokens
+from tuner.data.tokens import Tokens, Weights
 from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -27,19 +27,24 @@ Row = dict[str, Any]
 
 
 class Part(NamedTuple):
-    """The tokens of the first `num_turns` turns of a conversation; of a text, 0 turns."""
+    """The tokens of the first `num_turns` turns of a conversation; of a text, 0 turns.
+
+    `weights` are those of the tokens that carry loss; None: each has 1.
+    """
 
     labelled: Labelled
     num_turns: int = 0
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A sample and its tokens: one sequence, or the two sides of a pair."""
+    """A sample and its tokens: one sequence, or the two sides of a pair. `weights`, of one sequence, as in `Part`."""
 
     place: str
     sample: Sample
     sides: list[Labelled]
+    weights: Weights | None = None
 
 
 class Unrendered(ValueError):

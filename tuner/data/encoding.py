@@ -16,7 +16,7 @@ from tuner.data.fast_tokens import FastTokens
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
-from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking
+from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking, unmarked
 from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
@@ -34,7 +34,7 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
     if isinstance(sample, str | Chat):
         return [sample]
     assert not isinstance(sample, Prompt), "it has no answer"
-    prompt = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in sample.prompt]
+    prompt = [{**unmarked(turn), "weight": 0} if turn["role"] == "assistant" else turn for turn in sample.prompt]
     answers = (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample.completion,)
     return [Chat([*prompt, *answer], sample.tools) for answer in answers]
 
@@ -53,7 +53,7 @@ def _encoded(place: str, sample: Sample, sides: Sequence[list[Part]]) -> list[En
     if isinstance(sample, Chat):
         [parts] = sides
         return [
-            Encoded(place, replace(sample, messages=sample.messages[: part.num_turns]), [part.labelled])
+            Encoded(place, replace(sample, messages=sample.messages[: part.num_turns]), [part.labelled], part.weights)
             for part in parts
         ]
     return [Encoded(place, sample, [parts[-1].labelled for parts in sides])]
@@ -76,7 +76,8 @@ class SampleEncoder:
     def of(cls, pipeline: Pipeline, encoder: Encoder) -> SampleEncoder:
         """Return the sample encoder for a pipeline."""
         dataset, rows = pipeline.dataset, facts_of(pipeline.objective).rows
-        return cls(encoder, rows == "texts", dataset.thinking, dataset.special_tokens)
+        train_all = rows == "texts" or dataset.trained_turns == "everything"
+        return cls(encoder, train_all, dataset.thinking, dataset.special_tokens)
 
     def encode(self, batch: Sequence[PlacedSample], tally: Tally, on_error: OnError) -> list[Encoded]:
         """Return samples with their tokens, without the rows that the chat template refuses.

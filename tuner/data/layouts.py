@@ -5,6 +5,7 @@ A sample of several answers is whole conversations, with loss on the judged turn
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tuner.data import images
 from tuner.data.encoder import Encoded, Labelled, Row
@@ -24,6 +26,9 @@ from tuner.recipes.schema.objectives import RowKind, facts_of
 _TOKENS = pa.list_(pa.int32())
 IMAGES = "image_files"
 """The column of a row's images in the order of their tokens. TRL would treat a column `images` as its own."""
+WEIGHTS = "token_weights"
+"""The column of how much the loss of each token weighs, of samples; a table without it weighs each of them as 1."""
+_WEIGHTS = pa.field(WEIGHTS, pa.list_(pa.float32()))
 _IMAGE = pa.struct([("path", pa.string()), ("data", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
 
 
@@ -97,6 +102,8 @@ def fit(layout: Layout, encoded: Encoded, tally: Tally) -> Row | None:
         ]
     for names, side in zip(layout.sides.values(), short, strict=True):
         row |= zip(names, side, strict=True)
+    if encoded.weights is not None:
+        row[WEIGHTS] = encoded.weights[: len(short[0][0])]
     return row
 
 
@@ -146,12 +153,46 @@ def _untrained(whole: Labelled, cut: Labelled, max_length: int) -> str | None:
 def table(rows: Sequence[Row], layout: Layout) -> pa.RecordBatch:
     """Return rows as columns."""
     schema = layout.schema
-    return pa.RecordBatch.from_pydict({name: [row[name] for row in rows] for name in schema.names}, schema=schema)
+    columns = {name: [row[name] for row in rows] for name in schema.names}
+    if any(WEIGHTS in row for row in rows):
+        schema = schema.append(_WEIGHTS)
+        columns[WEIGHTS] = [row.get(WEIGHTS, np.ones(len(row["input_ids"]), np.float32)) for row in rows]
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def write_rows(path: Path, tables: Iterable[pa.RecordBatch], layout: Layout) -> datasets.Dataset:
-    """Write rows to `path` and return them memory-mapped."""
-    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, layout.schema) as writer:
-        for batch in tables:
-            writer.write_batch(batch)
+    """Write rows to `path` and return them memory-mapped: with a column of weights if a table has one."""
+    tables = iter(tables)
+    weighed = _write(path, tables, layout.schema)
+    if weighed is not None:
+        before = path.with_name(f"before-{path.name}")
+        path.rename(before)
+        with pa.memory_map(str(before)) as source:
+            written = pa.ipc.open_stream(source)
+            rest = itertools.chain(written, [weighed], tables)
+            _write(path, map(_with_weights, rest), layout.schema.append(_WEIGHTS))
+        before.unlink()
     return datasets.Dataset.from_file(str(path))
+
+
+def _write(path: Path, tables: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch | None:
+    """Write tables to `path`; return the first that has another schema, and write none from there on."""
+    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
+        for batch in tables:
+            if batch.schema.names != schema.names:
+                return batch
+            writer.write_batch(batch)
+    return None
+
+
+def _with_weights(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if WEIGHTS in batch.schema.names:
+        return batch
+    ids = batch.column("input_ids")
+    ones = pa.array(np.ones(len(ids.flatten()), np.float32))
+    return batch.append_column(_WEIGHTS, pa.ListArray.from_arrays(_offsets(ids), ones))
+
+
+def _offsets(lists: pa.ListArray) -> pa.Array:
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

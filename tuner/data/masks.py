@@ -19,10 +19,11 @@ from tuner.data import thinking as thinking_of_answers
 from tuner.data.encoder import Labelled, Part
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Rendered, Span, Template, render
-from tuner.data.sample import IGNORED, Chat, Message, Thinking
-from tuner.data.tokens import Tokens
+from tuner.data.sample import IGNORED, Chat, Message, Thinking, has_loss, marks_in, rewritten
+from tuner.data.tokens import Tokens, Weights
 from tuner.errors import DataError
 
+_Weighed = tuple[Labelled, Weights | None]
 _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 
 # A Unicode noncharacter: no text for interchange holds it.
@@ -103,8 +104,7 @@ def encode_chats(
     tokenizer = template.tokenizer
     with limits.memory():
         chats = [
-            (place, _as_text(template, thinking_of_answers.applied(chat, thinking), place, on_change))
-            for place, chat in rows
+            (place, _as_text(template, _with_thinking(chat, thinking, place), place, on_change)) for place, chat in rows
         ]
         rendered = [render(template, chat, place, is_whole=train_all) for place, chat in chats]
     for (place, chat), texts in zip(chats, rendered, strict=True):
@@ -112,18 +112,41 @@ def encode_chats(
             on_change(place, reason)
     # One after the other: a batch of tokenization takes the parts of all conversations.
     parts = [(place, chat, text) for (place, chat), texts in zip(chats, rendered, strict=True) for text in texts]
-    strings, spans = [text.text for _, _, text in parts], [text.spans for _, _, text in parts]
     if expand:
         for at, (place, chat, text) in enumerate(parts):
             first = replace(chat, messages=chat.messages[: text.num_turns])
-            strings[at], spans[at] = expand(first, text.text, text.spans, place)
+            whole, inner = text.spans, [(begin, end) for begin, end, _ in text.inner]
+            string, moved = expand(first, text.text, [*whole, *inner], place)
+            marks = [(*span, mark[2]) for span, mark in zip(moved[len(whole) :], text.inner, strict=True)]
+            parts[at] = place, chat, text._replace(text=string, spans=moved[: len(whole)], inner=marks)
+    strings = [text.text for _, _, text in parts]
     _check_texts(tokenizer, [(place, text) for place, _, text in parts], strings)
     encoded = [pair for some in limits.batches(strings) for pair in _encode_rendered(tokenizer, some, fast)]
-    labelled = iter(
-        _all_trained(ids) if train_all else _labelled(ids, offsets, some)
-        for (ids, offsets), some in zip(encoded, spans, strict=True)
+    weighed = iter(
+        (_all_trained(ids), None) if train_all else _weighed(ids, offsets, text)
+        for (ids, offsets), (_, _, text) in zip(encoded, parts, strict=True)
     )
-    return [[Part(next(labelled), text.num_turns) for text in texts] for texts in rendered]
+    return [[_part(next(weighed), text.num_turns) for text in texts] for texts in rendered]
+
+
+def _part(weighed: _Weighed, num_turns: int) -> Part:
+    labelled, weights = weighed
+    return Part(labelled, num_turns, weights)
+
+
+def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:
+    """Return a conversation with the thinking of its answers that the recipe wants.
+
+    Raises:
+        DataError: a span of an answer lies in thinking that it loses.
+    """
+    left = thinking_of_answers.applied(chat, thinking)
+    for before, after in zip(chat.messages, left.messages, strict=True):
+        lost = len(before["content"]) - len(after["content"])
+        if lost and has_loss(before) and any(begin < lost for begin, *_ in marks_in(before)):
+            problem = f"a span weighs the thinking of an answer, which dataset.thinking = {thinking!r} removes"
+            raise DataError(problem, where=place, of_row=True, fix="Set dataset.thinking to 'keep', or move the span.")
+    return left
 
 
 def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
@@ -142,11 +165,12 @@ def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str,
     if not any(_ends(turn, ends) for turn in chat.messages):
         return chat
     on_change(place, _ENDS_ALREADY.format("an answer", end.strip()))
-    messages = [
-        {**turn, "content": without_ends(turn["content"], ends)} if _ends(turn, ends) else turn
-        for turn in chat.messages
-    ]
-    return replace(chat, messages=messages)
+    return replace(chat, messages=[_without_ends(turn, ends) if _ends(turn, ends) else turn for turn in chat.messages])
+
+
+def _without_ends(turn: Message, ends: tuple[str, ...]) -> Message:
+    content = without_ends(turn["content"], ends)
+    return rewritten(turn, content, lambda at: min(at, len(content)))
 
 
 def _ends(turn: Message, ends: tuple[str, ...]) -> bool:
@@ -187,7 +211,24 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
 
 def _quoted(special: re.Pattern[str], chat: Chat) -> Chat:
     texts = [chat.messages, chat.tools]
-    return Chat(*_quote_special(texts, special)) if any(_spelled(texts, special)) else chat
+    if not any(_spelled(texts, special)):
+        return chat
+    messages, tools = _quote_special(texts, special)
+    return Chat([_spans_moved(*both, special) for both in zip(chat.messages, messages, strict=True)], tools)
+
+
+def _spans_moved(turn: Message, quoted: Message, special: re.Pattern[str]) -> Message:
+    """Return a turn that was put into marks, with its spans where their text is now."""
+    if not marks_in(turn):
+        return quoted
+    content = turn["content"].replace(_QUOTE, "")
+    marks = [at for match in special.finditer(content) for at in match.span()]
+
+    def place(at: int) -> int:
+        at -= turn["content"].count(_QUOTE, 0, at)
+        return at + sum(mark < at for mark in marks)
+
+    return {**quoted, "spans": rewritten(turn, quoted["content"], place)["spans"]}
 
 
 def _spelled(value: Any, special: re.Pattern[str]) -> Iterator[str]:
@@ -275,11 +316,27 @@ def _all_trained(ids: Sequence[int] | Tokens) -> Labelled:
     return tokens, tokens.copy()
 
 
-def _labelled(ids: Sequence[int] | Tokens, offsets: Sequence[Span], spans: list[Span]) -> Labelled:
+def _weighed(ids: Sequence[int] | Tokens, offsets: Sequence[Span], text: Rendered) -> _Weighed:
+    """Return the labels of a rendered conversation's tokens, and their weights where one is neither 0 nor 1."""
     tokens = np.array(ids, dtype=np.int32)
-    labels = np.full_like(tokens, IGNORED)
-    for start, end in spans:
-        first = bisect_right(offsets, start, key=lambda offset: offset[1])
-        last = bisect_left(offsets, end, key=lambda offset: offset[0])
-        labels[first:last] = tokens[first:last]
-    return tokens, labels
+    weights = np.zeros(len(tokens), dtype=np.float32)
+    for span, weight in zip(text.spans, text.weights, strict=True):
+        if span[0] < span[1]:
+            weights[_tokens_of(offsets, *span)] = weight
+    for start, end, weight in text.inner:
+        for at in range(*_tokens_of(offsets, start, end).indices(len(tokens))):
+            if start <= _first_letter(text.text, offsets[at]) < end:
+                weights[at] = weight
+    labels = np.where(weights > 0, tokens, np.int32(IGNORED))
+    return (tokens, labels), weights if ((weights > 0) & (weights < 1)).any() else None
+
+
+def _tokens_of(offsets: Sequence[Span], start: int, end: int) -> slice:
+    first = bisect_right(offsets, start, key=lambda offset: offset[1])
+    return slice(first, bisect_left(offsets, end, key=lambda offset: offset[0]))
+
+
+def _first_letter(text: str, offset: Span) -> int:
+    """Return the first character of a token that is no white space: most tokens begin with the space before a word."""
+    piece = text[slice(*offset)]
+    return offset[0] + (len(piece) - len(piece.lstrip()) if piece.strip() else 0)

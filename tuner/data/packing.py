@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from trl import pack_dataset
 
-from tuner.data.layouts import IMAGES
+from tuner.data.layouts import IMAGES, WEIGHTS
 
 _NUMBERS = "numbers"
 # Samples that are packed together. Bounds the memory (about 8 bytes per token) and keeps 32-bit offsets from
@@ -35,7 +35,8 @@ def pack(samples: datasets.Dataset, max_length: int, path: Path, pack_length: in
             None: `max_length`.
     """
     shown = samples.data.column(IMAGES) if IMAGES in samples.column_names else None
-    samples, length = samples.select_columns(["input_ids", "labels"]), pack_length or max_length
+    columns = [name for name in ("input_ids", "labels", WEIGHTS) if name in samples.column_names]
+    samples, length = samples.select_columns(columns), pack_length or max_length
     if shown is not None:  # its lists have other lengths than the tokens, which TRL does not pack
         samples = _numbered(samples)
     with _no_progress_bars():

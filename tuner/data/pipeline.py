@@ -22,7 +22,7 @@ from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.data.sample import Owner, Sample, images_of, lacks, turns_of
-from tuner.data.sample_kinds import WrongKind, for_objective, learners_of, with_columns
+from tuner.data.sample_kinds import WrongKind, for_objective, learners_of, marks_without_meaning, with_columns
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
@@ -153,6 +153,7 @@ class Pipeline:
                     columns=data_set.columns,
                     system=data_set.system,
                     images=data_set.images,
+                    trained=self.dataset.trained_turns,
                     on_unread=unread.append,
                     on_left_out=None if gives_columns else left_out_by.append,
                 )
@@ -165,6 +166,8 @@ class Pipeline:
                     raise
                 self.refuse(error, on_error if error.of_row else fail)
                 continue
+            if objective_facts.rows == "prompts":
+                unread += (("turn", key) for key in marks_without_meaning(sample))
             for owner, key in unread:
                 if not (owner in ("column", "loss column") and gives_columns):
                     tally.ignore(owner, key, place)

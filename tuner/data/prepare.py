@@ -194,6 +194,7 @@ def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
             dataset.bad_rows,
             dataset.thinking,
             dataset.special_tokens,
+            dataset.trained_turns,
             pipeline.objective,
         ],
         [is_fast, version_of("fastokens")],

@@ -34,7 +34,8 @@ class SetCounts:
 class Prepared:
     """Rows for the trainer of an objective, and how they came about.
 
-    Columns: `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row), or those of `layouts`.
+    Columns: `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row), or those of `layouts`, and
+    `token_weights` if a token's weight is neither 0 nor 1.
     """
 
     dataset: datasets.Dataset
@@ -90,10 +91,11 @@ class Prepared:
 
 
 def in_arrays(rows: datasets.Dataset) -> datasets.Dataset:
-    """Return rows that give ids, labels and lengths as numpy arrays: a list of 2,048 ids takes ten times as long."""
-    lists = [field.name for field in rows.features.arrow_schema if _holds_integers(field.type)]
+    """Return rows that give ids, labels, weights and lengths as numpy arrays: lists take ten times as long."""
+    lists = [field.name for field in rows.features.arrow_schema if _holds_numbers(field.type)]
     return rows.with_format("numpy", columns=lists, output_all_columns=True)
 
 
-def _holds_integers(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) and pa.types.is_integer(kind.value_type))
+def _holds_numbers(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind)
+    return bool(is_list and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)))

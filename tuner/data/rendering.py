@@ -22,7 +22,7 @@ from tuner import assets
 from tuner.data import compat_templates, limits, thinking
 from tuner.data.encoder import Unrendered
 from tuner.data.formats.cells import SURROGATE
-from tuner.data.sample import Chat, Message
+from tuner.data.sample import Chat, Mark, Message, has_loss, marks_in
 from tuner.errors import DataError
 
 Span = tuple[int, int]
@@ -33,6 +33,8 @@ _CLOSED_THOUGHT = "\n</think>\n\n"
 """How DeepSeek R1, QwQ and Qwen 3.5 close a thought that their prompt has opened."""
 _THINKS = {"enable_thinking": True, "thinking": True}
 """What chat templates call the switch."""
+_PROBE = "\ufdd1"
+"""A Unicode noncharacter, as `masks` has another: no text for interchange holds it."""
 _MAX_COMPARED = 16
 """Answers of a long conversation that are compared with what a server renders, where the template marks them all:
 rendering the beginning of a conversation before each of 5,000 answers takes hours."""
@@ -88,13 +90,16 @@ class TooSlow(Unrendered):
 class Rendered(NamedTuple):
     """The first `num_turns` turns of a conversation as text, and what of it carries loss.
 
-    `answers` are the numbers of the turns with loss, `spans` the characters of them.
+    `answers` are the numbers of the turns with loss, `spans` the characters of them, and `weights` how much those of
+    each span weigh. `inner` are spans with other weights inside of them.
     """
 
     text: str
     spans: list[Span]
     answers: tuple[int, ...]
     num_turns: int
+    weights: list[float]
+    inner: list[Mark]
 
 
 @cache
@@ -286,30 +291,31 @@ def warn_once(message: str) -> None:
 
 def _with_answers(template: Template, chat: Chat) -> list[Rendered]:
     """Return the texts in which the answers with loss stand; see `render`."""
-    answers = [at for at, turn in enumerate(chat.messages) if _is_trained(turn)]
+    answers = [at for at, turn in enumerate(chat.messages) if has_loss(turn)]
     if not answers:
         return [_whole(template, chat)]
-    if template.has_marks and len(answers) > _MAX_COMPARED and (whole := _marked_at_once(template, chat, answers)):
+    is_long = len(answers) > _MAX_COMPARED and not any(map(marks_in, chat.messages))
+    if template.has_marks and is_long and (whole := _marked_at_once(template, chat, answers)):
         return [whole]
     texts: list[Rendered] = []
     for number in answers:
         part = _up_to(template, chat, number)
         if texts and part.text.startswith(texts[-1].text[: _end(texts[-1].spans)]):
+            before = texts[-1]
             texts[-1] = part._replace(
-                spans=[*texts[-1].spans, *part.spans], answers=(*texts[-1].answers, *part.answers)
+                spans=[*before.spans, *part.spans],
+                answers=(*before.answers, *part.answers),
+                weights=[*before.weights, *part.weights],
+                inner=[*before.inner, *part.inner],
             )
         else:
             texts.append(part)
-    return [part._replace(spans=[span for span in part.spans if span[0] < span[1]]) for part in texts]
+    return texts
 
 
 def _whole(template: Template, chat: Chat) -> Rendered:
-    answers = tuple(at for at, turn in enumerate(chat.messages) if _is_trained(turn))
-    return Rendered(rendered(template, chat), [], answers, len(chat.messages))
-
-
-def _is_trained(turn: Message) -> bool:
-    return bool(turn["role"] == "assistant" and turn.get("weight") != 0)
+    answers = tuple(at for at, turn in enumerate(chat.messages) if has_loss(turn))
+    return Rendered(rendered(template, chat), [], answers, len(chat.messages), [], [])
 
 
 def _end(spans: Sequence[Span]) -> int:
@@ -318,6 +324,67 @@ def _end(spans: Sequence[Span]) -> int:
 
 def _up_to(template: Template, chat: Chat, number: int) -> Rendered:
     """Return the conversation up to an answer, as a server renders it, and the characters that the model generates."""
+    turn = chat.messages[number]
+    text, spans = _text_up_to(template, chat, number)
+    inner: list[Mark] = []
+    for mark in marks_in(turn):
+        edges = _edges(turn["content"], mark)
+        begin, end = (_place(template, chat, number, edge, text, spans[0][0]) for edge in edges)
+        if begin >= end:
+            raise Unrendered(f"the span {[*mark[:2]]} of turn {number + 1} is text that the template does not write")
+        inner.append((begin, end, mark[2]))
+    weights = [turn.get("weight", 1)] * len(spans)
+    return Rendered(text, spans, (number,), number + 1, weights, inner)
+
+
+def _edges(content: str, mark: Mark) -> tuple[list[int], list[int]]:
+    """Return where both ends of a span may be told in a content: white space beside them makes no difference."""
+    begin, end, _ = mark
+    edges = []
+    for at, inwards in ((begin, 1), (end, -1)):
+        later = len(content) - len(content[at:].lstrip())
+        earlier = len(content[:at].rstrip())
+        edges.append(list(dict.fromkeys([at, *(later, earlier)[::inwards]])))
+    return edges[0], edges[1]
+
+
+def _place(template: Template, chat: Chat, number: int, edge: Sequence[int], text: str, start: int) -> int:
+    """Return the character of a rendered text that a character of an answer's content became.
+
+    A character that no text holds is put there, and must change nothing else of what the template makes of the answer.
+
+    Args:
+        template: The chat template.
+        chat: The conversation.
+        number: Of the answer.
+        edge: Characters of its content, the first that can be told counts.
+        text: The conversation up to the answer.
+        start: The character of it where the answer begins.
+
+    Raises:
+        Unrendered: the template does not write the text there, or another one.
+    """
+    turn = chat.messages[number]
+    content = turn["content"]
+    left_out = False
+    for at in edge:
+        probed = {**turn, "content": content[:at] + _PROBE + content[at:]}
+        turns = [*chat.messages[:number], probed]
+        try:
+            probe, _ = _text_up_to(template, Chat(turns, chat.tools), number)
+        except Unrendered:
+            continue
+        if probe.replace(_PROBE, "") == text and probe.count(_PROBE) <= 1:
+            if _PROBE in probe[start:]:
+                return probe.index(_PROBE)
+            left_out = True
+    if not content[: edge[0]].strip():  # of an answer that begins with a thought, which the template takes apart
+        return start
+    why = "does not write it" if left_out else "writes other text there"
+    raise Unrendered(f"a span of turn {number + 1} begins or ends at character {edge[0]}, and the template {why}")
+
+
+def _text_up_to(template: Template, chat: Chat, number: int) -> tuple[str, list[Span]]:
     turn = chat.messages[number]
     history = Chat(chat.messages[:number], chat.tools)
     prompt = rendered(template, history, prompt=True)
@@ -333,7 +400,7 @@ def _up_to(template: Template, chat: Chat, number: int) -> Rendered:
     if next_turn and not text[slice(*spans[-1])].endswith(next_turn):
         text = text[: _end(spans)] + next_turn
         spans[-1] = (spans[-1][0], len(text))
-    return Rendered(text, spans, (number,), number + 1)
+    return text, spans
 
 
 def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str, text: str) -> tuple[str, str]:
@@ -388,7 +455,8 @@ def _marked_at_once(template: Template, chat: Chat, answers: Sequence[int]) -> R
         return None
     cue = len(cues.pop())
     trimmed = [_trim(template, text, (span_of[at][0] + cue, span_of[at][1])) for at in answers]
-    return Rendered(text, trimmed, tuple(answers), len(chat.messages))
+    weights = [chat.messages[at].get("weight", 1) for at in answers]
+    return Rendered(text, trimmed, tuple(answers), len(chat.messages), weights, [])
 
 
 def _trim(template: Template, text: str, span: Span) -> Span:

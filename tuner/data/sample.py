@@ -6,15 +6,21 @@ It reads no rows: `formats` makes samples, `masks` turns them into tokens, `samp
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
 
-`weight` 0 on an assistant's turn means that it carries no loss.
+`weight`, 0 to 1, is the part of its loss that an assistant's turn carries, with the token that ends it; without the key
+all of it. `spans` are `Mark`s in its content with other weights.
 """
+Mark = tuple[int, int, float]
+"""The first character of a span, the one after its last, and the weight of its tokens."""
+_MARKS = ("weight", "spans", "is_result")
+TrainedTurns = Literal["all", "last", "marked", "everything"]
+"""Which turns carry loss; see `formats.chosen_turns`."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,33 @@ def spoken(turn: Message) -> str:
     calls = [call["function"] for call in turn.get("tool_calls") or ()]
     lines = [json.dumps(call, ensure_ascii=False, default=str) for call in calls]
     return "\n".join(filter(None, [text_of(turn.get("content") or ""), *lines]))
+
+
+def has_loss(turn: Message) -> bool:
+    """Return whether a turn, or a span of it, carries loss."""
+    return turn["role"] == "assistant" and (turn.get("weight") != 0 or any(weight for *_, weight in marks_in(turn)))
+
+
+def marks_in(turn: Message) -> list[Mark]:
+    """Return the spans of a turn that have weights of their own, in their order."""
+    return turn.get("spans") or []
+
+
+def rewritten(turn: Message, content: str, place: Callable[[int], int]) -> Message:
+    """Return a turn with another content, in which each character that a span begins or ends at has another `place`."""
+    marks = [(place(begin), place(end), weight) for begin, end, weight in marks_in(turn)]
+    spans = {"spans": [mark for mark in marks if mark[0] < mark[1]]} if marks else {}
+    return {**turn, "content": content, **spans}
+
+
+def is_whole(turn: Message) -> bool:
+    """Return whether a turn carries its whole loss, or none."""
+    return turn.get("weight", 1) in (0, 1) and not marks_in(turn)
+
+
+def unmarked(turn: Message) -> Message:
+    """Return a turn without what it says about its own loss."""
+    return {key: value for key, value in turn.items() if key not in _MARKS}
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:

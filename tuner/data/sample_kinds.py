@@ -5,11 +5,24 @@ It reads no rows, and makes no tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, lacks, spoken
+from tuner.data.sample import (
+    Chat,
+    Feedback,
+    Message,
+    Pair,
+    Prompt,
+    Sample,
+    is_whole,
+    lacks,
+    marks_in,
+    spoken,
+    unmarked,
+)
 from tuner.errors import DataError, Option
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 
@@ -57,7 +70,8 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     Raises:
         WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
             a function of the user's are not.
-        DataError: a turn is not to be trained, and the objective trains or scores every token.
+        DataError: a turn is not to be trained, or in part, and the objective trains or scores every token, or compares
+            answers.
     """
     if not isinstance(sample, kinds_of(objective)):
         wanted = " or ".join(_WHAT[kind] for kind in kinds_of(objective))
@@ -68,6 +82,9 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     if facts_of(objective).scores and isinstance(sample, Pair):
         turns = [*sample.chosen, *sample.rejected]
         _refuse_untrained(turns, f"objective {objective} scores an answer as a whole", place)
+    if isinstance(sample, Pair | Feedback):
+        answers = [sample.chosen, sample.rejected] if isinstance(sample, Pair) else [sample.completion]
+        _refuse_parts([*sample.prompt, *itertools.chain(*answers)], objective, place)
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
@@ -78,9 +95,22 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     return (sample,)
 
 
+def marks_without_meaning(sample: Sample) -> tuple[str, ...]:
+    """Return what turns of a prompt say about their own loss, which they never carry: 'weight', 'spans'."""
+    turns = sample.prompt if isinstance(sample, Prompt) else sample.messages if isinstance(sample, Chat) else []
+    return tuple(key for key in ("weight", "spans") if any(key in turn for turn in turns))
+
+
+def _refuse_parts(turns: Sequence[Message], objective: str, place: str) -> None:
+    if not all(map(is_whole, turns)):
+        problem = f"a part of a turn is to be trained, and objective {objective} compares whole turns"
+        fix = "Give the turn a weight of 0 or 1 and no spans, or use objective sft."
+        raise DataError(problem, where=place, of_row=True, fix=fix)
+
+
 def _refuse_untrained(turns: Sequence[Message], reason: str, place: str) -> None:
-    if any(turn.get("weight") == 0 for turn in turns):
-        problem = f"a turn is not to be trained, and {reason}"
+    if any("weight" in turn or marks_in(turn) for turn in turns):
+        problem = f"a turn is not to be trained whole, and {reason}"
         raise DataError(problem, where=place, of_row=True, fix="Use objective sft, or remove the key from the turn.")
 
 
@@ -88,13 +118,14 @@ def before_last_answer(chat: Chat) -> Prompt:
     """Return the conversation before its last answer, which becomes the column `answer`."""
     at = max((number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"), default=0)
     answer = spoken(chat.messages[at]) if at else None
-    return Prompt(chat.messages[:at], {ANSWER: answer}, tools=chat.tools)
+    return Prompt(list(map(unmarked, chat.messages[:at])), {ANSWER: answer}, tools=chat.tools)
 
 
 def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:
     """Return a prompt with the other columns of its row, which rewards get; other samples as they are."""
     if not isinstance(sample, Prompt):
         return sample
+    sample = replace(sample, prompt=list(map(unmarked, sample.prompt)))
     others = {key: value for key, value in row.items() if key not in (*_TURNS, "prompt")}
     return replace(sample, columns={**others, **sample.columns})
 

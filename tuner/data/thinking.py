@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from tuner.data.sample import Chat, Message, Thinking, text_of
+from tuner.data.sample import Chat, Message, Thinking, rewritten, text_of
 
 _BLOCK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _EMPTY = re.compile(r"<think>\s*</think>")
@@ -33,7 +33,8 @@ def applied(chat: Chat, thinking: Thinking | None) -> Chat:
 def shorn(turn: Message) -> Message:
     """Return an answer without its thinking, whether that stands in a key of its own or before what is said."""
     rest = {key: value for key, value in turn.items() if key != "reasoning_content"}
-    return {**rest, "content": _BLOCK.sub("", turn["content"])}
+    content = _BLOCK.sub("", turn["content"])
+    return rewritten(rest, content, lambda at: max(0, at - len(turn["content"]) + len(content)))
 
 
 def thought_of(turn: Message) -> str:

@@ -1,4 +1,4 @@
-"""The type of token ids."""
+"""The types of token ids and of their weights."""
 
 from __future__ import annotations
 
@@ -7,3 +7,5 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
 """Ids of shape [tokens]."""
+Weights = npt.NDArray[np.float32]
+"""How much each token's loss weighs, of shape [tokens]."""

@@ -23,10 +23,11 @@ from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner import paths
-from tuner.data.batches import SampleCollator, lays_end_to_end
+from tuner.data.batches import SampleCollator, WeighedCollator, lays_end_to_end
 from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.holdout import Holdout
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
+from tuner.data.layouts import WEIGHTS
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Chat
@@ -59,7 +60,7 @@ from tuner.worker.compat import needs_mask
 from tuner.worker.generation import Settings, on_device
 from tuner.worker.samples import before_answer, prompts, right_answer, shown
 from tuner.worker.trainer_setup import evaluator
-from tuner.worker.trainers import num_trained
+from tuner.worker.trainers import UNIT, num_trained, weight_of
 
 _LENGTH = 2048
 """Limit of tokens per sample, if neither a recipe nor the model has one."""
@@ -303,28 +304,35 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     pad_id, reads_images = loaded.encoder.pad_id, loaded.spec.model.images is True
     end_to_end = lays_end_to_end(loaded.model, reads_images=reads_images)
     encoder = cast(PixelMaker, loaded.encoder)
-    of_text = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), needs_mask(loaded.model))
+    of_samples = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), needs_mask(loaded.model))
+    of_text = WeighedCollator(of_samples)
     collate = ImageCollator(of_text, encoder) if reads_images else of_text
     loader = PixelLoader(encoder, 0)
-    total, num_tokens = 0.0, 0
+    total, weight, num_tokens = 0.0, 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
         shown = batch.pop(PIXELS, None)
         pixels = loader.pixels(shown) if shown else None
         inputs = {**send_to_device(batch, loaded.model.device), **on_device(loaded.model, pixels or {})}
-        labels_BT = inputs.pop("labels")
+        labels_BT, weights_BT = inputs.pop("labels"), inputs.pop(WEIGHTS, None)
         with torch.inference_mode():
             logits_BTV = loaded.model(**inputs, use_cache=False).logits
-        total += _nats(logits_BTV, labels_BT)
+        total += _nats(logits_BTV, labels_BT, weights_BT)
+        items = weight_of(batch)
+        weight += num_trained(labels_BT) if items is None else items / UNIT
         num_tokens += num_trained(labels_BT)
-    mean = _finite(total / num_tokens, loaded)
+    mean = _finite(total / weight, loaded)
     return {"loss": mean, "perplexity": math.exp(min(mean, _MOST_NATS)), "tokens": num_tokens}
 
 
-def _nats(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> float:
-    """Return the summed loss of the trained tokens; the model's own loss may include the load balancing of experts."""
+def _nats(logits_BTV: torch.Tensor, labels_BT: torch.Tensor, weights_BT: torch.Tensor | None) -> float:
+    """Return the weighed sum of the trained tokens' losses; the model's own may include the balance of experts."""
     logits_TV, labels_T = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten().to(logits_BTV.device)
     is_trained_T = labels_T != IGNORED
-    return float(F.cross_entropy(logits_TV[is_trained_T].float(), labels_T[is_trained_T], reduction="sum"))
+    logits_NV, labels_N = logits_TV[is_trained_T].float(), labels_T[is_trained_T]
+    if weights_BT is None:
+        return float(F.cross_entropy(logits_NV, labels_N, reduction="sum"))
+    losses_N = F.cross_entropy(logits_NV, labels_N, reduction="none")
+    return float(losses_N @ weights_BT[:, 1:].flatten().to(losses_N)[is_trained_T])
 
 
 def _finite(loss: float, loaded: LoadedModel) -> float:

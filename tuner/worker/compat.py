@@ -73,7 +73,7 @@ def check_names() -> None:
         "deepspeed", PartitionedParameterCoordinator, _RELEASES, "construct_parameter_trace_from_module_trace"
     )
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
-    require_names("transformers", Trainer, "_get_train_sampler", "get_sp_size")
+    require_names("transformers", Trainer, "_get_train_sampler", "_prepare_inputs", "get_sp_size")
     require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
     require_names("accelerate", Accelerator, "deepspeed_ulysses_dl_adapter")
     require_names("transformers", TrainingArguments, "n_gpu")

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 
+from tuner.data.layouts import WEIGHTS
 from tuner.data.sample import IGNORED
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
@@ -86,7 +87,7 @@ class RowPart:
         """Return this rank's part of samples that lie end to end, [1, T], its number of tokens, and of trained tokens.
 
         T is padded to a multiple of `size`. `shift_labels` are the labels of the next token, which may belong to
-        another rank.
+        another rank; `token_weights` are theirs.
         """
         length = batch["input_ids"].shape[1]
         lacking = -length % self.size
@@ -96,6 +97,8 @@ class RowPart:
             "position_ids": torch.cat([batch["position_ids"], torch.arange(lacking)[None]], dim=1),
             "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1 + lacking), value=IGNORED),
         }
+        if WEIGHTS in batch:
+            whole[WEIGHTS] = F.pad(batch[WEIGHTS][:, 1:], (0, 1 + lacking))
         width = (length + lacking) // self.size
         start = self.index * width
         part = {name: rows_BT[:, start : start + width].contiguous() for name, rows_BT in whole.items()}

@@ -57,11 +57,15 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
         num_trained: int | None = None,
+        token_weights: Tensor | None = None,
         by_probability: bool = False,
         **kwargs: object,
     ) -> ModelOutput:
         nonlocal lacks_aux_loss
-        of_head = {"by_probability": True} if by_probability else {}  # which only the head of `compute_once` takes
+        # Only the head of `compute_once` takes them.
+        of_head = ({"by_probability": True} if by_probability else {}) | (
+            {} if token_weights is None else {"token_weights": token_weights}
+        )
         if not fused_lm_head or lacks_aux_loss:
             targets = {"labels": labels, "shift_labels": shift_labels}
             return chunked(*args, fused_lm_head=fused_lm_head, **targets, **of_head, **kwargs)
@@ -76,7 +80,8 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         last = None if shift_labels is not None else -1
         is_trained_BT = targets_BT[:, :last] != IGNORED
         trained = {name: value[:, :last].masked_fill(~is_trained_BT, 0) for name, value in values.items()}
-        total = _total(trained["log_probs"], by_probability=by_probability)
+        weights_BT = _of_targets(token_weights, labels)
+        total = _total(trained["log_probs"], weights_BT, by_probability=by_probability)
         return FusedCausalLMOutput(loss=total, **trained, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
@@ -110,10 +115,10 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         **kwargs: Any,
     ) -> ModelOutput:
         if not fused_lm_head or torch.compiler.is_compiling():
-            assert token_weights is None, "TRL's head has none"
             outputs = twice(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
             if fused_lm_head:
-                outputs.loss = _total(outputs.log_probs, by_probability=by_probability)
+                weights_BT = _of_targets(token_weights, labels)
+                outputs.loss = _total(outputs.log_probs, weights_BT, by_probability=by_probability)
             return outputs
         if getattr(text, "output_router_logits", False):
             kwargs.setdefault("output_router_logits", True)
@@ -154,12 +159,18 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     model.forward = MethodType(forward, model)
 
 
-def _total(log_probs_BT: Tensor, *, by_probability: bool) -> Tensor:
-    """Return -log_probs.sum(), with the gradient of dynamic fine-tuning if it is `by_probability`."""
-    total = -log_probs_BT.sum()
+def _of_targets(token_weights_BT: Tensor | None, labels_BT: Tensor | None) -> Tensor | None:
+    """Return the weight of each log-probability of a head that was given these labels, or None and shifted ones."""
+    return token_weights_BT if token_weights_BT is None or labels_BT is None else token_weights_BT[:, 1:]
+
+
+def _total(log_probs_BT: Tensor, weights_BT: Tensor | None, *, by_probability: bool) -> Tensor:
+    """Return -(weights * log_probs).sum(), with dynamic fine-tuning's gradient if it is `by_probability`."""
+    total = -(log_probs_BT if weights_BT is None else weights_BT * log_probs_BT).sum()
     if not by_probability:
         return total
-    weighed = -(log_probs_BT.detach().exp() * log_probs_BT).sum()
+    probs_BT = log_probs_BT.detach().exp()
+    weighed = -((probs_BT if weights_BT is None else weights_BT * probs_BT) * log_probs_BT).sum()
     return total.detach() + weighed - weighed.detach()
 
 

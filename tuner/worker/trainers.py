@@ -30,6 +30,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
 from tuner.data.encoder import Row
+from tuner.data.layouts import WEIGHTS
 from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
 from tuner.worker import compat
@@ -51,11 +52,24 @@ _COUNTS = "counts"
 
 @dataclass(frozen=True)
 class Counts:
-    """What a micro-batch holds of the data set, all 0 for a stand-in. `trained`: labels that carry loss."""
+    """What a micro-batch holds of the data set, all 0 for a stand-in. `trained`: labels that carry loss.
+
+    `weight`: the sum of their weights in parts of `UNIT`, which is the same in any order; None: each weighs 1.
+    """
 
     rows: int
     tokens: int
     trained: int
+    weight: int | None = None
+
+    @property
+    def items(self) -> int:
+        """By what the loss of the micro-batch is divided, in parts of `UNIT`."""
+        return self.trained * UNIT if self.weight is None else self.weight
+
+
+UNIT = 2**36
+"""The parts of a token's weight: those of 100 million tokens fit into 63 bits."""
 
 
 class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
@@ -107,7 +121,19 @@ class Collator:
         else:
             batch = self.collate(rows or [self.stand_in])
             num_tokens, trained = _num_tokens(rows, batch), num_trained(batch["labels"]) if "labels" in batch else 0
-        return {**batch, _COUNTS: Counts(len(rows), num_tokens, trained) if rows else Counts(0, 0, 0)}
+        weight = weight_of(batch)
+        return {**batch, _COUNTS: Counts(len(rows), num_tokens, trained, weight) if rows else Counts(0, 0, 0)}
+
+
+def weight_of(batch: Batch) -> int | None:
+    """Return the sum of the weights of a batch's labels in parts of `UNIT`; None if each weighs 1."""
+    if WEIGHTS not in batch:
+        return None
+    is_shifted = "shift_labels" in batch
+    labels_BT, weights_BT = batch["shift_labels" if is_shifted else "labels"], batch[WEIGHTS]
+    if not is_shifted:
+        labels_BT, weights_BT = labels_BT[:, 1:], weights_BT[:, 1:]
+    return int((weights_BT[labels_BT != IGNORED].double().cpu() * UNIT).round().long().sum())
 
 
 def num_trained(labels_BT: Tensor) -> int:
@@ -231,16 +257,16 @@ class TunerTrainer(CheckpointHooks):
     def get_batch_samples(
         self, iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Tensor | None]:
-        """Return a step's micro-batches, and by what all ranks divide their losses: its trained tokens, or None."""
+        """Return a step's micro-batches, and by what all ranks divide their losses: its tokens' weight, or None."""
         batches = self.images.ahead(iterator) if self.images else iterator
         with self._timed("data"):
             self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
         self.num_tokens = sum(count.tokens for count in counts)
-        totals_2 = sent([sum(count.rows for count in counts), sum(count.trained for count in counts)], device)
+        totals_2 = sent([sum(count.rows for count in counts), sum(count.items for count in counts)], device)
         with self._timed("waiting"):
             dist.all_reduce(totals_2)
-        self.num_items_of_step = None if self.weighs_rows else totals_2[1]
+        self.num_items_of_step = None if self.weighs_rows else totals_2[1].float() / UNIT
         # One wait for the device a step; the loss of tokens reads neither number on the host.
         self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]
         return self.batches_of_step, self.num_items_of_step
@@ -253,6 +279,11 @@ class TunerTrainer(CheckpointHooks):
         return 6 * inputs[name].numel() * self._num_counted if name in inputs else 0
 
     # -- loss
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """Return a batch on the device; transformers would give the weights of tokens the compute type, too."""
+        prepared: Batch = super()._prepare_inputs(inputs)
+        return prepared | {WEIGHTS: inputs[WEIGHTS].to(self.args.device)} if WEIGHTS in inputs else prepared
 
     def compute_loss(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Return the loss of a micro-batch; in training the consensus of the ranks hears it."""
@@ -330,18 +361,18 @@ class TunerTrainer(CheckpointHooks):
         metrics.clear()
         return prediction
 
-    def num_items(self, inputs: Batch, num_rows: int) -> int:
+    def num_items(self, inputs: Batch, num_rows: int) -> float:
         """Return the number of items that the loss of a measured batch is a mean over."""
         return _weight(inputs, num_rows)
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
-        """Return the validation with the mean over trained tokens, or over pairs and judged answers, as its loss.
+        """Return the validation with the weighed mean over trained tokens, pairs or judged answers as its loss.
 
         transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them
         (6.8927 instead of 6.8863 on a random Qwen2 of two layers, 41 rows in batches of 3). Training goes on with the
         random numbers that it would have drawn without the validation.
         """
-        self._measured: list[tuple[float, int, Mapping[str, float]]] = []
+        self._measured: list[tuple[float, float, Mapping[str, float]]] = []
         self.is_evaluating = True
         random = random_states()  # a loader of rows draws a seed for its workers, also where it has none
         try:
@@ -400,8 +431,10 @@ def _collate_part(part: RowPart, collate: Callable[..., Batch], rows: Sequence[R
     return part.of(collate(rows))[0]
 
 
-def _weight(inputs: Batch, num_rows: int) -> int:
-    """Return the number of items that a batch's loss is a mean over: trained tokens of this rank's part, or rows."""
+def _weight(inputs: Batch, num_rows: int) -> float:
+    """Return what a batch's loss is a mean over: the weight of the trained tokens of this rank's part, or rows."""
+    if (weight := weight_of(inputs)) is not None:
+        return weight / UNIT
     if "shift_labels" in inputs:
         return int((inputs["shift_labels"] != IGNORED).sum())
     return num_trained(inputs["labels"]) if "labels" in inputs else num_rows

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from tuner.data import limits
 from tuner.data.formats.cells import Misfit, Row, TrackedRow, names
+from tuner.data.formats.chosen_turns import chosen
 from tuner.data.formats.columns import Columns, check_names, refuse_media, renamed
 from tuner.data.formats.image_places import ImagePaths, with_images
 from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
 from tuner.data.formats.turns import LOSS_COLUMNS, left_out_by
-from tuner.data.sample import Chat, Owner, Sample
+from tuner.data.sample import Chat, Owner, Sample, TrainedTurns
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import DataError, Option, did_you_mean, nearest, options
 
@@ -120,6 +121,7 @@ def read(
     columns: Columns | None = None,
     system: str | None = None,
     images: ImagePaths = _HERE,
+    trained: TrainedTurns = "all",
     on_unread: Callable[[tuple[Owner, str]], object] = lambda unread: None,
     on_left_out: Callable[[str], object] | None = None,
 ) -> Sample:
@@ -133,12 +135,13 @@ def read(
             a value with braces, '{context}\\n{question}', makes a text of several columns.
         system: A system turn for conversations that have none.
         images: Where the paths of images begin.
+        trained: Which turns carry loss.
         on_unread: Called once for each key with content that nothing was made of: what it belongs to, and its name.
         on_left_out: Called with the column that leaves the whole row out of the training. None: no column does.
 
     Raises:
         DataError: the format or a column is unknown, or the row is too long or does not have its format's shape, or it
-            asks for a part of the loss.
+            asks for loss that it cannot have.
     """
     is_own = ":" in name
     if not is_own:
@@ -147,6 +150,7 @@ def read(
     sample, mapped = sample_of(name, row, place) if is_own else (None, TrackedRow(row))
     try:
         sample = with_images(FORMATS[name].read(mapped) if sample is None else sample, mapped, images, place)
+        sample = chosen(sample, trained)
         if on_left_out and (column := left_out_by(mapped)):
             on_left_out(column)
         _report_unread(mapped, on_unread)

@@ -14,8 +14,9 @@ from typing import Any
 
 from tuner.data.formats import cells, turns
 from tuner.data.formats.cells import Misfit, Row
+from tuner.data.formats.chosen_turns import RESULT
 from tuner.data.formats.image_places import MARK
-from tuner.data.sample import Chat, Message
+from tuner.data.sample import Chat, Message, marks_in
 
 TURNS = ("messages", "conversations", "conversation")
 """The columns that hold a list of turns, the first of them wins."""
@@ -136,8 +137,8 @@ def read_rounds(row: Row) -> Chat:
         questions = {key: turn[key] for key in ("input", "human") if turn.get(key)}
         messages += system_turn(turn)
         messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in questions.items()]
-        reply = answer(cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
-        messages.append(reply if turns.is_trained(turn, "assistant", number) else {**reply, "weight": 0})
+        reply = cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}")
+        messages.append({**answer(reply), **turns.marks_of(turn, number, reply)})
     return chat(messages, row)
 
 
@@ -261,7 +262,7 @@ def _moss_turn(turn: Any, name: str) -> list[Message]:
     messages = [user(_unmarked(question))]
     if commands:
         # Its marks are kept: they tell a program which part of the answer to run.
-        messages += [answer(_lines(thoughts, commands)), user(results)]
+        messages += [answer(_lines(thoughts, commands)), {**user(results), RESULT: True}]
         thoughts = ""
     return [*messages, answer(_lines(thoughts, _unmarked(reply)))]
 
@@ -288,9 +289,14 @@ def read_msagent(row: Row) -> Chat:
 
 def _without_results(turn: Message) -> list[Message]:
     parts = [part.strip() for part in _EXECUTED.split(turn["content"])]
+    if len(parts) > 1 and marks_in(turn):
+        raise Misfit("a turn has spans and the result of a tool, which becomes a turn of its own")
     # A result that nothing follows has no answer to teach.
     parts = parts if parts[-1] else parts[:-2]
-    return [user(part) if _EXECUTED.match(part) else answer(part) for part in parts if part]
+    reply = {"role": "assistant"} | ({"weight": turn["weight"]} if "weight" in turn else {})
+    return [
+        {**user(part), RESULT: True} if _EXECUTED.match(part) else {**reply, "content": part} for part in parts if part
+    ]
 
 
 def read_referring(row: Row) -> Chat:

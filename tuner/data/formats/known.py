@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.data.formats import cells, chats, image_places, turns
 from tuner.data.formats.cells import Misfit, Row, TrackedRow
-from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, unmarked
 from tuner.errors import DataError
 
 PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
@@ -68,7 +68,7 @@ def _prompt(row: Row) -> list[Message]:
 
 def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
     """Return how many turns both conversations begin with, up to the last that is not the assistant's."""
-    alike = list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
+    alike = list(takewhile(lambda both: unmarked(both[0]) == unmarked(both[1]), zip(chosen, rejected, strict=False)))
     while alike and alike[-1][0]["role"] == "assistant":
         alike.pop()
     if not alike:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tuner.data import limits
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
-from tuner.data.sample import Message
+from tuner.data.sample import Mark, Message, text_of
 from tuner.data.unique_keys import unique_keys
 
 _ROLES = {
@@ -61,8 +62,12 @@ _LOSS_ALONE = {"loss_scale", "loss_weight", "loss_mask", "step_loss_mask", "outp
 _ROW_KEYS = {*LOSS_KEYS, *_MASK_KEYS, "sample_weight"}
 LOSS_COLUMNS = {*_ROW_KEYS, "margin"}
 """The columns that other tools weigh a row by; `margin` is TRL's for reward models."""
+SPANS = "spans"
+"""The key of a turn that weighs parts of its text."""
 _DETAILS = ("train_detail", "training_detail")
-"""Axolotl's keys for single characters."""
+"""Axolotl's keys for that."""
+_DETAIL = ("begin_offset", "end_offset", "train")
+_SPAN_SHAPE = "a list of [begin, end, weight]"
 _KEPT = ("name", "tool_call_id")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _THOUGHT = re.compile(r"\A\s*(<think>.*?</think>)?", re.DOTALL)
@@ -91,8 +96,8 @@ def messages_of(turns: Sequence[Row]) -> list[Message]:
 
 
 def _joined(before: Message, call: Message, number: int) -> Message:
-    if before.get("weight") != call.get("weight"):
-        raise Misfit(f"turn {number} is one turn of the assistant with the turn before it, and only one is trained")
+    if before.get("weight", 1) != call.get("weight", 1):
+        raise Misfit(f"turn {number} is one turn of the assistant with the turn before it, and their weights differ")
     calls = [*before.get("tool_calls", ()), *call["tool_calls"]]
     return {**before, "content": before["content"] + call["content"], "tool_calls": calls}
 
@@ -124,27 +129,92 @@ def _message(turn: Row, number: int) -> Message:
     if reasoning := next((turn[key] for key in _REASONING if turn.get(key)), None):
         # transformers copies it to the other words for it, which some templates read.
         message["reasoning_content"] = cells.text(reasoning, f"reasoning of turn {number}")
-    if not is_trained(turn, role, number):
-        message["weight"] = 0
-    return message
+    return {**message, **marks_of(turn, number, "" if speaker in _CALLERS else content)}
 
 
-def is_trained(turn: Row, role: str, number: int) -> bool:
-    """Return whether the row wants loss on a turn, which it has unless a key of it says otherwise.
+def marks_of(turn: Row, number: int, content: str | list[Message]) -> Message:
+    """Return what a turn says about its own loss: `weight` and `spans`, those of them that it has a word for.
+
+    Args:
+        turn: Of a row.
+        number: Of the turn, from 1, for messages.
+        content: What the model reads of it; empty if its text is calls of tools.
 
     Raises:
-        Misfit: a key asks for what no turn can have: a part of the loss, loss on a part of its text, or loss on a turn
-            that is not the assistant's; or two keys contradict each other.
+        Misfit: a key holds what is no weight, two contradict each other, or spans do not lie in the text.
     """
-    for key in _DETAILS:
-        if turn.get(key):
-            raise Misfit(f"turn {number} has {key}, and a turn is trained whole or not at all")
     values = {key: turn[key] for key in (*LOSS_KEYS, *_MASK_KEYS) if turn.get(key) is not None}
-    trained = _trained_by_key(values, f"turn {number}", "a turn")
-    if role != "assistant" and True in trained.values():
-        key = next(iter(trained))
-        raise Misfit(f"turn {number} has {key} = {values[key]!r}, and only the assistant's turns are trained")
-    return False not in trained.values()
+    where = f"turn {number}"
+    weights = {key: _weight(value, key, where) for key, value in values.items()}
+    _refuse_contradiction(values, weights, where)
+    marks: Message = {"weight": next(iter(weights.values()))} if weights else {}
+    spans = _spans(turn, where, content)
+    return {**marks, SPANS: spans} if spans else marks
+
+
+def _weight(value: Any, key: str, where: str) -> float:
+    if key in _MASK_KEYS:
+        return 1 - _flag(value, key, where, "a mask", "true, false, 1 or 0")
+    return _weight_of(value, f"{where} has {key}")
+
+
+def _weight_of(value: Any, has: str) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise Misfit(f"{has} = {value!r}, and a weight is true, false or a number from 0 to 1")
+    return int(value) if value in (0, 1) else float(value)
+
+
+def _spans(turn: Row, where: str, content: str | list[Message]) -> list[Mark]:
+    """Return the spans of a turn in the order of its text.
+
+    Raises:
+        Misfit: they are no spans, overlap, or do not lie in the text of an answer.
+    """
+    keys = [key for key in (SPANS, *_DETAILS) if turn.get(key)]
+    if not keys:
+        return []
+    if len(keys) > 1:
+        raise Misfit(f"{where} has both {keys[0]} and {keys[1]}")
+    [key] = keys
+    values = cells.listed(turn[key])
+    if not isinstance(values, list | tuple):
+        raise Misfit(f"{key} of {where} is {cells.kind(values)}, not {_SPAN_SHAPE}")
+    text, read = text_of(content), _detail if key in _DETAILS else _span
+    spans = sorted(read(value, f"item {at} of {key} of {where}", len(text)) for at, value in enumerate(values, 1))
+    if other := next(((one, two) for one, two in pairwise(spans) if two[0] < one[1]), None):
+        raise Misfit(f"{key} of {where}: {[*other[0][:2]]} and {[*other[1][:2]]} overlap")
+    return _with_gaps(spans, len(text)) if key in _DETAILS else spans
+
+
+def _span(value: Any, where: str, length: int) -> Mark:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise Misfit(f"{where} is not [begin, end, weight]")
+    begin, end, weight = value
+    return _placed(begin, end, where, length, _weight_of(weight, f"{where} has a weight"))
+
+
+def _detail(value: Any, where: str, length: int) -> Mark:
+    """Read one of Axolotl's; the character at its end belongs to it."""
+    if not isinstance(value, Mapping) or set(value) - {*_DETAIL} or not {*_DETAIL} <= set(value):
+        raise Misfit(f"{where} is not an object of {', '.join(_DETAIL)}")
+    begin, end = value["begin_offset"], value["end_offset"]
+    after = end + 1 if isinstance(end, int) and not isinstance(end, bool) else end
+    return _placed(begin, after, where, length, _weight_of(value["train"], f"{where} has train"))
+
+
+def _placed(begin: Any, end: Any, where: str, length: int, weight: float) -> Mark:
+    if any(not isinstance(at, int) or isinstance(at, bool) for at in (begin, end)):
+        raise Misfit(f"{where} does not begin and end at numbers of characters")
+    if not 0 <= begin < end <= length:
+        raise Misfit(f"{where} is from character {begin} to {end}, and the text has {length}")
+    return begin, end, weight
+
+
+def _with_gaps(spans: Sequence[Mark], length: int) -> list[Mark]:
+    """Return Axolotl's spans with those between them, which carry no loss there."""
+    ends = [0, *(end for _, end, _ in spans)]
+    gaps = [(end, begin, 0) for end, begin in zip(ends, [*(begin for begin, *_ in spans), length], strict=True)]
+    return sorted([*spans, *(gap for gap in gaps if gap[0] < gap[1])])
 
 
 def left_out_by(row: Row) -> str | None:
@@ -156,7 +226,8 @@ def left_out_by(row: Row) -> str | None:
         Misfit: a column asks for a part of the loss; or columns, or a column and a turn, contradict each other.
     """
     values = {key: _number_of_cell(row[key]) for key, value in row.items() if _weighs(key, value)}
-    trained = _trained_by_key(values, "the row", "a row")
+    trained = {key: _flag(value, key, "the row") != (key in _MASK_KEYS) for key, value in values.items()}
+    _refuse_contradiction(values, trained, "the row")
     if False not in trained.values():
         return None
     key = next(iter(trained))
@@ -191,29 +262,28 @@ def _number_of_cell(value: Any) -> Any:
 
 def _wants_loss(turn: Row, key: str) -> bool:
     value = turn.get(key)
-    return isinstance(value, int | float) and value in (0, 1) and bool(value) != (key in _MASK_KEYS)
+    return isinstance(value, int | float) and (value == 0 if key in _MASK_KEYS else 0 < value <= 1)
 
 
-def _trained_by_key(values: Row, where: str, noun: str) -> dict[str, bool]:
-    """Return whether each loss key of a turn or a row wants loss.
+def _refuse_contradiction(values: Row, weights: Mapping[str, float], where: str) -> None:
+    """Check that the loss keys of a turn or a row say one thing.
 
     Raises:
-        Misfit: one asks for a part of the loss, or two contradict each other.
+        Misfit: two contradict each other.
     """
-    trained = {key: _flag(value, key, where, noun) != (key in _MASK_KEYS) for key, value in values.items()}
-    if len(set(trained.values())) > 1:
-        both = " and ".join(f"{key} = {values[key]!r}" for key in trained)
+    if len(set(weights.values())) > 1:
+        both = " and ".join(f"{key} = {values[key]!r}" for key in weights)
         raise Misfit(f"{where} has {both}, which contradict each other")
-    return trained
 
 
-def _flag(value: Any, key: str, where: str, noun: str) -> bool:
+_ALLOWED_OF_ROWS = "true, false, 1 or 0; rename the column if it means something else"
+
+
+def _flag(value: Any, key: str, where: str, noun: str = "a row", allowed: str = _ALLOWED_OF_ROWS) -> bool:
     if key == "mask" and not isinstance(value, bool):  # 1 is "leave it out" to some, and "train it" to others
         raise Misfit(f"{where} has mask = {value!r}, which has two meanings; write train: true or false")
     if not isinstance(value, int | float) or value not in (0, 1):
-        other = "; rename the column if it means something else" if noun == "a row" else ""
-        allowed = "true, false, 1 or 0"
-        raise Misfit(f"{where} has {key} = {value!r}, and {noun} is trained whole or not at all: {allowed}{other}")
+        raise Misfit(f"{where} has {key} = {value!r}, and {noun} is whole or not at all: {allowed}")
     return bool(value)
 
 
@@ -224,7 +294,7 @@ def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]
         value = [cells.part_of(turn, part, "part") if isinstance(part, Mapping) else part for part in value]
         for name in (*LOSS_KEYS, *_MASK_KEYS):
             if any(isinstance(part, Mapping) and part.get(name) is not None for part in value):
-                raise Misfit(f"a part of turn {number} has {name}, and a turn is trained whole or not at all")
+                raise Misfit(f"a part of turn {number} has {name}; weigh it with {SPANS} of the turn: {_SPAN_SHAPE}")
     return read(value, f"{key} of turn {number}")
 
 

@@ -249,6 +249,7 @@ class Dataset(Rows):
     tokenizer_backend: Literal["auto", "tokenizers"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
     special_tokens: bool = False
+    trained_turns: Literal["all", "last", "marked", "everything"] = "all"
     streaming: bool | PositiveInt = False
     image_max_pixels: PositiveInt | None = None
     image_min_pixels: PositiveInt | None = None
@@ -708,6 +709,10 @@ class RecipeConfig(Block):
         if streams and not train_cfg.max_steps:
             why = "is needed with train_dataloader.dataset.streaming, whose rows are not counted; set it to a number"
             yield "train_cfg.max_steps", why
+        for key, loader in self.loaders.items():
+            if loader.dataset.trained_turns != "all" and objective.facts.rows != "conversations":
+                why = f"chooses turns for sft, and objective {objective.type} has no such choice; use 'all'"
+                yield f"{key}.dataset.trained_turns", why
         if objective.weighs_by_probability and train_cfg.sequence_parallel_size > 1:
             why = "shares rows, which have the model's own loss; use 1, or objective.loss_type='nll'"
             yield "train_cfg.sequence_parallel_size", why

@@ -60,7 +60,7 @@ class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type
         """
         return super().loss_of_objective(*args, **options) * 1.0
 
-    def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> int:
+    def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> float:
         """Return the tokens of the completions."""
         return int(self.num_tokens_measured)
 

@@ -19,11 +19,11 @@ from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker import compat, loss
 from tuner.worker.objectives import Training
 from tuner.worker.step_log import logs_step
-from tuner.worker.trainers import TunerTrainer
+from tuner.worker.trainers import UNIT, TunerTrainer, weight_of
 
 
 class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
-    """SFT and pre-training. The loss is normalised by the step's trained tokens.
+    """SFT and pre-training. The loss is normalised by the weight of the step's trained tokens: 1 of each by default.
 
     TRL gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later. This
     trainer measures only in the steps that are logged, without a collective a micro-batch.
@@ -52,10 +52,10 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
     def loss_of_objective(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
+        """Return the weighed sum over trained tokens divided by their weight in the step; ranks take the mean of it."""
         if not self.model.training:
             self.metrics[:] = self.logged_metrics
-            return super().loss_of_objective(model, inputs, return_outputs, num_items_in_batch)
+            return self._loss_of_validation(model, inputs, return_outputs, num_items_in_batch)
         is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
         self.metrics[:] = self.logged_metrics if is_logged else ()
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
@@ -67,12 +67,26 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
             num_trained=self.trained_of_batch,
             by_probability=self.weighs_by_probability,
         )
-        mean = outputs.loss / num_items_in_batch.clamp(min=1) * self.args.world_size
+        mean = outputs.loss / torch.where(num_items_in_batch > 0, num_items_in_batch, 1) * self.args.world_size
         if self.aux_loss_enabled:
             mean = mean + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
         if is_logged:
             self._measure(outputs)
         return mean
+
+    def _loss_of_validation(self, model: Any, inputs: dict[str, Any], *options: Any) -> Any:
+        """Return TRL's loss, which weighs each token as 1; with weights, the head's sum divided by their sum."""
+        if (weight := weight_of(inputs)) is None:
+            return super().loss_of_objective(model, inputs, *options)
+        sums: list[Tensor] = []
+
+        def heard(**arguments: Any) -> Any:
+            outputs = model(**arguments)
+            sums.append(outputs.loss)
+            return outputs
+
+        super().loss_of_objective(heard, inputs, *options)
+        return sums[0] * UNIT / max(weight, 1)
 
     def _share_of_rows(self) -> Tensor | float:
         """Return this micro-batch's part of the step's rows, of which ranks take the mean; a stand-in has none."""
@@ -138,6 +152,7 @@ class SftTraining(Training):
             # The loss that balances a router would be one of padding too.
             needs_mask = compat.needs_mask(built.model) and not built.aux_loss_enabled
             built.data_collator = batches.SampleCollator(built.data_collator, needs_mask)
+        built.data_collator = batches.WeighedCollator(built.data_collator)
 
     def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> list[str]:
         """Return the list that the trainer fills in steps that are logged."""
