@@ -295,6 +295,13 @@ class RewardError(TunerError):
     exit_code = 2
 
 
+class ToolError(TunerError):
+    """A tool or an environment that cannot be loaded or described to the model, or fails on the first row."""
+
+    code = "bad-tool"
+    exit_code = 2
+
+
 class RunDirectoryError(TunerError):
     """A run directory that is in use or missing, or a checkpoint that cannot be resumed."""
 

@@ -14,7 +14,7 @@ from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema.rewards import BUILT_IN, FormatReward, MathReward, OwnReward, Rewards
+from tuner.recipes.schema.rewards import BUILT_IN, FormatReward, MathReward, OwnReward, Rewards, file_of
 
 BLOCKS = TypeAdapter(Rewards)
 
@@ -27,7 +27,7 @@ def test_a_text_is_the_block_of_its_type() -> None:
     assert _read("math") == _read(["math"]) == _read([{"type": "math"}]) == (MathReward(type="math"),)
     first, second = _read([{"type": "format", "pattern": "a.*", "weight": 2}, "my_rewards.py:length"])
     assert isinstance(first, FormatReward) and first.weight == 2.0
-    assert isinstance(second, OwnReward) and (second.name, second.file) == ("length", "my_rewards.py")
+    assert isinstance(second, OwnReward) and (second.name, file_of(second.type)) == ("length", "my_rewards.py")
 
 
 def test_a_run_that_trained_a_reward_model_means_its_result(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tuner.recipes.schema.objective import Generation
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.schema.rewards import RewardBlock
 from tuner.recipes.schema.sampling import Sampling
+from tuner.recipes.schema.tools import Tools
 
 QLORA = loading.load("tiny_qlora_sample_e3")
 
@@ -243,7 +244,7 @@ def test_every_block_is_strict_and_says_what_it_is(block: type[Block]) -> None:
 
 
 def test_every_block_is_a_key_of_the_recipe() -> None:
-    bases = {"RecipeConfig", "Rows", "Sampling", "GroupRewards"}
+    bases = {"RecipeConfig", "Rows", "Sampling", "GroupRewards", "Tools"}
     text = str(list(schema_keys().values()))
 
     reached = {block.__name__ for block in blocks() if re.search(rf"\.{block.__name__}\b", text)}
@@ -253,7 +254,17 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, *OBJECTIVES.values(), Sampling, Generation)
+    optional = (
+        Adapter,
+        Quantization,
+        Vision,
+        VisionLora,
+        Architecture,
+        *OBJECTIVES.values(),
+        Sampling,
+        Tools,
+        Generation,
+    )
     with_default = {
         (block.__name__, name)
         for block in blocks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from tuner.rewards import reward_process
+from tuner.rewards import isolated_process
 
 
 class _Forked(subprocess.Popen[bytes]):
@@ -29,7 +30,7 @@ class _Forked(subprocess.Popen[bytes]):
             os.setsid()
             sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
             sys.argv = ["-c", *argv[-2:]]
-            reward_process.main()
+            importlib.import_module(argv[-3]).main()
         finally:
             os._exit(0)
 
@@ -37,4 +38,4 @@ class _Forked(subprocess.Popen[bytes]):
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the rewards that a test calls itself; a rank of its own starts them as a user's does."""
-    monkeypatch.setattr(reward_process, "subprocess", SimpleNamespace(Popen=_Forked, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(isolated_process, "subprocess", SimpleNamespace(Popen=_Forked, DEVNULL=subprocess.DEVNULL))

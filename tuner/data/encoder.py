@@ -88,6 +88,10 @@ class Encoder(Protocol):
     def image_id(self) -> int | None:
         """The token that stands for a feature of an image; None if the model reads text alone."""
 
+    @property
+    def tools(self) -> Sequence[Any]:
+        """The JSON schemas of the tools that prompts are rendered with, of the objective; rows may have others."""
+
     def images_in(self, chat: Chat) -> list[tuple[int, int, int]]:
         """Return width and height in pixels, as the model sees it, and number of tokens of each image."""
 

@@ -43,8 +43,14 @@ def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
     """Return the tokens of a prompt, up to where the answer begins.
 
     Raises:
-        DataError: the chat template refuses it.
+        DataError: the chat template refuses it, or it cannot be rendered with the tools of the objective.
     """
+    if encoder.tools and prompt.text is not None:
+        problem = "the prompt is a text, which no chat template renders with the objective's tools"
+        raise DataError(problem, fix="Write it as messages: [{'role': 'user', 'content': ...}].")
+    if encoder.tools and prompt.tools:
+        problem = "the row describes tools of its own, and the model can call those of objective.tools alone"
+        raise DataError(problem, fix="Remove the column 'tools'.")
     return np.asarray(encoder.prompt_ids(prompt.text or Chat(prompt.prompt, prompt.tools)), dtype=np.int32)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class TextEncoder:
-    """The `Encoder` of a tokenizer; `day` is what a chat template takes for today, None: today."""
+    """The `Encoder` of a tokenizer; `day` is what a chat template takes for today, None: today.
+
+    `tools` are JSON schemas of the objective's tools, with which prompts are rendered.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     day: date | None = field(default=None, kw_only=True)
+    tools: Sequence[Any] = field(default=(), kw_only=True)
 
     @property
     def library_object(self) -> PreTrainedTokenizerBase:
@@ -140,7 +144,7 @@ class TextEncoder:
             limits.check_text(self.tokenizer, prompt, "the prompt")
             ids: list[int] = self.tokenizer(prompt, split_special_tokens=True, verbose=False)["input_ids"]
             return ids
-        chat = masks.quoted(self.tokenizer, prompt)
+        chat = masks.quoted(self.tokenizer, replace(prompt, tools=prompt.tools or [*self.tools] or None))
         text = prompt_text(self.tokenizer, chat.messages, chat.tools, day=self.day)
         limits.check_text(self.tokenizer, text, "the conversation")
         return masks.encode_rendered(self.tokenizer, text)
@@ -180,7 +184,13 @@ class TextEncoder:
         tokenizer = self.tokenizer
         has_day = "strftime_now" in str(tokenizer.chat_template)
         day = str(self.day or date.today()) if has_day else None
-        return [self.rules() or repr(tokenizer), tokenizer.chat_template, tokenizer.special_tokens_map, day]
+        return [
+            self.rules() or repr(tokenizer),
+            tokenizer.chat_template,
+            tokenizer.special_tokens_map,
+            day,
+            *self.tools,
+        ]
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer with its chat template, without marks that only training reads."""

@@ -26,6 +26,7 @@ from tuner.fit.parameters import (
 from tuner.recipes.schema import Dataloader, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
 from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
+from tuner.recipes.schema.tools import tools_of
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""
@@ -244,14 +245,17 @@ def of_generation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     if generation is None or generation.engine != "transformers":
         return 0.0
     loader, completion = recipe.train_dataloader, recipe.objective.completion_tokens
-    batch, prompt = loader.micro_batch * recipe.split.accumulation * ranks, loader.dataset.max_length
+    batch = loader.micro_batch * recipe.split.accumulation * ranks
+    prompt = loader.dataset.max_length + recipe.objective.prompt_tokens
+    # After the result of a tool the model reads all that is there already again.
+    read = prompt + (completion if tools_of(recipe.objective) else 0)
     completions = recipe.objective.generated_at_once(batch) // ranks
     of_values = architecture.v_head_dim or architecture.head_dim
     width = architecture.num_key_value_heads * (architecture.head_dim + of_values)
     attending = sum(map(architecture.attends_to_all, range(architecture.num_hidden_layers)))
     attending += sum(kind == "sliding_attention" for kind in architecture.layer_types)
-    reading = _forward(recipe, architecture, loader, completions * prompt, weight_bytes)
-    reading += attending * width * completions * prompt
+    reading = _forward(recipe, architecture, loader, completions * read, weight_bytes)
+    reading += attending * width * completions * read
     # One layer's keys and values are there twice: they are copied as they get longer.
     choosing: float = (attending + 1) * width * completions * (prompt + completion)
     choosing += completions * architecture.vocab_size * _CHOICE_BYTES / weight_bytes

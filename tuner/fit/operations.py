@@ -115,7 +115,7 @@ def of_step(
         lora: How adapters are computed; None: as the worker computes them.
     """
     model, micro_batches = built(architecture), recipe.split.accumulation
-    row = recipe.train_dataloader.dataset.max_length + recipe.objective.completion_tokens
+    row = tokens_per_sample(recipe) // recipe.objective.facts.sequences_per_sample
     tokens = recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size
     step = _Step(
         recipe,

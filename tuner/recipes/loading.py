@@ -193,10 +193,17 @@ def anchored(recipe: Recipe, deepspeed: str | JsonObject) -> Recipe:
     if str(model["chat_template"]).endswith(".jinja"):
         _anchor(model, "chat_template")
     for reward in rewards:
-        file, _, function = reward["type"].rpartition(":")
-        if file.endswith(".py"):
-            reward["type"] = f"{paths.expanded(file).absolute()}:{function}"
+        reward["type"] = _anchored_code(reward["type"])
+    if "tools" in objective:
+        objective["tools"] = [*map(_anchored_code, objective["tools"])]
+        objective["environment"] = objective["environment"] and _anchored_code(objective["environment"])
     return Recipe(recipe.name, RecipeConfig.model_validate(config), recipe.origins)
+
+
+def _anchored_code(name: str) -> str:
+    """Return the name of a function or a class, with the absolute path of its file if it has one."""
+    file, _, function = name.rpartition(":")
+    return f"{paths.expanded(file).absolute()}:{function}" if file.endswith(".py") else name
 
 
 def _anchor(block: JsonObject | None, key: str) -> None:

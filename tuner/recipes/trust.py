@@ -95,8 +95,14 @@ def _remote_code(recipe: Recipe, result: Path | None = None) -> Iterator[RecipeE
         yield RecipeError(message, where=origin.overridden[0].place, fix=remote_code.advice(path, model.revision))
 
 
-_CALLBACKS, _REWARDS = "train_cfg.callbacks", "objective.rewards"
-_USES = {_CALLBACKS: ("callbacks", "training"), _REWARDS: ("rewards", "rewards")}
+_CALLBACKS, _OBJECTIVE = "train_cfg.callbacks", "objective."
+_USES = {
+    _CALLBACKS: ("callbacks", "training"),
+    **{
+        f"{_OBJECTIVE}{key}": (key, "rewards" if key == "rewards" else "tools")
+        for key in ("rewards", "tools", "environment")
+    },
+}
 """Keys that name Python code: how a message writes them, and what the code is for."""
 
 
@@ -107,7 +113,7 @@ def _functions_of_others(recipe: Recipe) -> Iterator[RecipeError]:
         if place.kind is Kind.FLAG:
             continue
         written, purpose = _USES.get(key, ("format", "rows"))
-        if key == _REWARDS and module.endswith(".py"):
+        if key.startswith(_OBJECTIVE) and module.endswith(".py"):
             fix = f"Read {module}, then add {Option('allow_code', True)}."
             yield RecipeError(f"{written} = {name!r} runs the code of a file", where=place, fix=fix)
         elif (home := foreign_home(module)) is not None:
@@ -128,7 +134,8 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
                 (f"{key}.dataset.{name}", share.format) for share in rows if share.format and ":" in share.format
             )
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
-    yield from ((_REWARDS, name) for name in config.objective.own_functions)
+    for key, names in config.objective.own_functions.items():
+        yield from ((f"{_OBJECTIVE}{key}", name) for name in names)
 
 
 def _kernels_of_hub(recipe: Recipe) -> Iterator[RecipeError]:

@@ -32,6 +32,7 @@ from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Chat
 from tuner.data.sample_kinds import WrongKind
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import (
     DataError,
     MachineError,
@@ -57,6 +58,7 @@ from tuner.runs import checkpoints
 from tuner.runs.verdict import REWARD
 from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import needs_mask
+from tuner.worker.encoders import with_tools
 from tuner.worker.generation import Settings, on_device
 from tuner.worker.samples import before_answer, prompts, right_answer, shown
 from tuner.worker.trainer_setup import evaluator
@@ -209,9 +211,12 @@ def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code:
         problem = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(problem, where=SOURCE, fix="Give the run directory that it comes from.")
     if spec.recipe and not allow_code and (functions := spec.recipe.objective.own_functions):
-        problem = f"the rewards of the run call code: {', '.join(functions)}"
+        called = dict.fromkeys(name for names in functions.values() for name in names)
+        problem = f"the {' and '.join(functions)} of the run call code: {', '.join(called)}"
         raise UsageError(problem, where=SOURCE, fix=f"Read that code, then add {Option('allow_code', True)}.")
     encoder = encoder_of(spec)
+    if spec.recipe:
+        encoder = with_tools(encoder, spec.recipe)
     conversations = questions(spec, encoder, rows, num_questions) if num_questions else []
     try:
         return prepare(rows, encoder, objective=spec.objective), conversations
@@ -379,8 +384,9 @@ def completed(loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, bat
     teacher = None
     if config.objective.taught_by:
         teacher = load_reference(config, "", loaded.dtype, device, shards=False, vocabulary=vocabulary)
+    encoder = with_tools(cast(TextEncoder, loaded.encoder), config)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = evaluator(config, (loaded.model, teacher), loaded.encoder, prepared.dataset, batch_size, folder)
+        trainer = evaluator(config, (loaded.model, teacher), encoder, prepared.dataset, batch_size, folder)
         metrics = trainer.evaluate()
     metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
     if teacher is not None:

@@ -35,10 +35,12 @@ class Reward(Protocol):
 
 
 def text_of(completion: Completion) -> str:
-    """Return the text of a completion: that of its last message if it is a list of messages."""
+    """Return the text of a completion: that of its last message, unless that is the result of a tool."""
     if isinstance(completion, str):
         return completion
-    return str(completion[-1].get("content") or "") if completion else ""
+    if not completion or completion[-1].get("role") == "tool":  # it ended before the model answered
+        return ""
+    return str(completion[-1].get("content") or "")
 
 
 def built_in(block: RewardBlock) -> Reward:

@@ -16,9 +16,17 @@ from typing import Any
 
 from tuner.errors import Option, RewardError, TunerError
 from tuner.files import append_line
-from tuner.recipes.schema.rewards import ContainsReward, ExactReward, LengthReward, OwnReward, RewardBlock
+from tuner.recipes.schema.rewards import (
+    ContainsReward,
+    EnvironmentReward,
+    ExactReward,
+    LengthReward,
+    OwnReward,
+    RewardBlock,
+)
 from tuner.rewards.built_in import Completion, Scores, built_in, text_of
-from tuner.rewards.reward_process import IsolatedReward, RewardFailure
+from tuner.rewards.isolated_process import CallFailure
+from tuner.rewards.reward_process import IsolatedReward
 from tuner.runs.directory import RunDirectory
 
 _WINDOW, _LEAST = 1000, 100
@@ -33,19 +41,25 @@ _SIMPLE = (ExactReward, ContainsReward, LengthReward)
 Call = Callable[[Mapping[str, list[Any]]], object]
 
 
-def reward_functions(rewards: Sequence[RewardBlock], *, folder: Path) -> list[RewardFunction]:
+def reward_functions(
+    rewards: Sequence[RewardBlock], *, folder: Path, environment: Call | None = None
+) -> list[RewardFunction]:
     """Return one function for each reward, in their order.
 
     Args:
         rewards: The blocks of an objective's key `rewards`.
         folder: The run directory, in which failures are listed.
+        environment: Computes the reward 'environment'.
 
     Raises:
         RewardError: a reward cannot be loaded.
         MachineError: a library is not installed.
     """
     failures = RunDirectory(folder).reward_failures
-    return [RewardFunction(block, name, failures) for block, name in zip(rewards, names_of(rewards), strict=True)]
+    return [
+        RewardFunction(block, name, failures, environment)
+        for block, name in zip(rewards, names_of(rewards), strict=True)
+    ]
 
 
 def names_of(rewards: Sequence[RewardBlock]) -> list[str]:
@@ -64,11 +78,11 @@ class RewardFunction:
         place: `file:line` of a function of the user's, once it was called; before, and for others, the type.
     """
 
-    def __init__(self, block: RewardBlock, name: str, failures: Path | None) -> None:
+    def __init__(self, block: RewardBlock, name: str, failures: Path | None, environment: Call | None = None) -> None:
         self.__name__ = name
         self.block, self.weight, self._failures = block, block.weight, failures
         self._recent: deque[bool] = deque(maxlen=_WINDOW)
-        self._call, self._isolated = _caller(block)
+        self._call, self._isolated = _caller(block, environment)
 
     @property
     def place(self) -> str:
@@ -91,36 +105,36 @@ class RewardFunction:
         outcomes = self.outcomes({"prompts": list(prompts), "completions": list(completions), **lists})
         scores: Scores = []
         for completion, outcome in zip(completions, outcomes, strict=True):
-            failed = isinstance(outcome, RewardFailure)
+            failed = isinstance(outcome, CallFailure)
             self._recent.append(failed)
-            if isinstance(outcome, RewardFailure):
+            if isinstance(outcome, CallFailure):
                 self._list(outcome, completion)
                 scores.append(None)
             else:
                 scores.append(outcome)
         return scores
 
-    def outcomes(self, call: Mapping[str, list[Any]]) -> list[float | RewardFailure | None]:
+    def outcomes(self, call: Mapping[str, list[Any]]) -> list[float | CallFailure | None]:
         """Return for each completion its number, None, or the failure; one failure does not affect the others."""
         count = len(call["completions"])
         try:
             return self.whole_batch(call)
-        except RewardFailure as failure:
+        except CallFailure as failure:
             if count == 1:
                 return [failure]
         one_by_one = ({key: values[row : row + 1] for key, values in call.items()} for row in range(count))
         return [outcome for single in one_by_one for outcome in self.outcomes(single)]
 
-    def whole_batch(self, call: Mapping[str, list[Any]]) -> list[float | RewardFailure | None]:
+    def whole_batch(self, call: Mapping[str, list[Any]]) -> list[float | CallFailure | None]:
         """Return what one call of the reward returns for all completions.
 
         Raises:
-            RewardFailure: the call failed, or did not return a list with a value for each completion.
+            CallFailure: the call failed, or did not return a list with a value for each completion.
         """
         scores = self._call(call)
         return _numbers(scores, len(call["completions"]), self.place)
 
-    def _list(self, failure: RewardFailure, completion: Completion) -> None:
+    def _list(self, failure: CallFailure, completion: Completion) -> None:
         """List a failure, and end the run if there are too many."""
         if self._failures:
             line = {"name": self.__name__, "problem": failure.problem, "where": failure.where}
@@ -137,34 +151,37 @@ class RewardFunction:
             self._isolated.end()
 
 
-def _caller(block: RewardBlock) -> tuple[Call, IsolatedReward | None]:
+def _caller(block: RewardBlock, environment: Call | None) -> tuple[Call, IsolatedReward | None]:
     """Return what computes a reward, and the process in which it does."""
+    if isinstance(block, EnvironmentReward):
+        assert environment is not None, "the schema asks for an environment"
+        return environment, None
     if not isinstance(block, _SIMPLE):
         isolated = IsolatedReward(block)
-        return isolated, isolated
+        return isolated.scores, isolated
     reward = built_in(block)
     return lambda call: reward(**call), None
 
 
-def _numbers(scores: object, count: int, place: str) -> list[float | RewardFailure | None]:
+def _numbers(scores: object, count: int, place: str) -> list[float | CallFailure | None]:
     """Return a number, None or a failure for each of `count` completions.
 
     Raises:
-        RewardFailure: the reward did not return a list of that length.
+        CallFailure: the reward did not return a list of that length.
     """
     if not isinstance(scores, list):
-        raise RewardFailure(f"it returned {type(scores).__name__}, not a list of numbers", place)
+        raise CallFailure(f"it returned {type(scores).__name__}, not a list of numbers", place)
     if len(scores) != count:
-        raise RewardFailure(f"it returned {len(scores)} numbers for {count} completions", place)
+        raise CallFailure(f"it returned {len(scores)} numbers for {count} completions", place)
     return [_number(score, place) for score in scores]
 
 
-def _number(score: object, place: str) -> float | RewardFailure | None:
-    if score is None:
-        return None
+def _number(score: object, place: str) -> float | CallFailure | None:
+    if score is None or isinstance(score, CallFailure):
+        return score
     if isinstance(score, int | float) and math.isfinite(score):
         return float(score)
-    return RewardFailure(f"it returned {score!r}, which is no finite number", place)
+    return CallFailure(f"it returned {score!r}, which is no finite number", place)
 
 
 @dataclass(frozen=True)
@@ -188,6 +205,8 @@ def trial_mistakes(rewards: Sequence[RewardBlock], rows: Sequence[TrialRow]) -> 
     if not rows:
         return
     for block, name in zip(rewards, names_of(rewards), strict=True):
+        if isinstance(block, EnvironmentReward):  # `tool_calls.described` tries it
+            continue
         reward = RewardFunction(block, name, None)
         try:
             if mistake := _trial_mistake(reward, rows):
@@ -206,10 +225,10 @@ def _trial_mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardEr
     columns |= {"prompts": [row.prompt for row, _ in tried], "completions": [completion for _, completion in tried]}
     try:
         outcomes = reward.whole_batch(columns)
-    except RewardFailure as failure:
+    except CallFailure as failure:
         return _trial_error(reward, failure)
     for (_, completion), outcome in zip(tried, outcomes, strict=True):
-        if isinstance(outcome, RewardFailure):
+        if isinstance(outcome, CallFailure):
             return _trial_error(reward, outcome, f" for the completion {text_of(completion)[:40]!r}")
     numbers = [outcome for outcome in outcomes if isinstance(outcome, float)]
     if not numbers:
@@ -227,7 +246,7 @@ def _trial_mistake(reward: RewardFunction, rows: Sequence[TrialRow]) -> RewardEr
     return None
 
 
-def _trial_error(reward: RewardFunction, failure: RewardFailure, completion: str = "") -> RewardError:
+def _trial_error(reward: RewardFunction, failure: CallFailure, completion: str = "") -> RewardError:
     problem = f"the reward {reward.__name__!r} failed on the first rows{completion}: {failure.problem}"
     is_slow = "its timeout" in failure.problem
     fix = f"Make it faster, or write dict(type={reward.block.type!r}, timeout=60)." if is_slow else _TRIAL_FIX

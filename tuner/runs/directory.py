@@ -10,6 +10,7 @@ metrics.jsonl   one line for each logged step
 answers.jsonl   with `log.generate`: the answers to validation prompts at each validation, by step
 completions.jsonl  with an objective that generates: completions of the training prompts, with their rewards, by step
 reward_failures.jsonl  one line for each completion on which a reward failed
+tool_failures.jsonl  one line for each call of a tool that failed
 data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
@@ -97,6 +98,7 @@ class RunDirectory:
     answers = _Named("answers.jsonl")
     completions = _Named("completions.jsonl")
     reward_failures = _Named("reward_failures.jsonl")
+    tool_failures = _Named("tool_failures.jsonl")
     data = _Named("data.json")
     data_report = _Named("data_report.jsonl")
     stream = _Named("stream")

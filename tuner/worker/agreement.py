@@ -21,6 +21,8 @@ from tuner.data.prepared import Prepared
 from tuner.errors import MachineError
 from tuner.files import sha256
 from tuner.machine.libraries import QUANTIZED, versions
+from tuner.recipes.schema.objective import Objective
+from tuner.recipes.schema.rewards import file_of
 from tuner.runs.directory import RunDirectory
 from tuner.worker.rank_data import RankRows
 
@@ -94,6 +96,13 @@ def model_files(path: str, revision: str | None, role: str = "model") -> dict[st
     files = {file: _hash(file) for pattern in _JSON for file in folder.glob(pattern)}
     files |= {file: _size(file) for pattern in _WEIGHTS for file in folder.glob(pattern)}
     return {f"{file.name} of the {role}": files[file] for file in sorted(files)}
+
+
+def own_code(objective: Objective) -> dict[str, str | None]:
+    """Return the hashes of the user's files that an objective calls: rewards, tools and an environment."""
+    called = (name for names in objective.own_functions.values() for name in names)
+    files = sorted({file for file in map(file_of, called) if file})
+    return {f"{Path(file).name} of the {objective.type} objective": _hash(Path(file)) for file in files}
 
 
 def rows(read: RankRows) -> dict[str, str | None]:

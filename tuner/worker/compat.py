@@ -100,6 +100,11 @@ def check_generates(trainer: type[Trainer]) -> None:
     require_names("trl", trainer, "_generate_and_score_completions", "_generate_single_turn", "_tokenize_prompts")
 
 
+def check_calls_tools(trainer: type[Trainer]) -> None:
+    """Refuse a trainer of TRL that does not call tools as TRL 1.16 does. Errors as `check_names`."""
+    require_names("trl", trainer, "_tool_call_loop", "_get_tool_suffix_ids")
+
+
 def keep_order(trainer: type[Trainer]) -> None:
     """Keep the completions that TRL 1.16 generated at once in their order; it would shuffle those of each rank."""
     module = sys.modules[trainer.__module__]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import processor_of, tokenizer_of
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.tools import tools_of
+from tuner.rewards.tool_calls import described
 
 
 def encoder_of(config: RecipeConfig, path: str, day: date | None = None) -> TextEncoder:
@@ -20,7 +23,25 @@ def encoder_of(config: RecipeConfig, path: str, day: date | None = None) -> Text
     Raises:
         ModelError: the model has no tokenizer or processor, or it needs remote code.
         MachineError: the hub cannot be reached.
+        ToolError: a tool of the objective cannot be described; its code runs in a process of its own.
     """
     if not config.reads_images:
-        return TextEncoder(tokenizer_of(config, path), day=day)
+        return with_tools(TextEncoder(tokenizer_of(config, path), day=day), config)
     return ImageEncoder.of(processor_of(config, path), config.train_dataloader.dataset, day)
+
+
+def with_tools(encoder: TextEncoder, config: RecipeConfig) -> TextEncoder:
+    """Return an encoder that renders prompts with the tools of the objective, if it has some.
+
+    Raises:
+        ModelError: calls cannot be read from the chat template.
+        ToolError: a tool cannot be described; its code runs in a process of its own.
+    """
+    tools = tools_of(config.objective)
+    if tools is None:
+        return encoder
+    from tuner.rewards.tool_templates import refuse_unknown  # TRL, and few runs have tools
+
+    tokenizer = encoder.tokenizer
+    refuse_unknown(tokenizer.chat_template, getattr(tokenizer, "response_template", None))
+    return replace(encoder, tools=described(tools).schemas)

@@ -166,6 +166,7 @@ def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
 
 def _require_same_inputs(config: RecipeConfig, path: str, rows: RankRows) -> None:
     inputs = {**agreement.rows(rows), **agreement.model_files(path, config.model.revision)}
+    inputs |= agreement.own_code(config.objective)
     if (teacher := config.objective.taught_by) and teacher.path:
         inputs |= agreement.model_files(teacher.path, teacher.revision, "teacher")
     if config.adapter and config.adapter.path:

@@ -167,7 +167,7 @@ def _constructed(
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if collate := training.collator(config, encoder.pad_id):
         more["data_collator"] = collate
-    more |= training.constructor(config, folder)
+    more |= training.constructor(config, folder, encoder)
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
         built: BuiltTrainer = training.trainer(

@@ -24,13 +24,16 @@ from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import fail
 from tuner.data.sample import Prompt, images_of, turns_of
 from tuner.errors import DataError, Key, MachineError, ModelError, Option, RecipeError, TunerError, UsageError, marked
+from tuner.files import read_json_object
 from tuner.fit.parameters import has_formula
 from tuner.launch import row_counts
 from tuner.launch.checks import Finding, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
+from tuner.recipes import catalog, starting_weights
 from tuner.recipes.schema import Dataset, Rows
 from tuner.recipes.schema.rewards import rewards_of
+from tuner.recipes.schema.tools import tools_of
 from tuner.vocabulary import TEACHER
 
 if TYPE_CHECKING:
@@ -209,6 +212,58 @@ def rewards(run: ResolvedRun) -> Iterator[Finding]:
         from tuner.rewards.reward_function import trial_mistakes  # and a teacher gives none
 
         yield from trial_mistakes(blocks, trial_rows(config.train_dataloader.dataset, config.objective.type))
+
+
+def tools(run: ResolvedRun) -> Iterator[Finding]:
+    """Find tools that cannot be called with this model, or by these ranks."""
+    config = run.recipe.config
+    block = tools_of(config.objective)
+    if block is None:
+        return
+    if config.reads_images:
+        problem = "a model that reads images calls no tools in tuner"
+        yield RecipeError(problem, where="objective.tools", fix="Use a model of text alone.")
+    generation, ranks = config.objective.generated_by, run.topology.world_size
+    if ranks > 1 and generation and generation.engine == "vllm":
+        problem = (
+            f"with vLLM on {ranks} ranks tools cannot be called: TRL gathers the prompts of all ranks for each "
+            "generation, and ranks call tools a different number of times"
+        )
+        yield RecipeError(problem, where=f"{_GENERATION}.engine", fix=f"Train on one GPU. {_WITHOUT_VLLM}")
+
+
+def tool_template(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a chat template in which TRL cannot read calls; ranks check one that is on the hub."""
+    config = run.recipe.config
+    named, folder = config.model.chat_template, starting_weights.tokenizer_folder(config.model_dump())
+    if tools_of(config.objective) is None or not (named or folder):
+        return
+    from tuner.rewards.tool_templates import refuse_unknown  # TRL
+
+    if named:
+        refuse_unknown(catalog.chat_template(named))
+    elif folder and (template := starting_weights.chat_template_of(folder)) is not None:
+        described = read_json_object(folder / "tokenizer_config.json").get("response_template")
+        refuse_unknown(template, described)
+    yield from ()
+
+
+def tool_functions(run: ResolvedRun) -> Iterator[Finding]:
+    """Describe every tool, and begin an environment with the first row: what fails now fails in each completion."""
+    config = run.recipe.config
+    block = tools_of(config.objective)
+    if block is None:
+        return
+    from tuner.rewards.tool_calls import ENVIRONMENT, described
+
+    rows = trial_rows(config.train_dataloader.dataset, config.objective.type) if block.environment else []
+    row = {"prompt": rows[0].prompt, **rows[0].columns} if rows else None
+    found = described(block, row)
+    if found.scores and not any(reward.type == ENVIRONMENT for reward in rewards_of(config.objective)):
+        yield (
+            f"{block.environment} has a method get_reward, which no reward calls. "
+            f"Add it: {Key('objective.rewards', [ENVIRONMENT])}."
+        )
 
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:

@@ -32,9 +32,10 @@ class GroupRewards(Sampling):
     mask_truncated_completions: bool = False
 
     @property
-    def own_functions(self) -> tuple[str, ...]:
+    def own_functions(self) -> Mapping[str, tuple[str, ...]]:
         """The rewards that are functions of the user's."""
-        return tuple(reward.type for reward in self.rewards if isinstance(reward, OwnReward))
+        names = tuple(reward.type for reward in self.rewards if isinstance(reward, OwnReward))
+        return {"rewards": names} if names else {}
 
     @property
     def scoring_models(self) -> tuple[Mapping[str, object], ...]:

@@ -37,8 +37,9 @@ def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
 
 def tokens_per_sample(recipe: RecipeConfig, key: str = "train_dataloader") -> int:
     """Return the largest number of tokens of one sample: a pair is two answers, a prompt gets a completion."""
-    sequences = recipe.objective.facts.sequences_per_sample
-    return sequences * (recipe.loaders[key].dataset.max_length + recipe.objective.completion_tokens)
+    sequences, objective = recipe.objective.facts.sequences_per_sample, recipe.objective
+    added = objective.completion_tokens + objective.prompt_tokens
+    return sequences * (recipe.loaders[key].dataset.max_length + added)
 
 
 def refuse_tiles(config: RecipeConfig, model_type: str) -> None:

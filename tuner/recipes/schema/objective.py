@@ -145,9 +145,9 @@ class Objective(Block):
         return 1
 
     @property
-    def own_functions(self) -> tuple[str, ...]:
-        """The functions of the user's that it calls, 'file.py:function' or 'package.module:function'."""
-        return ()
+    def own_functions(self) -> Mapping[str, tuple[str, ...]]:
+        """The user's code that it calls, 'file.py:function' or 'package.module:function', by its key."""
+        return {}
 
     @property
     def samples_a_row(self) -> int:
@@ -167,6 +167,11 @@ class Objective(Block):
     @property
     def completion_tokens(self) -> int:
         """The most tokens that the model generates after a prompt of training; 0 without generation."""
+        return 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The most tokens that are added to a prompt of a row while the run trains."""
         return 0
 
     def generated_at_once(self, global_batch: int) -> int:

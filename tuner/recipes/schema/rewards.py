@@ -141,6 +141,12 @@ class ModelReward(RewardBlock):
     timeout: PositiveFloat = 600.0
 
 
+class EnvironmentReward(RewardBlock):
+    """What the method `get_reward` of a completion's environment returns: see `objective.environment`."""
+
+    type: Literal["environment"]
+
+
 class OwnReward(RewardBlock):
     """A function of the user's: 'my_rewards.py:my_function' or 'my_package.my_module:my_function'."""
 
@@ -151,21 +157,33 @@ class OwnReward(RewardBlock):
     @field_validator("type")
     @classmethod
     def _names_a_function(cls, name: str) -> str:
-        module, _, function = name.rpartition(":")
-        if not module or not function.isidentifier():
-            raise ValueError(f"{name!r} does not name a function; write it as {_EXAMPLE_OF_OWN}")
-        return name
+        return names_code(name, _EXAMPLE_OF_OWN)
 
-    @property
-    def file(self) -> str | None:
-        """The file of the function; None if the type names a module."""
-        module = self.type.rpartition(":")[0]
-        return module if module.endswith(".py") else None
+
+def names_code(name: str, example: str) -> str:
+    """Return the name of a function or a class in a file or a module.
+
+    Raises:
+        ValueError: it is none.
+    """
+    module, _, function = name.rpartition(":")
+    if not module or not function.isidentifier():
+        raise ValueError(f"{name!r} does not name a function; write it as {example}")
+    return name
+
+
+def file_of(name: str) -> str | None:
+    """Return the file of a function or a class by its name; None if that names a module."""
+    module = name.rpartition(":")[0]
+    return module if module.endswith(".py") else None
 
 
 BUILT_IN: dict[str, type[RewardBlock]] = {
     get_args(block.model_fields["type"].annotation)[0]: block
-    for block in (MathReward, ExactReward, ContainsReward, FormatReward, JsonReward, LengthReward, ModelReward)
+    for block in (
+        *(MathReward, ExactReward, ContainsReward, FormatReward, JsonReward, LengthReward),
+        *(ModelReward, EnvironmentReward),
+    )
 }
 """The block of each reward of the package by its type."""
 

@@ -35,6 +35,7 @@ from transformers import (
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from tuner.data import templates
+from tuner.data.encoder import Encoder
 from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import tokens_per_sample
@@ -139,9 +140,13 @@ class Sampled(LogitsProcessor):  # type: ignore[misc]
         return scores.float() - noise_BV.log()
 
 
-def seed_of(seed: int, epoch: int, completion: int) -> int:
-    """Return the seed of a completion: its own for each seed of the run, epoch and number in the epoch."""
-    return ((seed * 1_000_003 + epoch) * 1_000_003 + completion) % 2**63
+def seed_of(seed: int, epoch: int, completion: int, turn: int = 0) -> int:
+    """Return the seed of a completion: its own for each seed of the run, epoch and number in the epoch.
+
+    Each turn after results of tools has another one.
+    """
+    first = (seed * 1_000_003 + epoch) * 1_000_003 + completion
+    return (first + turn * 7_777_777_777_777) % 2**63
 
 
 class GeneratingTrainer(TunerTrainer):
@@ -175,6 +180,8 @@ class GeneratingTrainer(TunerTrainer):
 
     _numbers: Sequence[int] = ()
     _ids: Sequence[Sequence[int]] = ()
+    _turn = 0
+    """0: a completion begins; later it goes on after results of tools."""
 
     # -- rows
 
@@ -206,9 +213,10 @@ class GeneratingTrainer(TunerTrainer):
     def _generate_and_score_completions(self, inputs: Sequence[Mapping[str, Any]]) -> Any:
         """Return TRL's completions, and list some of them."""
         self._numbers = [row["number"] for row in inputs]
-        self._ids = [row["prompt_ids"] for row in inputs]
         names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
         with self.consensus.generating() if self.consensus else nullcontext():
+            inputs = self.begun(inputs)
+            self._ids = [row["prompt_ids"] for row in inputs]
             output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
         self._stop_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
@@ -217,6 +225,10 @@ class GeneratingTrainer(TunerTrainer):
             self.num_tokens = sum(map(len, self._ids)) + int(output["completion_mask"].sum())
             self._list_completions()
         return output
+
+    def begun(self, inputs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return the rows with the prompts that the model reads."""
+        return inputs
 
     def complete(self, inputs: Sequence[Mapping[str, Any]]) -> Any:
         """Generate a completion of each prompt; TRL's metrics then say what they are like."""
@@ -231,6 +243,10 @@ class GeneratingTrainer(TunerTrainer):
             completions = super()._generate_single_turn(*args, **options)
         self._stop_together()  # their rewards may take long
         return completions
+
+    def written_numbers(self) -> Sequence[int]:
+        """Return the numbers of the completions that the next generation writes."""
+        return self._numbers
 
     def _stop_together(self) -> None:
         if self.consensus:
@@ -254,7 +270,7 @@ class GeneratingTrainer(TunerTrainer):
                 processors.append(TopPLogitsWarper(args.top_p))
             if args.min_p:
                 processors.append(MinPLogitsWarper(args.min_p))
-            seeds = [seed_of(args.seed, epoch, number) for number in self._numbers]
+            seeds = [seed_of(args.seed, epoch, number, self._turn) for number in self.written_numbers()]
             processors.append(Sampled(seeds, device))
         generate = model.generate
         criteria = StoppingCriteriaList([self.consensus.ends_generation] if self.consensus else [])
@@ -321,7 +337,7 @@ class GeneratingTraining(Training):
     of_trl: ClassVar[type]
     """TRL's trainer."""
 
-    def constructor(self, config: RecipeConfig, folder: Path) -> dict[str, Any]:
+    def constructor(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
         return {"completions_file": RunDirectory(folder).completions}
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:

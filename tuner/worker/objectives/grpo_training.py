@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
+from tuner.data.encoder import Encoder
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.tools import tools_of
+from tuner.rewards.tool_calls import Rollouts
+from tuner.runs.directory import RunDirectory
 from tuner.worker import compat
 from tuner.worker.objectives.generated_groups import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
+from tuner.worker.objectives.tool_turns import ToolTurns, shorten
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]
+class Grpo(ToolTurns, GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]
     """GRPO. Its completions come from the seeds of `Sampled`.
 
     TRL takes two means over the tokens of a micro-batch, the loss 'bnpo' and the bonus of `entropy_coef`. Here they are
@@ -32,7 +43,7 @@ class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc
             return super()._compute_loss(model, inputs)
         num_batches, num_tokens = self.current_gradient_accumulation_steps, self._count_tokens()
         mean_tokens = num_tokens / (num_batches * self.accelerator.num_processes)
-        self.entropy_coef = coefficient * inputs["completion_mask"].sum() / mean_tokens
+        self.entropy_coef = coefficient * _trained(inputs).sum() / mean_tokens
         if loss_type == "bnpo":  # 'dapo' divides by a given number of tokens, for all steps of a generation
             self.loss_type = "dapo"
             scale = self.args.steps_per_generation / num_batches
@@ -47,9 +58,15 @@ class Grpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc
     def _count_tokens(self) -> Tensor:
         step, batches = compat.completions_of_step(self)
         if self._tokens_of_step[0] != step:
-            num_tokens = sum(batch["completion_mask"].sum() for batch in batches)
+            num_tokens = sum(_trained(batch).sum() for batch in batches)
             self._tokens_of_step = step, self.accelerator.reduce(num_tokens.float(), reduction="sum").clamp(min=1)
         return self._tokens_of_step[1]
+
+
+def _trained(batch: Mapping[str, Tensor]) -> Tensor:
+    """Return 1 for each token of completions with loss: what the model wrote, not results of tools."""
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 class GrpoTraining(GroupRewardsTraining):
@@ -58,6 +75,21 @@ class GrpoTraining(GroupRewardsTraining):
     trainer = Grpo
     arguments_type = GRPOConfig
     of_trl = GRPOTrainer
+
+    def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
+        """Limit the calls of a completion."""
+        super().before(arguments, config, model)
+        if tools := tools_of(config.objective):
+            compat.check_calls_tools(self.of_trl)
+            arguments.max_tool_calling_iterations = tools.max_calls
+
+    def tools(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+        tools = tools_of(config.objective)
+        if tools is None:
+            return {}
+        failures = RunDirectory(folder).tool_failures
+        rollouts = Rollouts(tools, encoder.tools, failures, partial(shorten, encoder, tools.max_result_tokens))
+        return {"rollouts": rollouts, "encoder": encoder}
 
 
 TRAINING = GrpoTraining()

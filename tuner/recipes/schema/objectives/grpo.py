@@ -1,5 +1,6 @@
 """Group relative policy optimization."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -8,14 +9,16 @@ from tuner.recipes.schema.block import Contradictions
 from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.recipes.schema.sampling import DROPPED
+from tuner.recipes.schema.tools import TOOL_KEYS, Tools
 
 
-class Grpo(GroupRewards):
+class Grpo(GroupRewards, Tools):
     """Group relative policy optimization: completions with a reward above the mean of their prompt get more likely."""
 
     facts: ClassVar = ObjectiveFacts(
         "GRPO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
     )
+    own_keys: ClassVar = GroupRewards.own_keys | TOOL_KEYS
     type: Literal["grpo"]
     # How the loss of tokens is added up: a mean over the tokens of a step ('bnpo', and 'dapo', which counts them in all
     # completions that are generated at once), over completions ('grpo'), or a sum divided by a constant ('dr_grpo').
@@ -33,5 +36,16 @@ class Grpo(GroupRewards):
     entropy_coef: NonNegativeFloat = 0.0
 
     def contradictions(self) -> Contradictions:
+        yield from super().contradictions()
         if self.beta == 0:
             yield from self.unread("with beta = 0", "use_bias_correction_kl")
+
+    @property
+    def own_functions(self) -> Mapping[str, tuple[str, ...]]:
+        environment = (self.environment,) if self.environment else ()
+        called = {"tools": self.tools, "environment": environment}
+        return {**super().own_functions, **{key: names for key, names in called.items() if names}}
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.max_result_tokens if self.environment else 0

@@ -1,0 +1,52 @@
+"""Which chat templates TRL reads calls of tools from: those that it knows by their text."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import trl
+from trl.chat_template_utils import add_response_schema
+
+from tuner.errors import Key, ModelError
+
+_FOLDER = Path(trl.__file__).parent / "chat_templates"
+_OF_TRAINING = "_training"
+
+
+def refuse_unknown(template: object, response_template: object = None) -> None:
+    """Refuse a chat template in which TRL cannot find the calls that the model writes.
+
+    Args:
+        template: Its text.
+        response_template: The tokenizer's own description of what the model writes, if it has one.
+
+    Raises:
+        ModelError: it names the templates that work.
+    """
+    if response_template is not None or _is_known(template):
+        return
+    message = f"TRL cannot read calls of tools from this chat template; it knows those of {', '.join(known())}"
+    near = Key("model.chat_template", str(_FOLDER / "qwen3.jinja"))
+    fix = f"Use a model that has one of them, or train with one, such as {near}."
+    raise ModelError(message, where="model.chat_template", fix=fix)
+
+
+@cache
+def known() -> tuple[str, ...]:
+    """Return the names of the templates of TRL in which it finds calls."""
+    files = sorted(_FOLDER.glob("*.jinja"))
+    return tuple(
+        file.stem
+        for file in files
+        if not file.stem.endswith(_OF_TRAINING) and _is_known(file.read_text(encoding="utf-8"))
+    )
+
+
+def _is_known(template: object) -> bool:
+    try:
+        add_response_schema(SimpleNamespace(chat_template=template))
+    except ValueError:
+        return False
+    return True
