@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster import hosts as network
 from tests.cluster.hosts import Host
 from tests.e2e.runs import environment, quick, wait_until
@@ -21,10 +23,10 @@ GOES_ON = ("--max-restarts", 1, "--set", "max_steps=40", "--set", "checkpoint.in
 class Launch:
     """`tuner train` on hosts, one rank on each; the run directory is in a folder that one may mount otherwise."""
 
-    def __init__(self, hosts: list[Host], folder: Path, *arguments: object) -> None:
+    def __init__(self, hosts: list[Host], folder: Path, *arguments: object, nnodes: object = 2) -> None:
         self.folder, self.run = folder / "shared", folder / "shared" / "run"
-        self.folder.mkdir()
-        where = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", hosts[0].address)
+        self.folder.mkdir(parents=True)
+        where = ("--nnodes", nnodes, "--nproc-per-node", 1, "--master-addr", hosts[0].address)
         self.words = (
             "train",
             quick(folder, "full"),
@@ -46,6 +48,10 @@ class Launch:
             return subprocess.Popen(
                 command, env=environment(), stdout=stream, stderr=subprocess.STDOUT, text=True, start_new_session=True
             ), log
+
+    def losses(self) -> list[float]:
+        lines = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
+        return [line["loss"] for line in lines if "loss" in line]
 
     def json(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.run / "run.json").read_text())
@@ -126,3 +132,34 @@ def test_a_spare_takes_the_address_and_the_lock_of_a_lost_node_0(tmp_path: Path)
         assert [spare.wait(TRAINS_S), second.wait(TRAINS_S)] == [0, 0], spare_log.read_text() + second_log.read_text()
         assert launch.json()["resume_step"] >= 4
         assert first.wait(STARTS_S) != 0
+
+
+def test_a_run_goes_on_with_fewer_nodes_on_the_same_batch_and_takes_a_node_back_at_the_next_restart(
+    tmp_path: Path,
+) -> None:
+    few = ("--set", "train_dataloader.batch_size=1", "--set", "train_cfg.global_batch_size=4")
+    more = ("--max-restarts", 3, "--set", "max_steps=40", "--set", "checkpoint.interval=2", *few)
+    with network.hosts(2, tmp_path) as hosts:
+        undisturbed = Launch(hosts, tmp_path / "undisturbed", *more)
+        nodes = [undisturbed.start(host, rank)[0] for rank, host in enumerate(hosts)]
+        assert [node.wait(TRAINS_S) for node in nodes] == [0, 0]
+        launch = Launch(hosts, tmp_path / "two", *more, nnodes="1:2")
+        (first, first_log), (second, _) = (launch.start(host, rank) for rank, host in enumerate(hosts))
+        wait_until(launch.trains, TRAINS_S)
+
+        second.kill()
+        second.wait()
+        hosts[1].ask("pkill", "-9", "python")
+        says(first_log, "goes on without node 1")
+        wait_until(lambda: launch.json()["num_nodes"] == 1, STARTS_S)
+        fewer = launch.json()
+        assert (fewer["batch"]["global_batch"], fewer["batch"]["accumulation"], fewer["world_size"]) == (4, 4, 1)
+        back, back_log = launch.start(hosts[1], 1)
+        says(back_log, "joins at their next restart")
+        step = fewer["resume_step"] + 4
+        wait_until((launch.run / "checkpoints" / f"checkpoint-{step}").is_dir, TRAINS_S)
+        hosts[0].ask("pkill", "-9", "-f", "tuner.worker")
+
+        assert [first.wait(TRAINS_S), back.wait(TRAINS_S)] == [0, 0], first_log.read_text() + back_log.read_text()
+    assert launch.json()["num_nodes"] == 2
+    assert launch.losses() == pytest.approx(undisturbed.losses(), rel=1e-5)

@@ -41,9 +41,17 @@ class Place:
         self.port, self.nodes, self.said = free_port(), list[Meeting](), list[str]()
 
     def node(
-        self, rank: int, *, nodes: int = 2, address: str = "127.0.0.1", words: Sequence[str] = (), **more: Any
+        self,
+        rank: int,
+        *,
+        nodes: int = 2,
+        min_nodes: int = 0,
+        address: str = "127.0.0.1",
+        words: Sequence[str] = (),
+        **more: Any,
     ) -> Any:
         topology = Topology("torchrun", nodes, rank, 1, nodes, master_addr=address, master_port=self.port)
+        topology = topology._replace(min_nodes=min_nodes)
         settings = {"start_timeout_s": 30.0, "say": self.said.append, "times": FAST, **more}
         key = call_key("", words, topology)
         one = (Leader if rank == 0 else Caller)(topology, key, **settings)

@@ -573,3 +573,103 @@ def test_a_second_node_0_at_the_address_of_the_first_is_named(place: Place) -> N
     with pytest.raises((MachineError, UsageError)):
         place.node(0)
     place.nodes.pop()
+
+
+# Fewer nodes than there could be: --nnodes MIN:MAX
+
+SOON = FAST._replace(settled=0.5)
+
+
+def test_all_nodes_begin_at_once(place: Place, tmp_path: Path) -> None:
+    nodes = met(place, tmp_path, num_nodes=3, min_nodes=2, times=FAST._replace(settled=600.0))
+
+    assert [node.place.num_nodes for node in nodes] == [3, 3, 3]
+
+
+def test_nodes_that_are_enough_begin_when_none_has_come_for_a_while(place: Place, tmp_path: Path) -> None:
+    nodes = [ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 2)]
+
+    assert at_once(nodes[0].wait) == [None]
+    nodes[0].go("first")
+    assert at_once(nodes[1].wait) == ["first"]
+
+    assert [node.place.node_rank for node in nodes] == [0, 1], "torchrun counts those that are there"
+    assert [node.place.world_size for node in nodes] == [2, 2]
+    assert any("node 1" in line and "never seen" in line for line in place.said)
+
+
+def test_too_few_nodes_and_numbers_that_are_refused_wait_until_the_time_is_over(place: Place, tmp_path: Path) -> None:
+    nodes = [place.node(rank, nodes=4, min_nodes=2, times=SOON, start_timeout_s=1.5) for rank in (0, 1, 2)]
+    first, second, third = (ready(node, tmp_path) for node in nodes)
+    third.close()
+    wait_until(lambda: first._nodes[2].is_gone and first._nodes[1].is_ready)
+
+    with pytest.raises(Hang):
+        first.wait(refused={2})
+    second.close()
+    wait_until(lambda: first._nodes[1].is_gone)
+    with pytest.raises(Hang):
+        first.wait()
+
+
+def test_a_node_that_comes_while_the_others_train_joins_at_their_next_restart(place: Place, tmp_path: Path) -> None:
+    first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
+    assert at_once(first.wait) == [None]
+    first.go("first")
+    assert at_once(second.wait) == ["first"]
+    late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON, start_timeout_s=0.3), tmp_path)
+    waiting: list[object] = []
+    thread = threading.Thread(target=lambda: waiting.extend(at_once(late.wait)))
+    thread.start()
+    wait_until(lambda: any("trains on 2 nodes" in line for line in place.said))
+    time.sleep(0.5)
+    assert not waiting, "the start's time limit is not for a node that stands by"
+
+    for node in (first, second):
+        node.ended(1, "killed", "killed", None)
+    assert first.await_ends() is None
+    assert at_once(first.wait) == [None]
+    first.go("second")
+
+    assert at_once(second.wait) == ["second"]
+    thread.join(10)
+    assert waiting == ["second"]
+    assert [node.place.node_rank for node in (first, second, late)] == [0, 1, 2]
+
+
+def test_a_node_that_is_lost_is_left_out_of_the_next_attempt(place: Place, tmp_path: Path) -> None:
+    first = ready(place.node(0, nodes=3, min_nodes=2, times=FAST._replace(settled=1.0)), tmp_path)
+    starting = threading.Thread(target=first.wait)
+    starting.start()
+    wait_until(lambda: first._settling[0] == (0,))
+    second, third = (ready(place.node(rank, nodes=3, min_nodes=2), tmp_path) for rank in (1, 2))
+    starting.join(10)
+    first.go("first")
+    assert at_once(second.wait, third.wait) == ["first", "first"]
+
+    kill(second)
+    wait_until(lambda: first.interruption() and third.interruption())
+    for node in (first, third):
+        node.ended(1, "node 1 is gone", "lost-peer", None)
+    assert first.await_ends() is None
+    began_s = time.monotonic()
+    assert at_once(first.wait) == [None]
+    assert time.monotonic() - began_s >= 1, "it may come back"
+    first.go("second")
+
+    assert at_once(third.wait) == ["second"]
+    assert first.members == third.members == (0, 2)
+
+
+def test_a_node_that_stands_by_ends_with_the_run_and_its_reason(place: Place, tmp_path: Path) -> None:
+    first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
+    assert at_once(first.wait) == [None]
+    first.go("first")
+    late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON), tmp_path)
+    wait_until(lambda: late._stands_by)
+
+    first.refuse("it ended twice in step 4")
+
+    with pytest.raises(NodeError, match="twice in step 4"):
+        late.wait()
+    second.close()

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
-from tests.machine.gpus import H200, machine
+from tests.machine.gpus import CPU, H200, machine
 from tests.refused import refused
-from tuner.errors import DiskError, RecipeError, RunDirectoryError
+from tuner.errors import DiskError, RecipeError, RunDirectoryError, UsageError
 from tuner.launch import render
+from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
@@ -649,3 +651,40 @@ def test_a_new_run_keeps_copies_together(tmp_path: Path) -> None:
     Path("run.py").write_text(found.recipe_as_run.standalone())
     assert loading.load("./run.py").config.train_dataloader.dataset.val_copies == "together"
     assert again.config.train_dataloader.dataset.val_copies == "together"
+
+
+# Fewer nodes than the run could have: --nnodes MIN:MAX
+
+THREE = {"nnodes": "1:3", "node_rank": 0, "master_addr": "h0", "nproc_per_node": 2}
+
+
+def _on(count: int, whole: ResolvedRun, *sets: str, **request: Any) -> ResolvedRun:
+    asked = whole.request._replace(whole=whole.state, **request)
+    return resolve_run(asked, PATH, CPU, NOW, whole.topology.among(range(count)))
+
+
+def test_fewer_nodes_keep_the_global_batch_of_all(tmp_path: Path) -> None:
+    whole = made("train_dataloader.batch_size=2", "accumulative_counts=1", flags=THREE, work_dir=tmp_path / "run")
+
+    one = _on(1, whole)
+
+    assert (whole.batch.global_batch, one.batch) == (12, Batch(2, 3, 2))
+    assert any("12 can be kept with 1, 2 of 3 nodes" in note for note in whole.notes)
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        (["train_cfg.global_batch_size=6", "train_dataloader.batch_size=1"], None),
+        (["optimizer.type=SGD"], "redistributed"),
+    ],
+)
+def test_what_no_smaller_number_of_nodes_could_go_on_with_is_refused_before_the_start(
+    tmp_path: Path, sets: list[str], reason: str | None
+) -> None:
+    flags = {**THREE, "nnodes": "2:3" if reason is None else "1:3"}
+
+    with pytest.raises(UsageError, match=reason or "6 cannot be kept on fewer than 3 nodes") as caught:
+        made(*sets, flags=flags, work_dir=tmp_path / "run", deepspeed="zero2")
+
+    assert str(caught.value.where).startswith("--nnodes")

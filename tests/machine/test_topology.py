@@ -129,6 +129,24 @@ def test_a_node_rank_beyond_the_nodes_is_refused(nodes: int, rank: int) -> None:
     assert f"node rank {rank} of {nodes} nodes" in str(_refusal(0, {"ADDR": "h"}, nnodes=nodes, node_rank=rank))
 
 
+def test_the_fewest_and_the_most_nodes_are_a_pair() -> None:
+    flags = {"node_rank": 2, "master_addr": "h"}
+    found = _resolved(8, {}, nnodes="2:3", **flags)
+
+    assert (found.min_nodes, found.num_nodes, found.world_size) == (2, 3, 24)
+    assert _resolved(8, {"NNODES": "2:3"}, **flags) == found
+    assert _resolved(8, {}, nnodes="3:3", **flags).min_nodes == 0, "all of them are needed"
+    fewer = found.among((0, 2))
+    assert (fewer.num_nodes, fewer.node_rank, fewer.world_size) == (2, 1, 16)
+
+
+@pytest.mark.parametrize("pair", ["3:2", "0:2", ":2", "2:", "1:2:3", "a:b", "1:99999999"])
+def test_a_pair_of_nodes_that_is_none_is_named(pair: str) -> None:
+    error = _refusal(8, {"ADDR": "h"}, nnodes=pair, node_rank=0)
+
+    assert "--nnodes" in str(error.where)
+
+
 # What contradicts or does not parse
 
 

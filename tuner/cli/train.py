@@ -62,7 +62,12 @@ if TYPE_CHECKING:
 @click.option(
     "--nproc-per-node", type=int, help="Worker processes per node. [default: one per GPU] [env: NPROC_PER_NODE]"
 )
-@click.option("--nnodes", type=int, help="Number of nodes; start this command on each. [default: 1] [env: NNODES]")
+@click.option(
+    "--nnodes",
+    metavar="N|MIN:MAX",
+    help="Number of nodes; start this command on each. 3:4: of 4 nodes the run goes on with 3 when one is missing. "
+    "[default: 1] [env: NNODES]",
+)
 @click.option("--node-rank", type=int, help="Rank of this node (0 to nnodes-1). [env: NODE_RANK]")
 @click.option("--master-addr", metavar="HOST", help="Host name or address of node 0. [env: MASTER_ADDR, ADDR]")
 @click.option("--master-port", type=int, help="Free port on node 0. [env: MASTER_PORT, PORT]")

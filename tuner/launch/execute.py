@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tuner import hooks, remote_code
 from tuner.errors import TunerError
 from tuner.files import JsonObject
-from tuner.launch import render, retry, supervise
+from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import slurm
 from tuner.recipes import trust
@@ -45,11 +44,12 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     """
     try:
         while True:
-            if meeting and (launch_id := meeting.wait()):
-                resolved = replace(resolved, launch_id=launch_id)
+            if meeting:
+                resolved = elastic.gathered(resolved, meeting)
             run_dir, leads = _directory(resolved, meeting), resolved.topology.leads
             if meeting:
                 meeting.go(resolved.launch_id)
+                resolved = elastic.as_node_0_planned(resolved, run_dir)
             if not resolved.topology.is_supervised:
                 with _failure_kept(run_dir, leads):
                     supervise.become_rank(resolved, run_dir)

@@ -63,6 +63,7 @@ def resolve_run(
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
     resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
+    on_fewer = () if request.whole else resuming.on_fewer_nodes(resolved.recipe.config, topology, state)
     resume, final, state_notes = resuming.load_into(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
@@ -83,7 +84,7 @@ def resolve_run(
         state=state,
         started=now,
         launch_id=_launch_id(request, recipe, resume, topology, environ, now),
-        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes),
+        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *on_fewer),
     )
 
 

@@ -6,10 +6,11 @@ It reads checkpoints and does not change them. `runs.resume_point` knows how a c
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from tuner.errors import DiskError, Option, RecipeError, RunDirectoryError, Text
+from tuner.errors import DiskError, Option, RecipeError, RunDirectoryError, Text, TunerError, UsageError
 from tuner.fit.shares import data_parallel_ranks, samples_of_rank
 from tuner.launch import pins
 from tuner.launch.pins import Pins
@@ -23,7 +24,7 @@ from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState
-from tuner.runs.resume_point import ResumePoint, resume_from
+from tuner.runs.resume_point import ResumePoint, resume_from, why_not_redistributed
 from tuner.zero import presets
 from tuner.zero.config import FinalConfig
 from tuner.zero.recipe_values import is_auto
@@ -165,14 +166,17 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share the global batch evenly.
     """
-    if checkpoint is None:
+    if checkpoint is None and request.whole is None:
         return request.pins
     recipe, pinned = pins.laid_on(recipe, request.pins), pins.of_level(request.pins)
+    ranks = data_parallel_ranks(recipe.config, topology.world_size)
+    if checkpoint is None:
+        return (*request.pins, _kept_batch(recipe, request.whole, ranks, "--nnodes"))
     saved, is_open = checkpoint.facts.state, pinned is None and is_auto(recipe, request.deepspeed)
     kept = saved.deepspeed if saved and is_open and saved.deepspeed in presets.names() else None
     level = Pins("the level of the checkpoint", level=kept)
-    ranks = data_parallel_ranks(recipe.config, topology.world_size)
-    return (*request.pins, _kept_rows(recipe, checkpoint), _kept_batch(recipe, checkpoint, ranks), level)
+    kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
+    return (*request.pins, _kept_rows(recipe, checkpoint), kept_batch, level)
 
 
 def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
@@ -192,30 +196,63 @@ def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     return kept._replace(values={f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys})
 
 
-def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, ranks: int) -> Pins:
-    """Return the checkpoint's global batch on this number of ranks.
+def on_fewer_nodes(config: RecipeConfig, topology: Topology, state: CheckpointState) -> tuple[str, ...]:
+    """Return a note on the numbers of nodes that a run of `--nnodes MIN:MAX` can go on with; none without the flag.
+
+    Args:
+        state: The state of the run's checkpoints on all nodes.
+
+    Raises:
+        UsageError: it can go on with none of them.
+    """
+    least, most = topology.min_nodes, topology.num_nodes
+    if not least:
+        return ()
+    assert state.global_batch
+    flag, fix = f"--nnodes {least}:{most}", f"Use --nnodes {most}: a lost node is waited for."
+    if why_not := why_not_redistributed(state):
+        problem = f"a run at {state.deepspeed} with {state.optimizer} cannot go on with fewer nodes: {why_not}"
+        raise UsageError(problem, where=flag, fix=fix)
+    fits = []
+    for count in range(least, most):
+        with suppress(TunerError):
+            ranks = data_parallel_ranks(config, count * topology.nproc_per_node)
+            _micro_batch(config, state.global_batch, ranks, flag)
+            fits.append(count)
+    if not fits:
+        each = f"{topology.nproc_per_node} ranks on each"
+        problem = f"the global batch of {state.global_batch} cannot be kept on fewer than {most} nodes with {each}"
+        raise UsageError(problem, where=flag, fix=fix)
+    numbers = ", ".join(map(str, fits))
+    return (f"{flag}: the global batch of {state.global_batch} can be kept with {numbers} of {most} nodes.",)
+
+
+def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
+    """Return the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
     first, the micro-batch only where that is not enough, and it only shrinks.
 
     Args:
+        saved: The state of the checkpoint or of the plan; None: it tells nothing.
         ranks: Those that train on samples of their own.
+        why: The option that keeps it.
 
     Raises:
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
-    saved, current = checkpoint.facts.state, batch_settings(recipe)
+    current = batch_settings(recipe)
     wanted, here = saved.global_batch if saved else None, samples_of_rank(recipe.config, ranks) * ranks
     is_open = recipe.config.train_cfg.global_batch_size == "auto"
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
     is_same = saved is not None and current in (saved.asked_batch, saved.batch)
     is_of_other_ranks = is_same and current.samples is not None and current.samples * ranks != wanted
     if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
-        return Pins(Option("resume"))
+        return Pins(why)
     if here != wanted and not is_same:
         raise _other_batch(recipe, here, ranks, wanted)
-    micro = _micro_batch(recipe.config, wanted, ranks)
+    micro = _micro_batch(recipe.config, wanted, ranks, why)
     kept_on = f"keep the global batch of {wanted} on {_described(recipe.config, ranks)}"
     if current.micro_batch == "auto":
         kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
@@ -225,7 +262,7 @@ def _kept_batch(recipe: Recipe, checkpoint: Checkpoint, ranks: int) -> Pins:
         change = f"{current.micro_batch} x {current.accumulation} becomes {micro} x {kept[_ACCUMULATION]}"
     samples_as_saved = saved.batch.samples if saved and saved.batch else None
     note = None if samples_as_saved == wanted // ranks else f"batch: {change} to {kept_on}."
-    return Pins(Text(f"{Option('resume')}: {kept_on}"), kept, note=note)
+    return Pins(Text(f"{why}: {kept_on}"), kept, note=note)
 
 
 def _described(config: RecipeConfig, ranks: int) -> str:
@@ -246,7 +283,7 @@ def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
     )
 
 
-def _micro_batch(config: RecipeConfig, wanted: int, ranks: int) -> int:
+def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int:
     """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank.
 
     Raises:
@@ -263,7 +300,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, ranks: int) -> int:
     message += f"= {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}" + (
         f", and {config.objective.type} needs {least} or more" if least > 1 else ""
     )
-    raise RunDirectoryError(message, where=Option("resume"), fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
+    raise RunDirectoryError(message, where=why, fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
 def load_into(

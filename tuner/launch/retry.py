@@ -162,7 +162,8 @@ def _resolve_lighter(
 def _same_request(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Request:
     request, batch = resolved.request, resolved.batch
     # With a smaller batch `auto` might take a lower level than the one that ran out of memory.
-    kept = (Pins("the level of the first attempt", level=resolved.level),) if resolved.final.from_catalog else ()
+    keeps_level = resolved.final.from_catalog and not resolved.topology.min_nodes  # a checkpoint keeps its own
+    kept = (Pins("the level of the first attempt", level=resolved.level),) if keeps_level else ()
     attempt = Attempt(
         deepspeed=resolved.level,
         micro_batch=batch.micro_batch,
@@ -184,7 +185,8 @@ def _resume_step(resolved: ResolvedRun) -> int:
 
 
 def _resolve(request: Request, resolved: ResolvedRun) -> ResolvedRun:
-    following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
+    environ, hardware, topology = resolved.environ, resolved.hardware, resolved.topology
+    following = resolve_run(request, environ, hardware, datetime.now().astimezone(), topology)
     preflight.check(following)
     _tell_of_this_node(following)
     return following

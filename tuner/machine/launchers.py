@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tuner.errors import MachineError, Option, UsageError
 from tuner.machine import clusters, started_ranks, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
-from tuner.machine.variables import LaunchSettings, count, settings_of, text
+from tuner.machine.variables import LaunchSettings, count, node_counts, settings_of, text
 
 
 def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +96,7 @@ def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: in
 
 def _nodes(settings: LaunchSettings, num_gpus: int) -> Topology:
     """Return one node of some, each of which starts its own torchrun."""
-    nproc, nodes = count(settings, "--nproc-per-node"), count(settings, "--nnodes") or 1
+    nproc, (least, nodes) = count(settings, "--nproc-per-node"), node_counts(settings)
     rank, port = count(settings, "--node-rank", minimum=0), count(settings, "--master-port", maximum=65535)
     address = text(settings, "--master-addr")
     if nodes > 1 and address is None:
@@ -112,7 +112,8 @@ def _nodes(settings: LaunchSettings, num_gpus: int) -> Topology:
     if nodes == 1:
         return local(nproc)
     port = port or DEFAULT_PORT
-    return Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
+    every = Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
+    return every._replace(min_nodes=least if least < nodes else 0)
 
 
 def _one_process(flags: LaunchFlags, environ: Mapping[str, str]) -> Topology:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 DEFAULT_PORT = 29500
@@ -27,7 +27,8 @@ class LaunchFlags(NamedTuple):
 
     launcher: Launcher = "local"
     nproc_per_node: int | None = None
-    nnodes: int | None = None
+    nnodes: int | str | None = None
+    """A number, or MIN:MAX."""
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
@@ -51,6 +52,17 @@ class Topology(NamedTuple):
     """Slurm's job id, the same for every rank and every requeue."""
     tasks: tuple[int, ...] = ()
     """Slurm's tasks on each node."""
+    min_nodes: int = 0
+    """With `--nnodes MIN:MAX`, the fewest nodes that the run goes on with; 0: it needs all of them."""
+
+    def among(self, members: Sequence[int]) -> Topology:
+        """Return the place of this node, one of all, in an attempt of some of them.
+
+        Args:
+            members: Their ranks among all nodes, in order; this node's is one of them.
+        """
+        place, count = members.index(self.node_rank), len(members)
+        return self._replace(num_nodes=count, node_rank=place, world_size=count * self.nproc_per_node)
 
     @property
     def leads(self) -> bool:

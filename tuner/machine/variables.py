@@ -82,6 +82,25 @@ def count(settings: LaunchSettings, name: str, *, minimum: int = 1, maximum: int
     return int(value)
 
 
+def node_counts(settings: LaunchSettings) -> tuple[int, int]:
+    """Return the fewest nodes that a run needs, and all of them: `--nnodes` is a number, or MIN:MAX.
+
+    Raises:
+        UsageError: as `count`, or MIN is above MAX.
+    """
+    value = text(settings, "--nnodes") or "1"
+    least, colon, most = value.partition(":")
+    if not colon:
+        return (count(settings, "--nnodes") or 1,) * 2
+    if not all(COUNT.fullmatch(part) and 1 <= int(part) <= _MAX_COUNT for part in (least, most)):
+        fix = "Use a number of nodes such as 4, or the fewest and the most, such as 3:4."
+        raise UsageError(f"{value!r} is not a valid number", where=where("--nnodes", *settings["--nnodes"]), fix=fix)
+    if int(least) > int(most):
+        fix = f"Use {most}:{least}."
+        raise UsageError(f"{least} is more than {most}", where=where("--nnodes", *settings["--nnodes"]), fix=fix)
+    return int(least), int(most)
+
+
 def where(name: str, *others: str) -> str:
     """Return a flag with the variables that say the same."""
     return " / ".join(dict.fromkeys((name, *VARIABLES[name], *others)))

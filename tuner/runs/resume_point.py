@@ -115,6 +115,15 @@ def share_states(stage: int, other: int) -> bool:
     return stage == other or {stage, other} == {1, 2}
 
 
+def why_not_redistributed(state: CheckpointState) -> str | None:
+    """Return why states such as these cannot move to another number of ranks, or None if they can."""
+    if not state.stage:
+        return None
+    if state.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
+        return f"only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed"
+    return "states on NVMe cannot be redistributed" if state.nvme or state.nvme_weights_alone else None
+
+
 def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tuple[str, str]]:
     """Yield each reason why the optimizer's states cannot be loaded, with its remedy."""
     take_level = f"use {Option('deepspeed', saved.deepspeed)}"
@@ -130,10 +139,6 @@ def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tu
         places = ("on NVMe", "in memory")
         where, here = places if saved.nvme else places[::-1]
         yield f"has its states {where}, this run {here}", take_level
-    if saved.world_size != current.world_size and current.stage:
-        ranks = f"was saved by {saved.world_size} ranks, this run has {current.world_size}"
-        if current.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
-            ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed)"
-        elif not current.nvme:
-            return
+    if saved.world_size != current.world_size and (why_not := why_not_redistributed(current)):
+        ranks = f"was saved by {saved.world_size} ranks, this run has {current.world_size} ({why_not})"
         yield ranks, f"use {saved.world_size} ranks"

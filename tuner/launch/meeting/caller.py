@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Caller(Meeting):
         self._shared_s = 0.0
         self._others: list[tuple[str, str]] = []
         """Whom node 0 waits for, and why."""
+        self._runs_on = 0
+        """The nodes that train, as node 0 tells; 0: none does."""
         self._leader_process: JsonObject = {}
         self._lost: JsonObject | None = None
         self._other_folder = ""
@@ -72,7 +75,7 @@ class Caller(Meeting):
             if self._refusal is not None:
                 return None, self._refusal
         try:
-            return self.wait(), None
+            return super().wait(), None
         except _Refused:
             return None, self._refusal
 
@@ -84,6 +87,9 @@ class Caller(Meeting):
         if self._has_left:
             raise NodeError("it has ended", where="node 0")
         address = f"{self.topology.master_addr}:{self.port}"
+        if self._stands_by:
+            nodes = f"{self._runs_on} node{'s' * (self._runs_on > 1)}"
+            return [("node 0", f"{address}, it trains on {nodes}, and this one joins at their next restart")]
         if self._lines and self._shares:
             others = [(name, state) for name, state in self._others if name != f"node {self.topology.node_rank}"]
             return others or [("node 0", f"{address}, its checks are not done")]
@@ -91,6 +97,16 @@ class Caller(Meeting):
 
     def _launch_id(self) -> str | None:
         return self.launched
+
+    @property
+    def _stands_by(self) -> bool:
+        return bool(self.topology.min_nodes and self._lines and self._shares and self._runs_on)
+
+    def wait(self, refused: Container[int] = ()) -> str | None:
+        try:
+            return super().wait(refused)
+        except _Refused:
+            raise NodeError(str(self._refusal), where="node 0") from None
 
     async def _main(self) -> None:
         self.spawn(self._look_around())
@@ -142,6 +158,7 @@ class Caller(Meeting):
                     self.tell_error(self.told_error)
             elif kind == "beat":
                 self._others = [(str(name), str(state)) for name, state in message.get("missing", [])]
+                self._runs_on = int(message.get("runs_on") or 0)
             elif kind == "folder":
                 self._told_folder_s = time.monotonic()
                 self._other_folder = str(message["path"])
@@ -151,6 +168,7 @@ class Caller(Meeting):
             elif kind == "go":
                 if self.launched != message["launch"]:
                     self.launched, self.own_end, self._lost = str(message["launch"]), None, None
+                    self.members = tuple(sorted({int(rank) for rank in message["nodes"]} | {self.topology.node_rank}))
                     self.begin()
             elif kind == "stop":
                 self.interrupt(OtherNode(str(message["text"]), str(message["cause"]), int(message["exit_code"])))

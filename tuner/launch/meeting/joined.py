@@ -111,6 +111,7 @@ def plan_of(run: ResolvedRun) -> Plan:
         "--deepspeed": request.deepspeed,
         "--max-restarts": request.max_restarts,
         "--nproc-per-node": topology.nproc_per_node,
+        "MIN of --nnodes": topology.min_nodes,
         "tuner": __version__,
     }
     return Plan.of(command, parts)

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ class Leader(Meeting):
         self._listener: socket.socket | None = None
         self._has_made_folder = False
         self._place = names.get(0, "")
+        self._settling: tuple[tuple[int, ...], float] = ((), 0.0)
+        """The nodes that are ready, and since when they are the same."""
 
     def listen(self) -> None:
         try:
@@ -176,6 +179,31 @@ class Leader(Meeting):
     def _launch_id(self) -> str | None:
         return None
 
+    def _goes_without(self, refused: Container[int], *, is_late: bool) -> bool:
+        least, now_s = self.topology.min_nodes, time.monotonic()
+        if not least:
+            return False
+        ready = (0, *(node.rank for node in self._nodes.values() if node.is_ready and not node.is_gone))
+        if self._settling[0] != ready:
+            self._settling = (ready, now_s)
+        is_settled = now_s - self._settling[1] >= self.times.settled
+        if len(ready) < least or len(ready) in refused or not (is_late or (is_settled and not self._prepares())):
+            return False
+        self.members = ready
+        return True
+
+    def _prepares(self) -> bool:
+        """Return whether a node is there that has not done its checks."""
+        return any(not (node.is_gone or node.is_ready) for node in self._nodes.values())
+
+    def _waiting(self, missing: Sequence[tuple[str, str]], waited_s: float) -> str:
+        text, least, there = super()._waiting(missing, waited_s), self.topology.min_nodes, len(self._settling[0])
+        if not least or there < least or self._prepares():
+            return text
+        rest_s = max(self.times.settled - (time.monotonic() - self._settling[1]), 0)
+        flag = f"--nnodes {least}:{self.topology.num_nodes}"
+        return f"{text}; {there} are there, which {flag} allows: they go on when none has come for {rest_s:.0f} s"
+
     def _is_lost(self, node: _Node) -> bool:
         return node.is_gone and (not node.instance or time.monotonic() - node.since_s >= self.times.back)
 
@@ -185,7 +213,8 @@ class Leader(Meeting):
         self.spawn(self._look_for_another_leader())
         while server.is_serving():
             await asyncio.sleep(min(self.times.beat, self.times.back / 4))
-            self._broadcast({"kind": "beat", "missing": [] if self.runs else self._missing()[:MAX_TEXTS]})
+            missing = [] if self.runs else self._missing()[:MAX_TEXTS]
+            self._broadcast({"kind": "beat", "missing": missing, "runs_on": len(self.members) if self.runs else 0})
             for node in self._nodes.values():
                 if self.runs and node.launched == self.launched and not node.ended and self._is_lost(node):
                     self._lose(node)
@@ -282,7 +311,7 @@ class Leader(Meeting):
             self._send(node, self.told_error)
             node.knows = True
         elif node.launched and node.launched == self.launched:
-            lines.send({"kind": "go", "launch": self.launched})
+            lines.send(self._go())
         return node
 
     def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
@@ -365,12 +394,17 @@ class Leader(Meeting):
             self._send(node, {"kind": "shared"})
 
     def _tell_to_go(self, launch_id: str) -> None:
-        self.launched = launch_id
+        self.launched, self._settling = launch_id, ((), 0.0)
         self.begin()
-        with self.changed:
-            for node in self._nodes.values():
-                node.ended, node.launched = None, launch_id
-        self._broadcast({"kind": "go", "launch": launch_id})
+        for node in self._nodes.values():
+            is_member = node.rank in self.members
+            with self.changed:
+                node.ended, node.launched = None, launch_id if is_member else None
+            if is_member:
+                self._send(node, self._go())
+
+    def _go(self) -> JsonObject:
+        return {"kind": "go", "launch": self.launched, "nodes": list(self.members)}
 
     def tell_error(self, message: JsonObject) -> None:
         message = {"kind": "error", "who": self._who(), **message}

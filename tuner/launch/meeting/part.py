@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -49,6 +49,8 @@ class Times(NamedTuple):
         folder: A shared folder may show a new file this much later on another node.
         again: Between two calls.
         told: Until the user is first told who is missing; each further time comes after twice that pause.
+        settled: With `--nnodes MIN:MAX`, so long no node has come or gone before the others begin without those that
+            are missing. As long as torchrun waits; who comes later can only join at the next restart.
     """
 
     beat: float = 2.0
@@ -58,6 +60,7 @@ class Times(NamedTuple):
     folder: float = 15.0
     again: float = 0.5
     told: float = 5.0
+    settled: float = 30.0
 
 
 def secret_in(path: Path) -> bytes | None:
@@ -188,6 +191,9 @@ class Meeting(ABC):
         """The launch that runs, or ran last."""
         self.own_end: JsonObject | None = None
         """How it ended on this node."""
+        self.members: tuple[int, ...] = tuple(range(topology.num_nodes))
+        """The nodes of the launch that runs, or is about to, by their ranks among all."""
+        self._waits_since_s: float | None = None
         self._interrupts = False
         self._closes = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -238,8 +244,14 @@ class Meeting(ABC):
         """Tell what this node is about to run, once all its checks are done."""
         self.soon(self._set_plan, plan)
 
-    def wait(self) -> str | None:
+    def wait(self, refused: Container[int] = ()) -> str | None:
         """Wait aloud until every node is ready (node 0), or until node 0 has told the launch to run.
+
+        With `--nnodes MIN:MAX`, node 0 waits for MIN nodes or more and a time in which none comes or goes. `members`
+        are the nodes of the launch then.
+
+        Args:
+            refused: Numbers of nodes that the run cannot go on with.
 
         Returns:
             The launch's id for other nodes, None for node 0.
@@ -247,26 +259,39 @@ class Meeting(ABC):
         Raises:
             TunerError: another node's error; the nodes do not fit each other; the time is over.
         """
-        began_s = next_s = time.monotonic()
+        began_s = self._waits_since_s = self._waits_since_s or time.monotonic()
         pause_s, has_told = self.times.told, False
-        next_s += pause_s
+        next_s = time.monotonic() + pause_s
         while True:
+            now_s = time.monotonic()
             with self.changed:
                 self.raise_error()
                 missing, launch_id = self._missing(), self._launch_id()
-                if not missing:
+                is_late = now_s - began_s >= self._timeout_s and not self._stands_by
+                if not missing or self._goes_without(refused, is_late=is_late):
                     break
                 self.changed.wait(POLL_S)
-            now_s = time.monotonic()
-            if now_s - began_s >= self._timeout_s:
+            if is_late:
                 raise self._too_late(missing)
             if now_s >= next_s:
                 self._say(self._waiting(missing, now_s - began_s))
                 pause_s, has_told = min(2 * pause_s, _LONGEST_PAUSE_S), True
                 next_s = now_s + pause_s
-        if has_told:
-            self._say(f"All {self.topology.num_nodes} nodes are there after {time.monotonic() - began_s:.0f} s.")
+        waited_s = time.monotonic() - began_s
+        if not missing and self.topology.leads:
+            self.members = tuple(range(self.topology.num_nodes))
+        if missing:
+            without = ", ".join(f"{name} ({state})" for name, state in missing[:MAX_TEXTS])
+            here = f"{len(self.members)} of {self.topology.num_nodes} nodes are there after {waited_s:.0f} s"
+            self._say(f"{here}: the run goes on without {without}.")
+        elif has_told:
+            self._say(f"All {len(self.members)} nodes are there after {waited_s:.0f} s.")
         return launch_id
+
+    @property
+    def place(self) -> Topology:
+        """Where this node stands among the members of the launch."""
+        return self.topology.among(self.members)
 
     @abstractmethod
     def go(self, launch_id: str) -> None:
@@ -306,6 +331,15 @@ class Meeting(ABC):
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(GREETING_S)
+
+    @property
+    def _stands_by(self) -> bool:
+        """Whether the others train without this node, which may join at their next restart."""
+        return False
+
+    def _goes_without(self, refused: Container[int], *, is_late: bool) -> bool:
+        """Return whether the nodes that are there begin without those that are missing."""
+        return False
 
     def raise_error(self) -> None:
         if self.error_of_all:
@@ -395,7 +429,7 @@ class Meeting(ABC):
 
     def begin(self) -> None:
         with self.changed:
-            self.runs, self._interruption = True, None
+            self.runs, self._interruption, self._waits_since_s = True, None, None
 
     def me(self) -> JsonObject:
         return {
