@@ -4,9 +4,9 @@
     python -m docs.generate --check    # writes nothing; exit code 1 if a page is out of date
     python -m docs.generate --record   # also trains the examples of the guides again: minutes
 
-The text between `<!-- generated: NAME ... -->` and `<!-- end -->` in a page is `GENERATED[NAME]`. It is committed, so
-the pages of a checkout are whole; `tests/test_docs.py` holds it equal to the code. The same command runs the commands
-that a page shows with their output (`docs.transcripts`). `docs/zh.md` is the Chinese README as a page.
+The text between `<!-- generated: NAME ... -->` and `<!-- end -->` in a page or a README is `GENERATED[NAME]`. It is
+committed, so the pages of a checkout are whole; `tests/test_docs.py` holds it equal to the code. The same command runs
+the commands that a page shows with their output (`docs.transcripts`). `docs/zh.md` is the Chinese README as a page.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
@@ -28,12 +29,15 @@ from pydantic.fields import FieldInfo
 from docs import transcripts
 from tests.worker.families import METHODS, examples
 from tuner import assets
-from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
+from tuner.cli import COMMANDS, explain, other_tools, parts, plan_table, tuner
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
+from tuner.fit.sizes import gib
 from tuner.importers import aliases
 from tuner.importers.xtuner_names import SPELLINGS
+from tuner.launch import trainable
+from tuner.launch.machines import MachineFlags
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
 from tuner.recipes.overrides import KEY_FLAGS
@@ -45,6 +49,10 @@ from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
 ROOT = Path(__file__).parents[1]
 COMMAND = "python -m docs.generate"
 CHINESE = ROOT / "docs" / "zh.md"
+_READMES = (ROOT / "README.md", ROOT / "README_zh-CN.md")
+_CARDS = ("rtx4090", "rtx5090", "l40s", "a100-80g", "h100-80g")
+_SHORT_ROW = 4096
+"""Tokens: the largest model that a card trains is one for rows of so many."""
 _SIGNAL = 128
 _ByKey = dict[tuple[str, ...], str]
 _MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+?)(?: from [^>]*)? -->\n.*?<!-- end -->", re.DOTALL)
@@ -70,12 +78,18 @@ def main() -> None:
         sys.exit(f"These pages are out of date. Run: {COMMAND}")
 
 
-def outdated(*, record: bool = False) -> dict[Path, str]:
-    """Return the pages that differ from what the code says today, each with its new text."""
-    texts = {page: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))}
-    pages = {page: transcripts.filled(filled(text), record=record) for page, text in texts.items()}
-    pages[CHINESE] = chinese((ROOT / "README_zh-CN.md").read_text(encoding="utf-8"))
-    return {page: text for page, text in pages.items() if texts.get(page) != text}
+def outdated(pages: Sequence[Path] = (), *, record: bool = False) -> dict[Path, str]:
+    """Return the pages that differ from what the code says today, each with its new text.
+
+    Args:
+        pages: Those to look at; none: all, and both READMEs.
+    """
+    looked_at = pages or (*_READMES, *sorted((ROOT / "docs").rglob("*.md")))
+    texts = {page: page.read_text(encoding="utf-8") for page in looked_at}
+    made = {page: transcripts.filled(filled(text), record=record) for page, text in texts.items()}
+    if _READMES[1] in made:
+        made[CHINESE] = chinese(made[_READMES[1]])
+    return {page: text for page, text in made.items() if texts.get(page) != text}
 
 
 def filled(markdown: str) -> str:
@@ -376,6 +390,60 @@ def _chat_templates() -> str:
     return _code(sorted(file.stem for file in (assets.CONFIGS / "chat_templates").glob("*.jinja"))) + "\n"
 
 
+# What a card can train
+
+
+@cache
+def _trainable() -> dict[str, trainable.Table]:
+    """Return what one of each card trains; several pages show it."""
+    return {card: trainable.table(MachineFlags(gpus=1, gpu=card), {}) for card in _CARDS}
+
+
+def _cards() -> str:
+    return "\n".join(_card(card, one) for card, one in _trainable().items())
+
+
+def _card(card: str, table: trainable.Table) -> str:
+    rows = [
+        (f"`{row.name}`", f"{row.parameters / 1e9:.1f}", *(plan_table.cell_text(*pair) for pair in row.cells.values()))
+        for row in table.rows
+        if row.fits
+    ]
+    absent = _code(row.name for row in table.rows if not row.fits)
+    host = gib(table.machines.hardware.host_memory_bytes)
+    head = f"## {card}\n\nOne GPU, and {host} of host memory.\n\n"
+    nothing = f"\nNothing fits of {absent}.\n" if absent else ""
+    return head + _table(("model", "billion parameters", *table.methods), rows) + nothing
+
+
+def _largest() -> str:
+    return _largest_by("GPU", "one")
+
+
+def _largest_in_chinese() -> str:
+    return _largest_by("显卡", "一块")
+
+
+def _largest_by(gpu: str, one: str) -> str:
+    methods = [method.replace("lora", "LoRA").replace("q", "Q") for method in trainable.METHODS]
+    rows = (
+        (f"{one} `{card}`", *(_largest_of(table, method) for method in table.methods))
+        for card, table in _trainable().items()
+    )
+    return _table((gpu, *methods), rows)
+
+
+def _largest_of(table: trainable.Table, method: str) -> str:
+    names = [_largest_row(table, method, place) for place in (0, 1)]
+    return " / ".join(f"`{name}`" if name else "-" for name in dict.fromkeys(names))
+
+
+def _largest_row(table: trainable.Table, method: str, place: int) -> str | None:
+    fitting = (row for row in table.rows if row.cells[method][place].tokens >= _SHORT_ROW)
+    largest = max(fitting, key=lambda row: row.parameters, default=None)
+    return largest and largest.name
+
+
 # The glossary: other tools' words
 
 
@@ -428,6 +496,9 @@ GENERATED: dict[str, Table] = {
     "objectives": Table(_objectives, "tuner/configs/objectives/"),
     "datasets": Table(_datasets, "tuner/configs/datasets/"),
     "recipes": Table(_recipes, "tuner/configs/recipes/"),
+    "cards": Table(_cards, "tuner/launch/trainable.py"),
+    "largest models": Table(_largest, "tuner/launch/trainable.py"),
+    "largest models in chinese": Table(_largest_in_chinese, "tuner/launch/trainable.py"),
     "formats": Table(_formats, "tuner/data/formats.py"),
     "spellings": Table(_spellings, "tuner/importers/xtuner_names.py"),
     "words": Table(_words, "tuner/importers/aliases.toml"),

@@ -296,3 +296,29 @@ def test_copies_inside_a_node_are_planned_where_a_node_has_several_gpus(
     done = tuner("plan", "qwen3_0_6b_lora_alpaca_e1", "--nodes", "2", "--gpus", gpus, "--gpu", "h100", "--json")
 
     assert ("deepspeed_zero3_hpz" in json.loads(done.out)["communication"]) is is_there
+
+
+def test_without_a_recipe_the_plan_is_a_table_of_what_the_gpu_trains(tuner: Tuner) -> None:
+    value = plan(tuner, "qwen3_8b", "--gpu", "rtx4090", "--host-memory", "64GB")
+    (found,) = value["models"]
+    printed = tuner("plan", "qwen3_8b", "--gpu", "rtx4090", "--host-memory", "64GB").out
+
+    assert value["version"] == 1 and value["machines"]["host_is_assumed"] is False
+    assert found["methods"]["qlora"]["on_gpus"]["tokens"] == 29 * 1024
+    assert found["methods"]["full"] == {"on_gpus": None, "offloaded": None}
+    assert found["methods"]["qlora"]["on_gpus"]["command"] in printed
+
+
+def test_a_pattern_names_the_models_of_the_table(tuner: Tuner) -> None:
+    found = plan(tuner, "smollm2_1*", "--gpu", "rtx4090", "--method", "lora")["models"]
+
+    assert [one["model"] for one in found] == [
+        "smollm2_135m",
+        "smollm2_135m_instruct",
+        "smollm2_1_7b",
+        "smollm2_1_7b_instruct",
+    ]
+
+
+def test_the_table_refuses_a_level_because_it_tries_all(tuner: Tuner) -> None:
+    assert tuner("plan", "qwen3_8b", "--gpu", "rtx4090", "--deepspeed", "zero2").code == 2

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "train-dry-run": ("train", RECIPE, "--dry-run"),
     "list": ("list", "qwen3_0_6b"),
     "show": ("show", RECIPE, "--lr", "1e-4"),
+    "plan-gpu": ("plan", "phi4*", "--gpu", "rtx4090"),
     "plan": ("plan", "qwen3_8b_qlora_alpaca_e1", "--gpu", "h100", "--gpus", "8", "--host-memory", "512GB"),
     "runs": ("runs",),
     "check": ("check", RECIPE),
@@ -108,7 +109,7 @@ def test_a_screen_is_as_it_was_looked_at(screen: Screen, name: str, width: int, 
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("name", ["help", "train-help", "list", "show", "plan", "runs", "check"])
+@pytest.mark.parametrize("name", ["help", "train-help", "list", "show", "plan", "plan-gpu", "runs", "check"])
 def test_no_line_of_a_screen_is_wider_than_the_terminal(name: str, width: int) -> None:
     text = (SCREENS / f"{name}-{width}.txt").read_text(encoding="utf-8")
 

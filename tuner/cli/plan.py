@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli import plan_table
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, picked, recipe_options
 from tuner.cli.say import say, say_table, wrapped
@@ -21,8 +22,8 @@ from tuner.fit.sizes import gib
 from tuner.fit.summary import Longest, Report, Step
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
-from tuner.recipes.names import Name
-from tuner.recipes.recipe import Recipe
+from tuner.recipes.names import Name, NameKind
+from tuner.recipes.recipe import Overrides, Recipe
 
 if TYPE_CHECKING:
     from tuner.launch.planning import Plan
@@ -57,6 +58,8 @@ _LONGEST = (
     examples=(
         "tuner plan qwen3_8b_full_alpaca_e1 --gpu h100 --gpus 8",
         "tuner plan --model ./my-model --data my.jsonl",
+        "tuner plan --gpu rtx4090",
+        "tuner plan 'qwen3*' --gpu h100 --gpus 2",
     ),
 )
 @recipe_options("recipe", machines=True)
@@ -87,18 +90,29 @@ def command(
 ) -> None:
     """Estimate the memory that RECIPE needs at every ZeRO level, and which level fits.
 
+    Without RECIPE, show what the GPUs can train: the longest row of each model, by method. RECIPE may also be a model
+    of the catalog, or a pattern such as 'qwen3*'.
+
     The GPUs need not be here: --gpus, --gpu and --nodes name others. With --deepspeed or --ds, the table also shows
     that config.
     """
-    from tuner.launch import planning
+    from tuner.launch import planning, trainable
     from tuner.launch.machines import MachineFlags, planned_machines
 
     flags = MachineFlags(**picked(MachineFlags._fields, changes))
-    loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
+    changed = overrides(**changes)
+    parts = trainable.named(recipe.text) if recipe and recipe.kind is NameKind.UNKNOWN else ()
+    if parts or (recipe is None and changed.model is None and changed.adapter is None):
+        _refuse_levels(deepspeed, changed, shows="the table")
+        table = trainable.table(flags, os.environ, parts, changed, allow_code=allow_code)
+        if as_json:
+            click.echo(dump_json(table.to_json()), nl=False)
+        else:
+            plan_table.show(table)
+        return
+    loaded = loading.load(recipe, changed, allow_code=allow_code)
     if max_context:
-        if deepspeed or loaded.ds:
-            fix = "Remove one of them; every level is tried."
-            raise UsageError("both choose levels", where="--max-context and --deepspeed", fix=fix)
+        _refuse_levels(deepspeed, changed, shows="--max-context")
         machines = planned_machines(flags, os.environ)
         precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
         _show_longest(loaded, machines.to_fit(precision), machines.name, as_json=as_json)
@@ -110,6 +124,12 @@ def command(
         _print(plan.report, plan)
     else:
         _print_head(plan)
+
+
+def _refuse_levels(deepspeed: str | None, changed: Overrides, *, shows: str) -> None:
+    if deepspeed or changed.ds:
+        fix = "Remove one of them; every level is tried."
+        raise UsageError("both choose levels", where=f"{shows} and --deepspeed", fix=fix)
 
 
 def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_json: bool) -> None:

@@ -297,6 +297,42 @@ def with_everything(config: RecipeConfig) -> RecipeConfig:
     return config.with_values({f"train_cfg.{key}": True for key in SETTINGS})
 
 
+class LongestRow(NamedTuple):
+    """The most tokens of a row that fit on the GPUs alone, and where states or weights may be offloaded; 0: none."""
+
+    on_gpus: int
+    offloaded: int
+
+
+def longest_row(config: RecipeConfig, architecture: Architecture, machines: Machines, most: int) -> LongestRow:
+    """Return the longest row of all levels, as `longest` does for rows that ranks do not share.
+
+    Args:
+        most: No longer row is looked for, as the model has no position for it.
+    """
+    on_gpus = offloaded = 0
+    for rung in presets.rungs(has_disk=bool(machines.nvme_path)):  # those that offload come last
+        offloaded = _most_tokens(config, architecture, machines, rung.name, offloaded, most)
+        on_gpus = on_gpus if rung.offloaded else offloaded
+    return LongestRow(on_gpus, offloaded)
+
+
+def _most_tokens(
+    config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, known: int, most: int
+) -> int:
+    """Return the longest row that fits at a level, or `known` if no longer one does."""
+
+    def lacks(tokens: int) -> bool:
+        return not advice.fit(_of_length(config, tokens, 1), architecture, machines, level).fits
+
+    if known >= most or lacks(min(known + UNIT, most)):
+        return known
+    if not lacks(most):
+        return most
+    units = range(known // UNIT + 1, -(-most // UNIT))
+    return (units.start - 1 + bisect_right(units, 0, key=lambda unit: lacks(unit * UNIT))) * UNIT
+
+
 def _tokens(config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, size: int) -> int:
     def lacks(units: int) -> bool:
         return not advice.fit_of_preset(_of_length(config, units * UNIT, size), architecture, machines, level).fits

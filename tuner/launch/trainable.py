@@ -1,0 +1,247 @@
+"""What machines can train: for models and methods the longest row that fits, and the command for it.
+
+`tuner plan --gpu NAME` without a recipe shows it; the tables of the pages are made of it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from tuner import progress
+from tuner.errors import ModelError, Option, RecipeError, UsageError
+from tuner.files import JsonObject
+from tuner.fit import summary
+from tuner.fit.parameters import num_parameters
+from tuner.launch.machines import MachineFlags, RunMachines, planned_machines
+from tuner.machine import hardware
+from tuner.machine.hardware import decide_precision
+from tuner.recipes import catalog, loading
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.recipe_file import read_part
+from tuner.recipes.schema.architecture import Architecture
+
+VERSION = 1
+"""The version of the table's JSON. Raise it when a key changes its meaning."""
+METHODS = ("lora", "qlora", "full")
+SERIES = (
+    "qwen3",
+    "qwen3_5",
+    "llama3_1",
+    "llama3_2",
+    "llama3_3",
+    "gemma4",
+    "mistral_small",
+    "phi4",
+    "smollm3",
+    "gpt_oss",
+)
+"""The series of chat models that are shown where none is named, older ones first; the catalog has their sizes."""
+_MOST_PARAMETERS = 80e9
+"""Larger models fit on no card; who has many names them."""
+_SIZE = re.compile(r"(?:_e?\d+(?:_\d)?b(?:_a\d+b)?)?(?P<chat>_instruct|_it)?", re.ASCII)
+"""What stands after a series in a model's name: its size, and whether it chats where a base model has the bare name."""
+_HOST_PER_GPU = 2
+"""The host's memory that is assumed, as a multiple of its GPUs': what most machines have at least."""
+_DATA = "custom_e3"
+"""The end of a recipe's name for data of one's own."""
+_LONGEST = 1 << 25
+"""Tokens: no longer row is looked for where a model has no limit."""
+
+
+class Cell(NamedTuple):
+    """One way to train a model: the tokens of the longest row, and what to type.
+
+    Args:
+        tokens: 0: not even a short row fits.
+        is_limit: The model has no positions for a longer row; the memory would be enough.
+        command: None if nothing fits.
+    """
+
+    tokens: int
+    is_limit: bool
+    command: str | None
+
+    def to_json(self) -> JsonObject | None:
+        return {"tokens": self.tokens, "is_limit": self.is_limit, "command": self.command} if self.tokens else None
+
+
+class Row(NamedTuple):
+    """A model with the cells of each method: on the GPUs alone, and with states and weights offloaded where needed.
+
+    Args:
+        path: The hub's id or a folder.
+        context: Tokens that it has positions for; None: no limit is known.
+        problems: Why a method cannot train it.
+    """
+
+    name: str
+    path: str
+    parameters: int
+    context: int | None
+    cells: Mapping[str, tuple[Cell, Cell]]
+    problems: Mapping[str, str]
+
+    def to_json(self) -> JsonObject:
+        return {
+            "model": self.name,
+            "path": self.path,
+            "parameters": self.parameters,
+            "context": self.context,
+            "methods": {
+                method: {"on_gpus": on_gpus.to_json(), "offloaded": offloaded.to_json()}
+                for method, (on_gpus, offloaded) in self.cells.items()
+            },
+            "problems": dict(self.problems),
+        }
+
+    @property
+    def fits(self) -> bool:
+        """Whether some method trains it here."""
+        return any(cell.tokens for pair in self.cells.values() for cell in pair)
+
+
+class Table(NamedTuple):
+    """The rows, and the machines that they are for. `host_is_assumed`: nobody has named the memory of the nodes."""
+
+    rows: Sequence[Row]
+    methods: Sequence[str]
+    machines: RunMachines
+    host_is_assumed: bool
+
+    def to_json(self) -> JsonObject:
+        """Return the table as plain values; sizes are whole bytes, lengths are tokens."""
+        node = self.machines.hardware
+        return {
+            "version": VERSION,
+            "machines": {
+                "nodes": self.machines.topology.num_nodes,
+                "gpus_per_node": len(node.gpus),
+                "gpu_bytes": node.smallest_gpu_bytes,
+                "host_bytes": node.host_memory_bytes,
+                "host_is_assumed": self.host_is_assumed,
+            },
+            "models": [row.to_json() for row in self.rows],
+        }
+
+
+def models() -> tuple[str, ...]:
+    """Return the model parts that are shown where none is named: those of `SERIES`, and those of the user's own."""
+    own = [name for name, file in catalog.files("models").items() if not file.is_ours]
+    return (*dict.fromkeys((*_of_series(), *own)),)
+
+
+@cache
+def _of_series() -> tuple[str, ...]:
+    """Return the chat models of `SERIES`, the smallest of each first; of two that are alike in size the newer one."""
+    names = catalog.of_package("models")
+    every = [name for series in SERIES for name in sorted(_chats(series, names), key=_size)]
+    newest = {_size(name): name for name in every}
+    return tuple(name for name in every if newest[_size(name)] == name)
+
+
+def _chats(series: str, names: Sequence[str]) -> Iterator[str]:
+    longer = [other for other in SERIES if other != series and other.startswith(series)]
+    for name in names:
+        if not name.startswith(series) or any(name.startswith(other) for other in longer):
+            continue
+        after = _SIZE.fullmatch(name.removeprefix(series))
+        if after is None or not 0 < _size(name) <= _MOST_PARAMETERS:
+            continue
+        if after["chat"] or not {f"{name}_instruct", f"{name}_it"}.intersection(names):
+            yield name
+
+
+@cache
+def _size(part: str) -> int:
+    """Return the parameters of a part of the package; 0: they are not known."""
+    facts = read_part("models", part).values.get("architecture")
+    return num_parameters(Architecture.model_validate(facts)) if facts else 0
+
+
+def named(text: str) -> tuple[str, ...]:
+    """Return the model parts that a name or a pattern such as 'olmo*' means, or none."""
+    return (*fnmatch.filter(catalog.names("models"), text),)
+
+
+def table(
+    flags: MachineFlags,
+    environ: Mapping[str, str],
+    parts: Sequence[str] = (),
+    overrides: Overrides | None = None,
+    *,
+    allow_code: bool = False,
+) -> Table:
+    """Work out what machines can train.
+
+    Args:
+        parts: Models of the catalog; none: those of `models`.
+        overrides: Changes of each recipe; its method, if it has one, is the only one.
+
+    Raises:
+        TunerError: no GPU is named and none is here, flags contradict each other, or no size of the models is known.
+    """
+    if not (flags.gpu or flags.gpu_memory or hardware.detect(environ).gpus):
+        raise UsageError(
+            "neither a recipe nor a GPU is given, and this machine has no GPU",
+            where="tuner plan",
+            fix=f"For what a GPU can train: {Option('gpu', 'rtx4090')}. For a recipe: tuner plan RECIPE.",
+        )
+    changes = overrides or Overrides()
+    methods = (changes.method,) if changes.method else METHODS
+    found = planned_machines(flags, environ)
+    node = found.hardware
+    if is_assumed := not node.host_memory_bytes:
+        node = node._replace(host_memory_bytes=_HOST_PER_GPU * node.smallest_gpu_bytes * len(node.gpus))
+    found = found._replace(hardware=node)
+    shown = parts or models()
+    rows: list[Row] = []
+    unknown: list[ModelError] = []
+    with progress.shown("planning", "models", len(shown)) as work:
+        for part in work.counted(shown):
+            try:
+                rows.append(_row(part, methods, found, changes, allow_code=allow_code))
+            except ModelError as error:  # nothing is known of its size
+                unknown.append(error)
+    if not rows:
+        raise unknown[0]
+    return Table(rows, methods, found, is_assumed)
+
+
+def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Overrides, *, allow_code: bool) -> Row:
+    cells, problems = {}, {}
+    recipe = None
+    for method in methods:
+        name = f"{part}_{method}_{_DATA}"
+        try:
+            recipe = loading.load(name, replace(changes, method=None), allow_code=allow_code)
+        except RecipeError as error:  # a method that this model does not support
+            problems[method] = error.what
+            continue
+        architecture = summary.known_architecture(recipe.config)
+        on = machines.to_fit(decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware))
+        limit = architecture.max_position_embeddings or _LONGEST
+        typed = _typed(changes)
+        lengths = summary.longest_row(recipe.config, architecture, on, limit)
+        on_gpus, offloaded = (_cell(name, tokens, limit, typed) for tokens in lengths)
+        cells[method] = (on_gpus, offloaded)
+    if recipe is None:
+        raise RecipeError(next(iter(problems.values())), where=part)
+    architecture = summary.known_architecture(recipe.config)
+    context = architecture.max_position_embeddings
+    return Row(part, catalog.path_of(part), num_parameters(architecture), context, cells, problems)
+
+
+def _cell(name: str, tokens: int, limit: int, typed: Sequence[str]) -> Cell:
+    words = ("tuner", "train", name, "--data", "FILE", "--max-length", str(tokens), *typed)
+    return Cell(tokens, tokens == limit, shlex.join(words) if tokens else None)
+
+
+def _typed(changes: Overrides) -> tuple[str, ...]:
+    """Return the words of the changes that a run needs too."""
+    return tuple(word for pair in changes.pairs for word in pair)
