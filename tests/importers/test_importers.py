@@ -1057,10 +1057,22 @@ def test_no_row_of_a_table_calls_unsupported_what_the_schema_has(name: str) -> N
 
 
 DIRECT = [
-    ("base_model: x\nsequence_len: 8\n", "train_on_inputs: true", True),
+    ("base_model: x\nsequence_len: 8\n", "train_on_inputs: true", False),
     ("base_model: x\nsequence_len: 8\n", "train_on_inputs: false", False),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: [user]}]", True),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: [assistant]}]", False),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}]", False),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}, {path: b.jsonl}]", True),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training: train}]", False),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training: learn}]", True),
+    (
+        "base_model: x\nsequence_len: 8\n",
+        "datasets: [{path: a.jsonl, message_field_training_detail: train_detail}]",
+        False,
+    ),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training_detail: detail}]", True),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eot: none}]", True),
+    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eos: all}]", True),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eos: last}]", True),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eos: turn}]", False),
     ("base_model: x\nsequence_len: 8\n", "special_tokens: {eos_token: <e>}", True),
@@ -1070,9 +1082,9 @@ DIRECT = [
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, type: alpaca}]", True),
     ("base_model: x\nsequence_len: 8\n", "neftune_noise_alpha: 5", True),
     ("base_model: x\nsequence_len: 8\n", "context_parapllel_size: 2", True),
-    ("lf", "mask_history: true", True),
+    ("lf", "mask_history: true", False),
     ("lf", "mask_history: false", False),
-    ("lf", "train_on_prompt: true", True),
+    ("lf", "train_on_prompt: true", False),
     ("lf", "new_special_tokens: <a>,<b>", True),
     ("lf", "use_galore: true", True),
     ("lf", "rope_scaling: linear", True),
@@ -1084,11 +1096,15 @@ DIRECT = [
     ("model_name_or_path: x\nmodel_revision: main\n", "assistant_only_loss: true", False),
     ("model_name_or_path: x\nmodel_revision: main\n", "completion_only_loss: false", True),
     ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: react", True),
+    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: last_round+ignore_empty_think", True),
+    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: last_round", False),
+    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: all", False),
+    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: default", False),
     ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "new_special_tokens: [<a>]", True),
     ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "freeze_parameters: [lm_head]", True),
     ("tune", "max_steps_per_epoch: 10", True),
     ("tune", "max_steps_per_epoch: null", False),
-    ("tune", "dataset: {_component_: a.chat_dataset, source: a/b, train_on_input: true}", True),
+    ("tune", "dataset: {_component_: a.chat_dataset, source: a/b, train_on_input: true}", False),
 ]
 
 
@@ -1106,6 +1122,36 @@ def test_a_config_is_trained_directly_only_if_the_recipe_learns_the_same(base: s
         assert line.partition(":")[0] in caught.value.what
     else:
         assert direct.recipe_of("config.yaml", cache) is not None
+
+
+@each(
+    [
+        ("base_model: x\nsequence_len: 8\n", "train_on_inputs: true", "everything"),
+        ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}]", "marked"),
+        ("lf", "mask_history: true", "last"),
+        ("lf", "train_on_prompt: true", "everything"),
+        ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: last_round", "last"),
+        ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: all", "everything"),
+        ("tune", "dataset: {_component_: a.chat_dataset, source: a/b, train_on_input: true}", "everything"),
+    ]
+)
+def test_the_choice_of_turns_is_taken(base: str, line: str, turns: str) -> None:
+    base = {"lf": _LF, "tune": _TUNE}.get(base, base)
+
+    values = _imported(f"{base}{line}\n").values
+
+    assert values["train_dataloader"]["dataset"]["trained_turns"] == turns
+
+
+def test_what_other_tools_refuse_together_is_refused_and_what_has_no_turns_chooses_none() -> None:
+    with pytest.raises(TunerError, match="train_on_prompt"):
+        _imported(f"{_LF}mask_history: true\ntrain_on_prompt: true\n")
+    of_texts = _imported(
+        "base_model: x\nsequence_len: 8\ntrain_on_inputs: true\ndatasets: [{path: a.jsonl, type: completion}]\n"
+    )
+
+    assert "trained_turns" not in of_texts.values["train_dataloader"]["dataset"]
+    assert [one.outcome for one in of_texts.entries if one.setting.key == "train_on_inputs"] == [Outcome.LEFT_OUT]
 
 
 def test_differences_that_are_in_no_config_stand_in_the_table() -> None:

@@ -5,7 +5,7 @@ Older names of its keys are known too; an empty key is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tuner import paths
@@ -168,7 +168,7 @@ _JUDGED = ("prompt", "chosen", "rejected", "completion", "label")
 _OF_ENTRY = {
     *("path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"),
     *("message_property_mappings", "chat_template", "chat_template_jinja", "shards", "conversation", *_QUESTIONS),
-    *("field_prompt", "field_chosen", "field_rejected", "field_system", "message_field_content"),
+    *("field_prompt", "field_chosen", "field_rejected", "field_system", "message_field_content", "roles_to_train"),
 }
 
 
@@ -199,6 +199,40 @@ def datasets(t: Translation, setting: Setting) -> None:
             t.note(shards, Outcome.CHANGED, f"weight = {dataset['weight']:g}", why)
         (t.validation if setting.key == "test_datasets" else t.datasets).append(dataset)
     t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
+    _roles(t, setting, entries)
+
+
+_ASSISTANTS = {"assistant", "gpt", "model"}
+
+
+def _roles(t: Translation, setting: Setting, entries: Sequence[Value]) -> None:
+    """Set which turns are trained by the data sets' `roles_to_train`: without a role, those that are marked."""
+    roles = [entry.get("roles_to_train") if isinstance(entry, dict) else None for entry in entries]
+    for number, some in enumerate(roles):
+        if some is None:
+            continue
+        shown = t.inner((*setting.keys, str(number), "roles_to_train"), some)
+        if set(shown.words()) - _ASSISTANTS:
+            t.note(shown, Outcome.CHANGED, why="the loss covers the assistant's turns alone", is_learned=True)
+        elif shown.words():
+            t.note(shown, Outcome.TAKEN, why="as tuner does it")
+        elif any(one != [] for one in roles):
+            why = "the data sets of a recipe choose their turns alike"
+            t.note(shown, Outcome.CHANGED, why=why, is_learned=True)
+        else:
+            shared_rules.trained_turns(t, shown, "marked")
+
+
+def settle(t: Translation) -> None:
+    """Set whether prompts are trained: the data sets decide the objective."""
+    setting = t.settings.get("train_on_inputs")
+    if setting is None or setting.value is None:
+        return
+    if setting.truth():
+        why = "Axolotl leaves out what the chat template writes between turns"
+        shared_rules.trained_turns(t, setting, "everything", why)
+    else:
+        t.note(setting, Outcome.TAKEN, why="as tuner does it")
 
 
 def _path(entry: JsonObject) -> str:
@@ -300,6 +334,7 @@ TABLE: Mapping[str, Rule] = {
             "orpo_alpha": of_objective("beta", "orpo", "simpo"),
             "dpo_loss_type": of_objective("loss_type", "dpo"),
             "datasets test_datasets pretraining_dataset": datasets,
+            "train_on_inputs": lambda t, setting: None,  # `settle` does it
             "default_system_message": shared_rules.system,
             "val_set_size": shared_rules.held_out,
             "num_epochs": shared_rules.epochs,
@@ -349,4 +384,4 @@ TABLE = {
     "trl.loss_type": reward_keys.loss_type,
 }
 
-TOOL = Tool("Axolotl", TABLE, _defaults, prepare=_prepare, others=_WORDS.others)
+TOOL = Tool("Axolotl", TABLE, _defaults, settle=settle, prepare=_prepare, others=_WORDS.others)

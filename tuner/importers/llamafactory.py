@@ -126,6 +126,27 @@ def template(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
+_TURNS = {"train_on_prompt": "everything", "mask_history": "last"}
+_LAST_PAIR = (
+    "of an answer that calls tools, LLaMA-Factory trains what follows the last result alone; tuner the calls too"
+)
+
+
+def turns(t: Translation, setting: Setting) -> None:
+    """Set which turns are trained.
+
+    Raises:
+        RecipeError: the config has two keys for it, which LLaMA-Factory refuses.
+    """
+    if not setting.truth():
+        t.note(setting, Outcome.TAKEN, why="as tuner does it")
+        return
+    if all(truth(t.value(key)) for key in _TURNS):
+        raise setting.wrong(f"{' and '.join(_TURNS)} exclude each other", "Remove one of them.")
+    why = _LAST_PAIR if setting.key == "mask_history" else None
+    shared_rules.trained_turns(t, setting, _TURNS[setting.key], why)
+
+
 def cutoff(t: Translation, setting: Setting) -> None:
     """Set the length of the longest sample, and say how longer ones are cut."""
     why = None if t.objective == "pretrain" else _CUTS
@@ -369,6 +390,7 @@ TABLE: Mapping[str, Rule] = {
             "pref_loss": loss,
             "use_dft_loss": shared_rules.dynamic_fine_tuning,
             "template": template,
+            " ".join(_TURNS): turns,
             "cutoff_len": cutoff,
             "pref_ftx": shared_rules.sft_term,
             "use_muon": when_on("optim_wrapper.optimizer.type", "Muon", "optim names the optimizer"),

@@ -295,6 +295,17 @@ def cosine_floor(t: Translation, setting: Setting) -> None:
         t.leave(setting, "belongs to the cosine schedule")
 
 
+def trained_turns(
+    t: Translation, setting: Setting, turns: str, why: str | None = None, *, is_learned: bool = False
+) -> None:
+    """Set which turns carry loss; `why` says what differs."""
+    if t.objective == "sft":
+        ours = "train_dataloader.dataset.trained_turns"
+        t.set(setting, ours, turns, why, changed=why is not None, is_learned=is_learned)
+    else:
+        t.leave(setting, f"belongs to sft, and this is {t.objective}")
+
+
 def dynamic_fine_tuning(t: Translation, setting: Setting) -> None:
     """Weigh the gradient of each token by its probability, in SFT."""
     if not setting.truth():

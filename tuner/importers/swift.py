@@ -106,6 +106,21 @@ def accumulation(t: Translation, setting: Setting) -> None:
     t.set(setting, "optim_wrapper.accumulative_counts", setting.value, why, changed=setting.is_default)
 
 
+_TURNS = {"default": "all", "last_round": "last", "all": "everything"}
+
+
+def loss_scale(t: Translation, setting: Setting) -> None:
+    """Set which turns are trained; what weighs the words of answers has no counterpart."""
+    word = str(setting.value)
+    if word in _TURNS and t.objective == "sft":
+        shared_rules.trained_turns(t, setting, _TURNS[word])
+    elif word in ("default", "last_round"):
+        t.note(setting, Outcome.TAKEN, why="as tuner does it")
+    else:
+        why = f"tuner has {', '.join(_TURNS)}; rows can give turns and spans weights (docs/choosing-turns.md)"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+
+
 def columns(t: Translation, setting: Setting) -> None:
     """Set the columns: in ms-swift the data set's name -> the format's name, the other way round than in tuner."""
     try:
@@ -188,6 +203,7 @@ TABLE: Mapping[str, Rule] = {
             "dataset val_dataset": datasets,
             "split_dataset_ratio": shared_rules.held_out,
             "task_type": recorded_with("the objective"),
+            "loss_scale": loss_scale,
             "system": system,
             "columns": columns,
             "rpo_alpha": shared_rules.sft_term,

@@ -163,7 +163,7 @@ def dataset(t: Translation, setting: Setting) -> None:
         )
     elif value.get("train_on_input"):
         shown = t.inner((*setting.keys, "train_on_input"), True)
-        t.note(shown, Outcome.CHANGED, why="the loss covers only the answers", is_learned=True)
+        shared_rules.trained_turns(t, shown, "everything")
 
 
 def _columns(value: Mapping[str, Value]) -> JsonObject:
