@@ -74,6 +74,7 @@ class Isolated:
         self._timeout_s, self._start_s, self._error = timeout_s, start_s, error
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._is_loaded = False
         self.place = name
         """`file:line` of the code, once it was loaded; before, its name."""
 
@@ -98,10 +99,14 @@ class Isolated:
             raise CallFailure(str(answer["error"]), answer["where"] or self.place, answer["fix"])
         return answer
 
-    def start(self) -> None:
-        """Start the process, unless it runs. Errors as for a call."""
+    def spawn(self) -> None:
+        """Start the process, unless it runs, and do not wait until the code is imported: several import at a time.
+
+        The thread that calls it must live as long as the process: Linux ends a child with its parent's thread.
+        """
         if self._pipe is not None:
             return
+        self._is_loaded = False
         self._pipe, end_of_child = Pipe()
         argv = [sys.executable, "-P", "-c", _PROGRAM, "\n".join(sys.path), self._module, json.dumps(self._document)]
         # In a session of its own: Ctrl-C is for the run, which ends this process when it ends itself.
@@ -110,12 +115,18 @@ class Isolated:
             [*argv, str(fds[0])], stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True
         )
         end_of_child.close()
+
+    def start(self) -> None:
+        """Start the process, unless it runs. Errors as for a call."""
+        self.spawn()
+        if self._is_loaded:
+            return
         answer = self._answer(self._start_s, "importing it")
         if "error" in answer:
             self.end()
             error = MachineError if answer["code"] == MachineError.code else self._error
             raise error(answer["error"], where=answer["where"] or self._name, fix=answer["fix"])
-        self.place = answer["place"]
+        self.place, self._is_loaded = answer["place"], True
 
     def _answer(self, limit_s: float, work: str) -> dict[str, Any]:
         """Return the answer of the process; end it if it does not answer in time."""

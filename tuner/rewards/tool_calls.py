@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,6 @@ from tuner.recipes.schema.tools import Tools
 from tuner.rewards.isolated_process import CallFailure
 from tuner.rewards.tool_process import IsolatedTools, same_names
 
-_MAX_STARTS = 8
-"""Environments that start at the same time."""
 _MAX_TEXT = 2000
 ENVIRONMENT = "environment"
 """The reward that an environment gives."""
@@ -133,8 +130,9 @@ class Rollouts:
         lacking = range(len(self._environments), len(rows))
         self._environments += [IsolatedTools(self.block, environment=True) for _ in lacking]
         self._are_over = [""] * len(rows)
-        with ThreadPoolExecutor(_MAX_STARTS) as pool:
-            return list(pool.map(self._reset, range(len(rows)), rows))
+        for process in self._environments[: len(rows)]:
+            process.spawn()
+        return [self._reset(index, row) for index, row in enumerate(rows)]
 
     def _reset(self, index: int, row: Mapping[str, Any]) -> str | None:
         process = self._environments[index]
