@@ -250,8 +250,9 @@ def _base() -> tuple[_ByKey, _ByKey]:
 
 def _comments_of(block: type[Block]) -> dict[str, str]:
     """Return the comment above each key of a block, where the block itself stands."""
-    base = block.__base__
-    inherited = _comments_of(base) if base is not None and issubclass(base, Block) and base is not Block else {}
+    inherited: dict[str, str] = {}
+    for base in reversed(block.__bases__):
+        inherited |= _comments_of(base) if issubclass(base, Block) and base is not Block else {}
     source = inspect.getsource(block)
     (tree,) = ast.parse(source).body
     keys = (node for node in getattr(tree, "body", ()) if isinstance(node, ast.AnnAssign))

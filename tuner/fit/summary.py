@@ -323,7 +323,7 @@ def _most_tokens(
     """Return the longest row that fits at a level, or `known` if no longer one does."""
 
     def lacks(tokens: int) -> bool:
-        return not advice.fit(_of_length(config, tokens, 1), architecture, machines, level).fits
+        return not advice.fit_of_preset(_of_length(config, tokens, 1), architecture, machines, level).fits
 
     if known >= most or lacks(min(known + UNIT, most)):
         return known

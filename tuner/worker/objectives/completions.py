@@ -218,7 +218,7 @@ class GeneratingTrainer(TunerTrainer):
             inputs = self.begun(inputs)
             self._ids = [row["prompt_ids"] for row in inputs]
             output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
-        self._stop_together()
+        self.stop_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])
         if self.model.training:
@@ -241,14 +241,14 @@ class GeneratingTrainer(TunerTrainer):
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
         with self._seeded():
             completions = super()._generate_single_turn(*args, **options)
-        self._stop_together()  # their rewards may take long
+        self.stop_together()  # their rewards may take long
         return completions
 
     def written_numbers(self) -> Sequence[int]:
         """Return the numbers of the completions that the next generation writes."""
         return self._numbers
 
-    def _stop_together(self) -> None:
+    def stop_together(self) -> None:
         if self.consensus:
             self.consensus.stop_together()
 
