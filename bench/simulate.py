@@ -286,6 +286,12 @@ POINTS = (
     Point("Mixtral 8x7B", "lora", 3),
     Point("Mixtral 8x7B", "full", 3, ranks=64),
     Point("Qwen 3 30B-A3B", "full", 3, ranks=16),
+    Point("Qwen 3 30B-A3B", "qlora", 2),
+    Point("Qwen 3 30B-A3B", "qlora", 3),
+    Point("Qwen 3 30B-A3B", "qlora", 0, ranks=1),
+    Point("Mixtral 8x7B", "qlora", 3),
+    Point("gpt-oss 20B", "qlora", 2, tokens=2048),
+    Point("gpt-oss 20B", "qlora", 3, tokens=2048),
 )
 
 
@@ -401,6 +407,7 @@ def job_of(run: ResolvedRun) -> Job:
         quantization={theirs: getattr(quantization, ours) for theirs, ours in _OF_4_BITS.items()}
         if quantization
         else None,
+        packs_experts=recipe.packs_experts,
         capability=run.hardware.gpus[0].compute_capability,
     )
 

@@ -57,6 +57,7 @@ from trl.trainer.utils import add_fused_lm_head
 from bench.gpu_loss import as_on_a_gpu
 from tuner.models.attention import register
 from tuner.models.compat import repeat_heads_on_old_gpus
+from tuner.models.compat_experts import fused_in, open_to_peft, pack, packed_in
 from tuner.models.load import limit_input_gradients
 from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
@@ -106,6 +107,8 @@ class Job:
     """Arguments of `LoraConfig`; `vision`: on the tower and the projector too."""
     quantization: Mapping[str, Any] | None = None
     """Arguments of `BitsAndBytesConfig`, for 4 bits."""
+    packs_experts: bool = False
+    """Experts are in 4 bits too."""
     capability: tuple[int, int] = (8, 0)
     rank: int = 0
     num_images: int = 0
@@ -187,7 +190,8 @@ def build(job: Job) -> Any:
         if job.num_images:
             settings["target_modules"] = lora_targets(model, Adapter(**settings, vision=on_tower))
         lora = LoraConfig(task_type="CAUSAL_LM", **settings)
-        trained = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        with open_to_peft(model):
+            trained = get_peft_model(model, lora, autocast_adapter_dtype=False)
         for parameter in trained.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(job.dtype)
@@ -208,8 +212,19 @@ def _quantize(model: Any, job: Job) -> None:
         if isinstance(module, torch.nn.Linear) and hasattr(module.weight, "quant_state"):
             settings = vars(module.weight)
             module.weight = Params4bit(before[name], requires_grad=False, **settings)._quantize(before[name].device)
+    if job.packs_experts:
+        for module in model.modules():
+            if fused := fused_in(module):
+                pack(module, {name: _in_4_bits(weight.data, config) for name, weight in fused.items()})
     model.requires_grad_(False)
     model.is_loaded_in_4bit = model.is_quantized = True
+
+
+def _in_4_bits(weight: Tensor, config: BitsAndBytesConfig) -> tuple[Tensor, Any]:
+    found: tuple[Tensor, Any] = bitsandbytes.functional.quantize_4bit(
+        weight, compress_statistics=config.bnb_4bit_use_double_quant, quant_type=config.bnb_4bit_quant_type
+    )
+    return found
 
 
 def optimizer_of(model: Any) -> torch.optim.Optimizer:
@@ -268,9 +283,10 @@ def _images(job: Job, device: str) -> dict[str, Tensor]:
 
 def _weights(model: Any) -> Iterator[Tensor]:
     """Yield the tensors that keep the weights: whole ones, ZeRO-3's share of them, and the scales of 4-bit ones."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        yield getattr(tensor, "ds_tensor", tensor.data)
-        state = getattr(tensor, "quant_state", None)
+    experts = [one.state for one in packed_in(model)]
+    tensors = [*model.parameters(), *model.buffers()]
+    yield from (getattr(tensor, "ds_tensor", tensor.data) for tensor in tensors)
+    for state in (*experts, *(getattr(tensor, "quant_state", None) for tensor in tensors)):
         while state is not None:
             yield from (part for part in (state.absmax, state.code, state.offset) if part is not None)
             state = state.state2

@@ -18,6 +18,7 @@ from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
 from tuner.fit.parameters import Parameters, backward_share, built, count, num_parameters
 from tuner.lab.shrink import config_of
+from tuner.models.compat_experts import fused_in
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
@@ -117,8 +118,9 @@ def test_a_model_that_scores_has_one_output_and_no_language_model_head(model_typ
 
 
 @each(SMALL, every=3)
-def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces(facts: Architecture) -> None:
+def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces_and_fused_experts(facts: Architecture) -> None:
     model = on_meta(facts)
+    experts = sum(weight.numel() for module in model.modules() for weight in fused_in(module).values())
     replace_with_bnb_linear(model, get_keys_to_not_convert(model), BitsAndBytesConfig(load_in_4bit=True))
     replaced = sum(one.in_features * one.out_features for one in model.modules() if isinstance(one, Linear4bit))
 
@@ -127,16 +129,30 @@ def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces(facts: Archit
     # transformers spares the model's last weight, taking it for the head. Where that is tied and no norm comes after
     # the layers, the last weight is one more linear layer: not worth a rule.
     spared = {"olmo-tied": 48 * 80, "gemma3n_text-tied": 48 * 48}.get(name_of(facts), 0)
-    assert counted.quantized == replaced + spared
+    assert counted.quantized == replaced + spared + experts
     assert counted.quantized + counted.frozen == num_parameters(facts)
     assert counted.quantized_bits == 4
 
 
-def test_fused_experts_stay_in_16_bits() -> None:
+@pytest.mark.parametrize("setting", ["quantization.experts=False", "quantization.bits=8"])
+def test_experts_that_are_not_asked_for_and_those_beside_8_bits_stay_in_16_bits(setting: str) -> None:
     facts = small("mixtral")
     experts = facts.num_hidden_layers * 3 * 3 * facts.hidden_size * 17
 
-    assert count(_config("tiny_qlora_sample_e1"), facts).frozen > experts
+    counted = count(_config("tiny_qlora_sample_e1", setting), facts)
+
+    assert counted.quantized == count(_config("tiny_qlora_sample_e1"), facts).quantized - experts
+
+
+def test_a_tensor_that_bitsandbytes_cannot_count_stays_in_16_bits() -> None:
+    facts = {"hidden_size": 8192, "num_experts": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 1}
+    large = Architecture(**{**small("qwen3_moe").model_dump(), **facts, "num_hidden_layers": 1})
+    [layer] = built(large).layers
+    assert layer.experts is not None
+
+    assert layer.experts.tensors == (2**32, 2**31)
+    assert layer.experts.quantizable == 0
+    assert layer.experts._replace(num=64).quantizable == 2**30, "those of the down projections alone"
 
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "qwen3_next", "gemma4_text", "opt"])

@@ -111,7 +111,7 @@ def of_recipe(
             scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
             - (tokens - in_mlp) * of_mlp
             + mask.of_layer
-            + weight_bytes * _adapted_experts(recipe, family, layer)
+            + weight_bytes * _copied_experts(recipe, family, layer)
         )
         steps_of[layer] = max(
             weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp
@@ -481,21 +481,32 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
     return low_rank + max(0, copies - 4 * architecture.hidden_size - 2 * downs)
 
 
-def _adapted_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> int:
-    """Return the parameters of experts that a layer saves once more: PEFT adds an adapter's update to a copy of them.
+def _copied_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> int:
+    """Return the parameters of experts that a layer saves once more, in the compute type.
 
-    Source: peft 0.21, `lora/layer.py`, `ParamWrapper.forward`.
+    PEFT adds an adapter's update to a copy of them (peft 0.21, `lora/layer.py`, `ParamWrapper.forward`), and
+    bitsandbytes unpacks those in 4 bits.
     """
-    if recipe.adapter is None or layer.experts is None or not on_experts(recipe.adapter, family, layer.experts):
+    if layer.experts is None:
         return 0
-    return layer.experts.parameters
+    if _adapts_experts(recipe, family, layer):
+        return layer.experts.parameters
+    return layer.experts.quantizable if recipe.packs_experts else 0
+
+
+def _adapts_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> bool:
+    adapter, experts = recipe.adapter, layer.experts
+    return adapter is not None and experts is not None and on_experts(adapter, family, experts) > 0
 
 
 def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> float:
     """Return the parameters of fused experts with gradients that a layer's backward holds: whole, at every stage."""
-    if layer.experts is None or recipe.adapter is not None:
-        return _adapted_experts(recipe, family, layer) / 3  # the one of the down projections goes on to the adapter
-    return layer.experts.parameters
+    if layer.experts is None:
+        return 0.0
+    if recipe.adapter is None:
+        return layer.experts.parameters
+    # The one of the down projections goes on to the adapter.
+    return layer.experts.parameters / 3 if _adapts_experts(recipe, family, layer) else 0.0
 
 
 # --- Which attention computes a model if the recipe names none, and the scores that an eager one holds ---

@@ -17,7 +17,7 @@ from tuner.fit.activations import Work
 from tuner.fit.levels import Fit, Level, Machines, Peak
 from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters, trained_tensors
 from tuner.fit.prefetch import Gathered, gathered
-from tuner.recipes.schema import Quantization, RecipeConfig
+from tuner.recipes.schema import TEACHERS, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 
 CONTEXT_BYTES = 1_200_000_000
@@ -187,7 +187,7 @@ def _scales(recipe: RecipeConfig, parameters: Parameters) -> float:
 
     Source: Dettmers et al., QLoRA, 2023 (arXiv:2305.14314), section 3.
     """
-    block = recipe.quantization or Quantization()  # of a teacher alone
+    block = recipe.quantization or TEACHERS
     if block.bits == 8:
         return 0.0
     return parameters.quantized * (1 / 64 + 4 / (64 * 256) if block.double_quant else 4 / 64)

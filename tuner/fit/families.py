@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from tuner.recipes.schema.architecture import Architecture, Tower
+from tuner.recipes.schema.four_bit_experts import LARGEST
 
 Names = tuple[str, ...]
 
@@ -202,6 +203,17 @@ class Experts(NamedTuple):
     @property
     def parameters(self) -> int:
         return self.num * self._of_one
+
+    @property
+    def tensors(self) -> tuple[int, int]:
+        """The weights of the two tensors, without biases."""
+        down = self.num * self.hidden * self.width
+        return 2 * down, down
+
+    @property
+    def quantizable(self) -> int:
+        """The weights of the tensors that bitsandbytes can quantize."""
+        return sum(size for size in self.tensors if size <= LARGEST)
 
     @property
     def idle(self) -> int:

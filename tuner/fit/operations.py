@@ -178,6 +178,9 @@ def _of_layer(step: _Step, layer_pass: _Pass) -> Operations:
     of_adapters = tuple(len(adapters) * number for number in _KERNELS_OF_LORA[step.lora])
     unpacked = sum(a.weights for a in layer.linears if a.quantizable) if recipe.quantization else 0
     bits = recipe.quantization.bits if recipe.quantization else 16
+    # What a layer's experts are unpacked to is kept for its backward pass.
+    of_experts = layer.experts.quantizable if layer.experts and recipe.packs_experts else 0
+    unpacks = unpacked * (layer_pass.forwards + layer_pass.backward) + of_experts * layer_pass.forwards
     return Operations(
         matmul_flops=tokens * (2.0 * weights * (layer_pass.forwards + backwards) - 2.0 * skipped)
         + tokens * of_lora * (layer_pass.forwards + 2 * layer_pass.backward),
@@ -191,10 +194,7 @@ def _of_layer(step: _Step, layer_pass: _Pass) -> Operations:
         * _forward_bytes(step, layer)
         * (layer_pass.forwards + _BACKWARD * layer_pass.backward),
         lora_bytes=scale * tokens * (forward * layer_pass.forwards + (bwd_in * inputs + bwd_out * outputs + dropped)),
-        dequantized_bytes=micro_batches
-        * unpacked
-        * (bits / 8 + _UNPACKED)
-        * (layer_pass.forwards + layer_pass.backward),
+        dequantized_bytes=micro_batches * unpacks * (bits / 8 + _UNPACKED),
         kernels=micro_batches * (on_forward + of_adapters[0]) * layer_pass.forwards
         + micro_batches * (on_backward + of_adapters[1]) * layer_pass.backward,
     )

@@ -25,7 +25,7 @@ from tuner.fit.families import (
     projector,
     tower_family,
 )
-from tuner.recipes.schema import Adapter, AnyPart, RecipeConfig
+from tuner.recipes.schema import TEACHERS, Adapter, AnyPart, Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
 
 
@@ -62,10 +62,10 @@ class Built:
         """How many there are of each linear layer but the head: most decoder layers are alike."""
         return Counter(self.all_linears())
 
-    @cached_property
-    def quantizable(self) -> int:
-        """The weights that quantization takes."""
-        return sum(number * linear.weights for linear, number in self.kinds.items() if linear.quantizable)
+    def quantized(self, block: Quantization) -> int:
+        """Return the weights that quantization takes."""
+        experts = sum(layer.experts.quantizable for layer in self.layers if layer.experts and block.packs_experts)
+        return experts + sum(number * linear.weights for linear, number in self.kinds.items() if linear.quantizable)
 
     @cached_property
     def largest(self) -> int:
@@ -169,7 +169,7 @@ def _with_teacher(own: Parameters, recipe: RecipeConfig) -> Parameters:
     model = built(architecture)
     if teacher.bits == 16:
         return own._replace(frozen=own.frozen + model.parameters)
-    quantized = model.quantizable
+    quantized = model.quantized(TEACHERS)
     kept = own.frozen + model.parameters - quantized
     # As many weights in the bits of the trained model's own quantized weights take the same bytes.
     return own._replace(frozen=kept, quantized=own.quantized + quantized * teacher.bits // own.quantized_bits)
@@ -190,7 +190,8 @@ def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     trainable = _of_adapter(recipe.adapter, model) + score
     if recipe.quantization is None:
         return Parameters(trainable, frozen=total)
-    return Parameters(trainable, total - model.quantizable, model.quantizable, recipe.quantization.bits)
+    quantized = model.quantized(recipe.quantization)
+    return Parameters(trainable, total - quantized, quantized, recipe.quantization.bits)
 
 
 def _of_adapter(adapter: Adapter, model: Built) -> int:

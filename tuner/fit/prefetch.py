@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from tuner.fit.families import Layer, Linear, layer_of_tower, pixels_of_patch, projector
+from tuner.fit.families import Experts, Layer, Linear, layer_of_tower, pixels_of_patch, projector
 from tuner.fit.levels import Level
 from tuner.fit.parameters import Built, adapted, built, on_experts, rank_on_tower, trains_projector, trains_tower
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.four_bit_experts import LARGEST
 
 
 class _Weight(NamedTuple):
@@ -131,12 +132,12 @@ def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: in
         part for linear in layer.linears for part in _of_linear(recipe, linear, linear.name in targets, weight_bytes)
     ]
     if experts := layer.experts:
-        down = experts.parameters // 3
         of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
         # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
         is_saved = recipe.split.keeps_layers and not of_adapter
-        fused = [_whole(count, weight_bytes) for count in (experts.parameters - down, down)]
-        weights += [*(weight._replace(is_saved=is_saved) for weight in fused), _whole(of_adapter, weight_bytes)]
+        for weight in _of_experts(recipe, experts, weight_bytes):
+            weights.append(weight._replace(is_saved=is_saved))
+        weights.append(_whole(of_adapter, weight_bytes))
     yield from weights if recipe.split.recompute else reversed(weights)
 
 
@@ -144,6 +145,14 @@ def _without_inputs(model: Built) -> Layer:
     """Return the first layer without those of its linear layers that take its input."""
     first, inputs = model.layers[0], model.family.attention[:-1]
     return first._replace(linears=tuple(linear for linear in first.linears if linear.name not in inputs))
+
+
+def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:
+    """Yield the two fused weights of a layer, each with its bias; two weights in 4 bits are one byte."""
+    down = experts.parameters // 3
+    for count, size in zip((experts.parameters - down, down), experts.tensors, strict=True):
+        is_packed = recipe.packs_experts and size <= LARGEST
+        yield _Weight(count // 2, count / 2) if is_packed else _whole(count, weight_bytes)
 
 
 def _of_linear(recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int) -> Iterator[_Weight]:

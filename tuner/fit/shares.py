@@ -104,6 +104,8 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
     if recipe.depends_on_micro_batch:
         sizes = sizes[:1]
     checkpointing = recipe.train_cfg.gradient_checkpointing
+    if checkpointing == "auto" and recipe.packs_experts:
+        checkpointing = True
     recomputes = (True, False) if checkpointing == "auto" else (checkpointing,)
     layers = recipe.train_cfg.recomputed_layers
     if isinstance(layers, int):  # which asks for recomputation

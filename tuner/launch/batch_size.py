@@ -207,6 +207,8 @@ def with_split(recipe: Recipe, split: Split, why: str) -> Recipe:
     if recipe.config.depends_on_micro_batch and recipe.config.optim_wrapper.accumulative_counts == "auto":
         follows[_MICRO] = "derived: its size changes what is learned, so it is the least"
         follows[_ACCUMULATION] = f"derived: {split.samples} samples per rank and step"
+    if recipe.config.packs_experts:
+        follows["train_cfg.gradient_checkpointing"] = "derived: experts in 4 bits need recomputation"
     # Of these two values one decides the other.
     if cfg.gradient_checkpointing != "auto":
         follows["train_cfg.recomputed_layers"] = f"derived: gradient_checkpointing is {cfg.gradient_checkpointing}"

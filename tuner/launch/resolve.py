@@ -24,6 +24,7 @@ from tuner.machine.variables import leftovers_warning
 from tuner.recipes import loading
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import four_bit_experts
 from tuner.recipes.schema.long_context import refuse_tiles
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
@@ -184,6 +185,8 @@ def decide(
     recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
     if recipe.config.architecture:
         refuse_tiles(recipe.config, recipe.config.architecture.model_type)
+    if recipe.config.packs_experts:
+        four_bit_experts.refuse(recipe.config)
     named = choice.open_named(recipe, level_pin.level if level_pin else deepspeed, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)

@@ -6,7 +6,8 @@ A module keeps each such weight packed, and bitsandbytes unpacks it whenever the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,9 +24,8 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from tuner.errors import ModelError
 from tuner.machine.libraries import require_names
+from tuner.recipes.schema.four_bit_experts import LARGEST
 
-MOST = 2**31 - 1
-"""The numbers that bitsandbytes' kernels can count; a larger tensor keeps its 16 bits."""
 _BLOCK = 64
 """The numbers that share a scale, as in the linear layers of transformers."""
 
@@ -89,11 +89,17 @@ def packed_in(model: nn.Module) -> list[Packed]:
     return [found for module, name in both if (found := packed_of(module, name))]
 
 
-def _is_experts(model: PreTrainedModel, name: str) -> bool:
-    """Return whether a name is that of a fused weight: transformers' classes of them end in `Experts`."""
+def fused_in(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of all experts in one tensor by name; transformers' classes of them end in `Experts`."""
+    if not type(module).__name__.endswith("Experts"):
+        return {}
+    weights = module.named_parameters(recurse=False)
+    return {name: weight for name, weight in weights if weight.ndim == 3 and weight.numel() <= LARGEST}
+
+
+def _is_fused(model: PreTrainedModel, name: str) -> bool:
     module, key = get_module_from_name(model, name)
-    weight = module._parameters.get(key) if type(module).__name__.endswith("Experts") else None
-    return weight is not None and weight.ndim == 3 and weight.numel() <= MOST
+    return key in fused_in(module)
 
 
 class _Quantizer(Bnb4BitHfQuantizer):  # type: ignore[misc]
@@ -101,22 +107,19 @@ class _Quantizer(Bnb4BitHfQuantizer):  # type: ignore[misc]
 
     def __init__(self, quantization_config: BitsAndBytesConfig, **options: object) -> None:
         super().__init__(quantization_config, **options)
-        self.loaded: dict[tuple[nn.Module, str], tuple[Tensor, Any]] = {}
+        self.loaded: defaultdict[nn.Module, dict[str, tuple[Tensor, Any]]] = defaultdict(dict)
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **options: object) -> bool:
-        is_wanted = isinstance(self.quantization_config, ExpertsToo) and _is_experts(model, param_name)
+        is_wanted = isinstance(self.quantization_config, ExpertsToo) and _is_fused(model, param_name)
         return is_wanted or super().param_needs_quantization(model, param_name, **options)
 
     def get_quantize_ops(self) -> Any:
         return _Operation(self)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **options: object) -> PreTrainedModel:
-        for module in dict.fromkeys(module for module, _ in self.loaded):
-            _unpack_once_a_pass(module)
-            # In the order of the module, in which PEFT nests its layers, and so names what it saves.
-            for name in [name for name in module._parameters if (module, name) in self.loaded]:
-                packed, state = self.loaded.pop((module, name))
-                _keep_packed(module, name, nn.Parameter(packed, requires_grad=False), state)
+        for module, weights in self.loaded.items():
+            pack(module, weights)
+        self.loaded.clear()
         return super()._process_model_after_weight_loading(model, **options)
 
 
@@ -129,7 +132,7 @@ class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
         from bitsandbytes.functional import quantize_4bit
 
         name, value = next(iter(input_dict.items()))
-        if not _is_experts(model, name):
+        if not _is_fused(model, name):
             found: dict[str, nn.Parameter] = super().convert(input_dict, full_layer_name, model, **options)
             return found
         config = self.hf_quantizer.quantization_config
@@ -139,13 +142,23 @@ class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
             compress_statistics=config.bnb_4bit_use_double_quant,
             quant_type=config.bnb_4bit_quant_type,
         )
-        self.hf_quantizer.loaded[get_module_from_name(model, name)] = packed, state
+        module, key = get_module_from_name(model, name)
+        self.hf_quantizer.loaded[module][key] = packed, state
         return {name: _without_memory(state, packed.device)}
 
 
 def _without_memory(state: Any, device: torch.device) -> nn.Parameter:
     """Return a weight with the shape and the type of an unpacked one; all its numbers are the same one."""
     return nn.Parameter(torch.zeros((), dtype=state.dtype, device=device).expand(state.shape), requires_grad=False)
+
+
+def pack(module: nn.Module, weights: Mapping[str, tuple[Tensor, Any]]) -> None:
+    """Replace weights of a module by packed ones: bitsandbytes' numbers, and its shape, type and scales."""
+    # In the order of the module, in which PEFT nests its layers, and so names what it saves.
+    for name in [name for name, _ in module.named_parameters(recurse=False) if name in weights]:
+        packed, state = weights[name]
+        _keep_packed(module, name, nn.Parameter(packed, requires_grad=False), state)
+    _unpack_once_a_pass(module)
 
 
 def _keep_packed(module: nn.Module, name: str, packed: nn.Parameter, state: Any) -> None:

@@ -27,7 +27,7 @@ from tuner.models.arguments import LoadOptions, at, load_options
 from tuner.models.made import made_once
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class, tqdm_hook
-from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.schema import TEACHERS, Model, Quantization, RecipeConfig, four_bit_experts
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.recipes.schema.objectives import Teacher
 from tuner.vocabulary import Vocabulary
@@ -141,6 +141,8 @@ def load_model(
         MachineError: the hub cannot be reached.
     """
     model = _load(config, path, dtype, device, shards, vocabulary)
+    if compat_experts.packed_in(model):
+        four_bit_experts.refuse(config)
     model.train()
     if config.reads_images:
         if lora := config.model.vision_lora:
@@ -237,7 +239,7 @@ def _load_teacher(
     own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
     of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
     of_text |= {"chat_template": None, "resize_embeddings": False}
-    bits = Quantization(experts=True) if teacher.bits == 4 else None
+    bits = TEACHERS if teacher.bits == 4 else None
     model = config.model.model_copy(update={**own, **of_text})
     path = source(model)
     if vocabulary is not None:

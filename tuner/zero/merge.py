@@ -14,7 +14,7 @@ from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType, four_bit_experts
 from tuner.zero.config import (
     AUTO,
     NONE,
@@ -199,6 +199,8 @@ class _Merger:
 
     def offload(self, hardware: Hardware) -> None:
         zero = self.config["zero_optimization"]
+        if self.recipe.config.packs_experts:
+            four_bit_experts.refuse_disks(zero)
         device = (zero.get("offload_optimizer") or {}).get("device", NONE)
         for block in OFFLOADS:
             place = self.document.place(("zero_optimization", block, "pin_memory"))

@@ -111,13 +111,21 @@ class Quantization(Block):
     quant_type: Literal["nf4", "fp4"] = "nf4"
     # Quantize the scales too, which saves about 0.4 bits a weight.
     double_quant: bool = True
-    # Mixtures of experts: store fused experts in 4 bits too. False: they keep 16 bits.
+    # Of a mixture of experts, quantize the experts too; with 8 bits they keep 16.
     experts: bool = False
+
+    @property
+    def packs_experts(self) -> bool:
+        """Whether fused experts are stored in 4 bits, where the model has some."""
+        return self.experts and self.bits == 4
 
     def contradictions(self) -> Contradictions:
         if self.bits == 8:
             yield from self.unread("with 8 bits", "quant_type", "double_quant")
 
+
+TEACHERS = Quantization(experts=True)
+"""How a teacher in 4 bits is stored."""
 
 INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
 """The values of adapter.init_lora_weights: how an adapter begins, in PEFT's words."""
@@ -615,6 +623,12 @@ class RecipeConfig(Block):
         return self.objective.facts.computes_logits_once and cfg.loss != "whole" and not cfg.torch_compile
 
     @property
+    def packs_experts(self) -> bool:
+        """Whether the experts of a mixture are stored in 4 bits; of a model that nobody described only a rank knows."""
+        is_mixture = bool(self.architecture and self.architecture.num_experts)
+        return is_mixture and self.quantization is not None and self.quantization.packs_experts
+
+    @property
     def drops_inputs(self) -> bool:
         """Whether dropout changes the inputs of the adapters."""
         return bool(self.adapter and self.adapter.lora_dropout and self.objective.facts.packs)
@@ -635,6 +649,7 @@ class RecipeConfig(Block):
         cfg = self.train_cfg
         is_open = cfg.gradient_checkpointing == cfg.recomputed_layers == "auto"
         is_other = self.reads_images or self.model.remote_code
+        is_other = is_other or self.packs_experts  # all layers of these are recomputed
         return is_open and not (is_other or cfg.trainable_layers or cfg.activation_offloading or cfg.torch_compile)
 
     @property
