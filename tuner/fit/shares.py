@@ -1,4 +1,4 @@
-"""How the ranks of a run share a global batch, and samples (`train_cfg.sequence_parallel_size`).
+"""How the ranks of a run share a global batch, and samples (`sequence_parallel_size`, `tensor_parallel_size`).
 
 It takes a recipe and a number of ranks. `worker.long_rows` computes with shared samples; `fit.advice` knows which split
 is fast.
@@ -17,6 +17,7 @@ from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import SHARED_BY, untested_sharing
 from tuner.recipes.schema.objectives import OBJECTIVES
+from tuner.recipes.schema.tensor_parallel import refusals
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Those that keep packed samples apart by position_ids, or can be made to."""
@@ -31,10 +32,10 @@ def data_parallel_ranks(config: RecipeConfig, num_ranks: int) -> int:
         TunerError: samples cannot be shared so; all that is wrong with it.
     """
     size = config.train_cfg.sequence_parallel_size
-    problems = list(_problems(config, num_ranks, size)) if size > 1 else []
+    problems = [*(_problems(config, num_ranks, size) if size > 1 else ()), *refusals(config, num_ranks)]
     if problems:
         raise together(problems)
-    return num_ranks // size
+    return num_ranks // config.train_cfg.ranks_a_sample
 
 
 def sizes(architecture: Architecture, num_ranks: int) -> list[int]:

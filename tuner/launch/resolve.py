@@ -58,6 +58,7 @@ def resolve_run(
     """
     recipe = recipe or _admitted(request, of_run=True)
     of_config = choice.launch_flags(recipe, request.deepspeed)
+    recipe = choice.with_tensor_parallel(recipe, request.deepspeed)
     topology = topology or find_topology(request.flags, of_config, environ, hardware)
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
     start = resuming.find_start(request, recipe.name, topology, now)
@@ -187,7 +188,9 @@ def decide(
         refuse_tiles(recipe.config, recipe.config.architecture.model_type)
     if recipe.config.packs_experts:
         four_bit_experts.refuse(recipe.config)
-    named = choice.open_named(recipe, level_pin.level if level_pin else deepspeed, machines.nvme_path)
+    chosen = level_pin.level if level_pin else deepspeed
+    recipe = choice.with_tensor_parallel(recipe, chosen)
+    named = choice.open_named(recipe, chosen, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)

@@ -31,6 +31,7 @@ from transformers import (
     modeling_utils,
 )
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
+from transformers.integrations import deepspeed as integration
 from transformers.integrations import sdpa_attention
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
@@ -74,6 +75,7 @@ def check_names() -> None:
     require_names("transformers", modeling_utils, "_load_state_dict_into_zero3_model")
     require_names("transformers", PreTrainedModel, "_adjust_missing_and_unexpected_keys")
     require_names("transformers", sdpa_attention, "use_gqa_in_sdpa")
+    require_names("transformers", integration, "deepspeed_config")
 
 
 @contextmanager
@@ -91,13 +93,30 @@ def unexpected_at_zero3() -> Iterator[set[str]]:
     ) -> object:
         assert load_config is not None, "transformers passes it"
         unexpected.update(_without_place(model, list(state_dict), load_config.weight_mapping or ()))
-        return load(model, state_dict, load_config)
+        with _whole_layers():
+            return load(model, state_dict, load_config)
 
     modeling_utils._load_state_dict_into_zero3_model = load_and_note
     try:
         yield unexpected
     finally:
         modeling_utils._load_state_dict_into_zero3_model = load
+
+
+@contextmanager
+def _whole_layers() -> Iterator[None]:
+    """Let transformers 5.23 convert the names of weights at ZeRO-3 although ranks will split the layers.
+
+    It refuses that with tensor parallelism in the DeepSpeed config, but DeepSpeed splits layers when they are loaded.
+    """
+    config = integration.deepspeed_config
+    integration.deepspeed_config = lambda: {
+        key: value for key, value in (config() or {}).items() if key != "tensor_parallel"
+    }
+    try:
+        yield
+    finally:
+        integration.deepspeed_config = config
 
 
 def repeat_heads_on_old_gpus(capability: tuple[int, int]) -> None:

@@ -34,7 +34,7 @@ from tuner.progress import shown
 from tuner.runs import causes, checkpoints, parts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
-from tuner.worker import compat_checkpoints
+from tuner.worker import compat_checkpoints, compat_tensor_parallel
 from tuner.worker.generation import stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.trainer_types import BuiltTrainer
@@ -351,11 +351,12 @@ def save_final_model(trainer: BuiltTrainer, encoder: Encoder, folder: Path) -> N
 
 
 def _gathered(engine: DeepSpeedEngine, model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
-    """Return the whole weights of ZeRO-3 on rank 0; None if every rank holds the whole model."""
-    if engine.zero_optimization_stage() < 3:
+    """Return the whole weights of ZeRO-3, or of split layers, on rank 0; None if every rank holds the whole model."""
+    is_adapter, splits = isinstance(model, PeftModel), engine.autotp_size() > 1
+    if engine.zero_optimization_stage() < 3 and not splits:
         return None
-    is_adapter = isinstance(model, PeftModel)
-    state = compat_checkpoints.whole_weights(engine, trained_alone=is_adapter)
+    whole_weights = compat_tensor_parallel.whole_weights if splits else compat_checkpoints.whole_weights
+    state = whole_weights(engine, trained_alone=is_adapter)
     # Each name of a tied weight is gathered into its own tensor; below stage 3 a tied weight is saved once.
     tied = {} if is_adapter else model.all_tied_weights_keys
     return {name: weight for name, weight in state.items() if name not in tied}

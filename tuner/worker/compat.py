@@ -37,7 +37,7 @@ from tuner.models import attention
 from tuner.models import compat as models
 from tuner.models.integrity import HEAD
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.worker import compat_checkpoints, compat_loss, compat_update
+from tuner.worker import compat_checkpoints, compat_loss, compat_tensor_parallel, compat_update
 from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def check_names() -> None:
     compat_checkpoints.check_names()
     compat_update.check_names()
     compat_loss.check_names()
+    compat_tensor_parallel.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     # DeepSpeed 0.19 makes this table when it is first read, with a C compiler: look for its maker, in every rank.
     maker = "_probe_compatible_ops"
@@ -360,7 +361,7 @@ class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]
         self.trainer, self.zero = trainer, zero
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        used = self.trainer.deepspeed.config
+        used = compat_tensor_parallel.as_written(self.trainer.deepspeed.config, self.zero)
         differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
         assert not differs, f"DeepSpeed received values that differ from deepspeed.json: {sorted(differs)}"
 
@@ -392,8 +393,11 @@ def _record_grad_norm(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> No
 
     def before_update(*_: object) -> None:
         weights = [weight for weight in engine.module.parameters() if weight.grad is not None]
-        norms = [torch.linalg.vector_norm(weight.grad, dtype=torch.float64) for weight in weights]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
+        if engine.autotp_size() > 1:
+            norm = compat_tensor_parallel.norm_of_groups(engine, weights)
+        else:
+            norms = [torch.linalg.vector_norm(weight.grad, dtype=torch.float64) for weight in weights]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
         engine._global_grad_norm = norm.item()
         if not norm.isfinite():
             on_bad()

@@ -39,7 +39,7 @@ from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
 from tuner.runs.time_limits import TimeLimits
 from tuner.runs.verdict import Trained, judge
-from tuner.worker import agreement, compat, compat_update, experts, resume, trainer_setup
+from tuner.worker import agreement, compat, compat_tensor_parallel, compat_update, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
     CheckHead,
@@ -439,5 +439,5 @@ def _taken(first_step: int, step: int, max_steps: int, seconds: float) -> str:
 
 
 def _num_parameters(parameters: Iterable[torch.nn.Parameter]) -> int:
-    """Return the number of weights, also if ZeRO-3 has sharded them."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
+    """Return the number of weights, also if ZeRO-3 has sharded them or ranks have split the layers."""
+    return sum(map(compat_tensor_parallel.num_elements, parameters))

@@ -26,7 +26,7 @@ from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import parts
 from tuner.runs.checkpoints import unfinished
-from tuner.worker import compat, experts, long_rows, loss
+from tuner.worker import compat, compat_tensor_parallel, experts, long_rows, loss
 from tuner.worker.objectives import training_of
 from tuner.worker.pixels import read_images
 from tuner.worker.rank_data import RankRows
@@ -57,7 +57,7 @@ def arguments_of(files: RunFiles, device: torch.device) -> TrainingArguments:
 def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
     config, zero, run_dir = files.config, files.zero, files.run_dir
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
-    if config.train_cfg.sequence_parallel_size > 1:
+    if config.train_cfg.ranks_a_sample > 1:
         # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
     return dict(
@@ -133,6 +133,8 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
+    if config.train_cfg.tensor_parallel_size > 1:
+        compat_tensor_parallel.prepare()
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
     built = _constructed(config, arguments, models, rows.encoder, train_rows, eval_rows, files.run_dir.path)

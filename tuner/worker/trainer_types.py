@@ -73,6 +73,7 @@ class BuiltTrainer:
     deepspeed: DeepSpeedEngine
     model_wrapped: DeepSpeedEngine
     get_sp_size: Callable[[], int]
+    get_tp_size: Callable[[], int]
 
     if TYPE_CHECKING:
 

@@ -241,7 +241,10 @@ class TunerTrainer(CheckpointHooks):
         sampler = stream.order() if stream else compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
-            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, part.size),
+            # accelerate gives a micro-batch to all ranks that split the layers.
+            batch_sampler=RoundRobinBatchSampler(
+                sampler, args.train_batch_size, args.world_size // self.get_tp_size(), part.size
+            ),
             collate_fn=Collator(self.data_collator, self.stand_in(rows[stream.start if stream else 0]), part),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
@@ -262,7 +265,8 @@ class TunerTrainer(CheckpointHooks):
         with self._timed("data"):
             self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
-        self.num_tokens = sum(count.tokens for count in counts)
+        # One rank of those that split the layers counts, which all see the same tokens.
+        self.num_tokens = 0 if self.args.process_index % self.get_tp_size() else sum(count.tokens for count in counts)
         totals_2 = sent([sum(count.rows for count in counts), sum(count.items for count in counts)], device)
         with self._timed("waiting"):
             dist.all_reduce(totals_2)
@@ -334,12 +338,13 @@ class TunerTrainer(CheckpointHooks):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         assert rows is not None, "transformers asks for it"
         args, part = self.args, part_of(self.args)
+        shared_by = part.size * self.get_tp_size()
         rows = rows if self.generates else in_arrays(rows)
         self._num_rows = len(rows)
-        self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // part.size))
+        self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // shared_by))
         return DataLoaderShard(
             rows,
-            batch_sampler=[list(of_groups[args.process_index // part.size]) for of_groups in self._rounds],
+            batch_sampler=[list(of_groups[args.process_index // shared_by]) for of_groups in self._rounds],
             collate_fn=self.data_collator if part == WHOLE else partial(_collate_part, part, self.data_collator),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,

@@ -22,8 +22,9 @@ from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lo
 from tuner.recipes.names import Name, NameKind, identify
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import YAML, read_value
+from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero import presets, yaml_configs
-from tuner.zero.config import AUTO, BASE, NONE, OFFLOADS, ZERO, Config, Document, Keys, stage_0, swaps_nowhere
+from tuner.zero.config import AUTO, AUTOTP, BASE, NONE, OFFLOADS, ZERO, Config, Document, Keys, stage_0, swaps_nowhere
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
@@ -62,6 +63,23 @@ def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Docume
 def open_named(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document | None:
     """Return the chosen config as `open_chosen` does; None for 'auto': the plan chooses."""
     return None if is_auto(recipe, flag) else open_chosen(recipe, flag, nvme_path)
+
+
+def with_tensor_parallel(recipe: Recipe, flag: str | None) -> Recipe:
+    """Return the recipe with the ranks that split its layers, where the chosen config or `--ds` says so; else as it is.
+
+    Whoever counts ranks, samples or memory asks the recipe. Its own number stays, if it has one.
+
+    Raises:
+        DeepSpeedConfigError: as `open_chosen`.
+    """
+    if recipe.origins[SPLIT_BY].place.kind is not Kind.PACKAGE:
+        return recipe
+    document = open_named(recipe, flag) or laid(stage_0(), [of_flag(text) for text in recipe.ds])
+    size = lookup(document.value, AUTOTP)
+    if not isinstance(size, int) or size <= 1:
+        return recipe  # the check of the document refuses what is no number
+    return recipe.settled({SPLIT_BY: size}, document.place(AUTOTP))
 
 
 def launch_flags(recipe: Recipe, flag: str | None) -> LaunchFlags | None:

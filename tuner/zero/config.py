@@ -20,6 +20,8 @@ Config = dict[str, Any]
 ZERO = "zero_optimization"
 OFFLOADS = ("offload_optimizer", "offload_param")
 """The blocks of `ZERO` that move tensors off the GPU."""
+AUTOTP = ("tensor_parallel", "autotp_size")
+"""How many ranks share each matrix of the layers."""
 STEPPING = (1, 2, 3)
 """The stages in which ZeRO's optimizer makes the step."""
 _MEASUREMENTS = (

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from tuner.errors import Key, Option
-from tuner.recipes.merging import lookup
+from tuner.recipes.merging import Keys, lookup
 from tuner.zero.config import (
+    AUTOTP,
     OFFLOADS,
     STEPPING,
     ZERO,
@@ -223,13 +224,6 @@ RULES: tuple[Rule, ...] = (
 # DeepSpeed has these features; a run of tuner would end in the middle, or in weights that nothing loads. Each was run.
 UNRUNNABLE: tuple[Rule, ...] = (
     Rule(
-        ("tensor_parallel", "autotp_size"),
-        lambda config: lookup(config, ("tensor_parallel", "autotp_size"), 0) > 1,
-        "tensor_parallel.autotp_size above 1 trains, but each rank then saves its own part of the weights, and "
-        "nothing can load them",
-        "Remove it; ZeRO stage 3 shards the weights too.",
-    ),
-    Rule(
         ("sequence_parallel_size",),
         lambda config: config.get("sequence_parallel_size", 1) > 1,
         "sequence_parallel_size above 1 needs a model that splits its sequences",
@@ -286,8 +280,40 @@ UNRUNNABLE: tuple[Rule, ...] = (
 )
 
 
+def _splits_beside(config: Config, keys: Keys, value: object) -> bool:
+    """Return whether the layers are split over ranks, and a key is beside it and not as it is by default."""
+    return lookup(config, AUTOTP, 0) > 1 and lookup(config, keys, value) not in (value, None)
+
+
+# Not tried with tensor parallelism, or not right with it: the key, and its value without effect.
+_NOT_BESIDE_AUTOTP: tuple[tuple[Keys, object], ...] = (
+    *((("tensor_parallel", key), None) for key in ("partition_config", "preset_model", "injection_policy_tuple")),
+    (("tensor_parallel", "tp_overlap_comm"), False),
+    (("tensor_parallel", "keep_module_on_host"), False),
+    (("tensor_parallel", "tp", "tp_grain_size"), 1),
+    ((ZERO, "zero_hpz_partition_size"), 1),
+    ((ZERO, "zero_quantized_weights"), False),
+    ((ZERO, "zero_quantized_nontrainable_weights"), False),
+    ((ZERO, "zero_quantized_gradients"), False),
+    ((ZERO, "mics_shard_size"), -1),
+    ((ZERO, "offload_param", "device"), "none"),
+    ((ZERO, "offload_optimizer", "device"), "none"),
+    (("expert_parallel", "enabled"), False),
+    (("sequence_parallel_size",), 1),
+)
+
+
 # Contradictions with what a recipe and the machine decide, in a final config.
 FINAL: tuple[Rule, ...] = (
+    *(
+        Rule(
+            keys,
+            partial(_splits_beside, keys=keys, value=value),
+            f"{'.'.join(keys)} is not tested with tensor_parallel.autotp_size above 1",
+            f"Remove one of the two; without autotp_size, {Option('deepspeed', 'zero3')} shards the weights too.",
+        )
+        for keys, value in _NOT_BESIDE_AUTOTP
+    ),
     Rule(
         ("gradient_clipping",),
         # 0.19.8, two ranks, loss of the fourth step: 4.494 at stages 0 to 3 without clipping; with 1.0 it is 4.494 at

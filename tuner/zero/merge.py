@@ -15,8 +15,10 @@ from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType, four_bit_experts
+from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero.config import (
     AUTO,
+    AUTOTP,
     NONE,
     OFFLOADS,
     STEPPING,
@@ -75,6 +77,7 @@ def merge(
     merger.buckets(buckets)
     merger.offload(hardware)
     merger.compile(hardware)
+    merger.tensor_parallel()
     merger.rest()
     merger.refuse()
     return merger.result()
@@ -260,9 +263,18 @@ class _Merger:
                 problem, where=source, fix=f"Use {Option('deepspeed', 'zero1')}, zero2 or zero3."
             )
 
+    def tensor_parallel(self) -> None:
+        """Write how many ranks split the layers, which the recipe knows; embeddings and head stay whole on each."""
+        size, there = self.recipe.config.train_cfg.tensor_parallel_size, lookup(self.config, AUTOTP, 0)
+        if size > 1 or there > 1:
+            self.own(AUTOTP, size, recipe_source(self.recipe, SPLIT_BY))
+        if size > 1:
+            why = "derived: the loss reads the whole weight of the head"
+            self.own(("tensor_parallel", "vocab_parallel_lm_head"), False, why)
+
     def rest(self) -> None:
         zero = self.config["zero_optimization"]
-        if zero.get("stage") == 3:
+        if zero.get("stage") == 3 or self.recipe.config.train_cfg.tensor_parallel_size > 1:
             self.own(("zero_optimization", _GATHER), True, "derived: the result is saved whole")
         elif zero.get(_GATHER) == AUTO:
             del zero[_GATHER]

@@ -1,0 +1,83 @@
+"""Tensor parallelism (DeepSpeed's AutoTP): which models and recipes it splits, and which part of a layer a rank has.
+
+The plan and the rank use it; it computes no memory. Shoeybi et al., Megatron-LM, 2019 (arXiv:1909.08053), section 3:
+the first matrices of attention and MLP are split by columns, the last by rows, and ranks add up what the last give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.errors import Key, ModelError, Option, RecipeError, TunerError
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import SHARED_BY
+from tuner.recipes.schema.objectives import OBJECTIVES
+
+SPLIT_BY = "train_cfg.tensor_parallel_size"
+SPLIT_TYPES = frozenset(("llama", "qwen3"))
+"""model_types for which two ranks compute the same loss and gradients as one (tests/worker/test_tensor_parallel.py).
+
+Left out are models whose plan of transformers has a kind of split that DeepSpeed 0.19.8 does not know (experts), or
+that have no plan.
+"""
+
+
+def heads_of_fullest(architecture: Architecture, size: int) -> tuple[int, int]:
+    """Return the query heads and key-value heads of the first of `size` ranks, which has the most.
+
+    DeepSpeed 0.19.8 splits by key-value heads (module_inject/tp_shard.py, `get_shard_size`): with fewer of them than
+    ranks, the last ranks have no attention.
+    """
+    keys = -(-architecture.num_key_value_heads // size)
+    return architecture.num_attention_heads // architecture.num_key_value_heads * keys, keys
+
+
+def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
+    """Yield what is wrong with splitting the layers of a recipe over its ranks; nothing if they are not split."""
+    size, architecture = config.train_cfg.tensor_parallel_size, config.architecture
+    if size == 1:
+        return
+    over = f"tensor parallelism over {size} ranks"
+    if num_ranks % size:
+        sizes = ", ".join(str(one) for one in range(1, num_ranks + 1) if num_ranks % one == 0)
+        near = max(1, round(num_ranks / size)) * size
+        fix = f"Use {near} ranks, or set it to one of {sizes}."
+        yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SPLIT_BY, fix=fix)
+    if architecture and architecture.model_type not in SPLIT_TYPES:
+        problem = f"{over} is not tested with {architecture.model_type} models"
+        yield ModelError(problem, where=SPLIT_BY, fix=f"Set it to 1; tested are {', '.join(sorted(SPLIT_TYPES))}.")
+    for where, problem, fix in _untried(config):
+        yield RecipeError(f"{over} {problem}", where=where, fix=fix)
+
+
+def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys of a recipe that do not go with split layers, or were never tried with them: what and the fix."""
+    train_cfg, adapter, whole = config.train_cfg, config.adapter, Key(SPLIT_BY, 1)
+    optimizer = config.optim_wrapper.optimizer
+    if config.quantization:
+        zero3 = Option("deepspeed", "zero3")
+        why = "cannot split weights in 4 or 8 bits: they are stored as one column of bytes, which DeepSpeed would cut"
+        yield "quantization", why, f"Use {Key('quantization', None)} (LoRA), or {whole} and {zero3}."
+    if train_cfg.sequence_parallel_size > 1:
+        yield SHARED_BY, "is not tested with ranks that share samples", f"Set one of the two to 1 ({whole})."
+    if not config.objective.facts.packs:  # its loss compares whole samples, or asks a second model
+        supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
+        why = f"supports only {supported}, and this is {config.objective.type}"
+        yield SPLIT_BY, why, f"Set it to 1; {Option('deepspeed', 'zero3')} shards the weights too."
+    if config.reads_images:
+        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
+    for key in ("torch_compile", "tiled_mlp", "activation_offloading"):
+        if getattr(train_cfg, key):
+            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, False)}, or {whole}."
+    if adapter and adapter.lora_dropout:
+        why = "does not go with lora_dropout: each rank would drop other inputs of the same samples"
+        yield "adapter.lora_dropout", why, f"Use {Key('lora_dropout', 0.0)}, or {whole}."
+    if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base):
+        why = "is tested with plain LoRA alone, without DoRA, modules_to_save and PiSSA or OLoRA"
+        yield "adapter", why, f"Use plain LoRA, or {whole}."
+    if optimizer.type in ("Muon", "Lamb"):
+        why = f"does not go with {optimizer.type}, which looks at whole matrices"
+        yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {whole}."
+    if optimizer.loraplus_lr_ratio or optimizer.projector_lr:
+        yield "optim_wrapper.optimizer", "is not tested with learning rates for single weights", f"Use {whole}."
