@@ -159,7 +159,7 @@ def test_what_the_recipe_overrides_in_the_json_is_told(tuner: Tuner) -> None:
 def test_a_json_that_no_run_survives_is_an_error_with_a_recipe_and_a_warning_alone(
     tuner: Tuner, tmp_path: Path
 ) -> None:
-    (tmp_path / "my.json").write_text('{"tensor_parallel": {"autotp_size": 2}}')
+    (tmp_path / "my.json").write_text('{"expert_parallel": {"enabled": true}}')
 
     alone, with_recipe = tuner("check", "my.json"), tuner("check", TINY, "--deepspeed", "my.json")
 

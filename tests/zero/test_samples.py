@@ -33,8 +33,6 @@ TOLD = {
     "gradients and communication": ["sparse_gradients", "fp32_allreduce"],
     "zero-infinity on nvme": ["aio.thread_count"],
     "zero-offload of the first guide": ["zero_optimization.cpu_offload"],
-    "automatic tensor parallelism": ["tensor_parallel.autotp_size"],
-    "tensor parallelism by patterns": ["tensor_parallel.autotp_size"],
     "zenflow": ["zero_optimization.zenflow"],
     "zenflow by steps": ["zero_optimization.zenflow"],
     "automatic expert parallelism": ["expert_parallel.enabled"],
@@ -52,8 +50,6 @@ TOLD = {
     ],
 }
 NO_RUN = {
-    "automatic tensor parallelism": "but each rank then saves its own part of the weights, and nothing can load them",
-    "tensor parallelism by patterns": "but each rank then saves its own part of the weights, and nothing can load them",
     "zenflow": "decides by itself",
     "zenflow by steps": "decides by itself",
     "automatic expert parallelism": "output recorders",

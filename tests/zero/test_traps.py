@@ -145,7 +145,6 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     ('{"checkpoint": {"load_universal": true}}', "1:17", "no run could resume"),
     # Started, and then an end in the middle or weights that nothing loads.
-    ('{"tensor_parallel": {"autotp_size": 2}}', "1:22", "ZeRO stage 3 shards the weights too."),
     ('{"sequence_parallel_size": 2}', "1:2", "splits its sequences"),
     ('{"autotuning": {"enabled": true}}', "1:17", "tuner plan compares the levels"),
     # Kernels of NVIDIA GPUs, on a CPU.

@@ -11,10 +11,12 @@ from typing import NamedTuple
 from tuner.fit.estimate import fit_on, frozen_bytes
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.operations import of_step
-from tuner.fit.parameters import count
+from tuner.fit.parameters import built, count
 from tuner.fit.step_time import Cluster, Operations, StepTime, Traffic, step_time, zero_traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import tokens_per_sample
+from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 
 MARGIN = 0.1
 """The part of each GPU and host that stays free: fragmentation and contexts are known to a few per cent, and a step
@@ -202,7 +204,27 @@ def _is_worth_it(higher: Candidate, lower: Candidate) -> bool:
 
 def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level) -> Traffic:
     """Return what a rank sends for one step of the recipe at a level."""
-    parameters, ranks = count(config, architecture), machines.world_size
+    size = config.train_cfg.tensor_parallel_size
+    parameters, ranks = count(config, of_fullest_rank(config, architecture)), machines.world_size // size
     trained = machines.weight_bytes * parameters.trainable
     frozen = frozen_bytes(parameters, machines.weight_bytes)
-    return zero_traffic(level, trained, frozen, ranks, config.split.accumulation)
+    volume = zero_traffic(level, trained, frozen, ranks, config.split.accumulation)
+    return (
+        volume._replace(layer_bytes=_between_layers(config, architecture, machines.weight_bytes))
+        if size > 1
+        else volume
+    )
+
+
+def _between_layers(config: RecipeConfig, architecture: Architecture, weight_bytes: int) -> float:
+    """Return the bytes that ranks which split the layers send for one step, while the layers wait.
+
+    An all-reduce sums the hidden states behind each of a layer's two last matrices, and their gradients before each of
+    the others (DeepSpeed 0.19.8, module_inject/layers.py). LoRA's are as narrow as its rank, and left out.
+    """
+    size, split = config.train_cfg.tensor_parallel_size, config.split
+    layers, trained = built(architecture).layers, config.train_cfg.trainable_layers
+    again = split.num_recomputed(len(layers))
+    states = weight_bytes * split.samples * tokens_per_sample(config) * architecture.hidden_size
+    sums = 2 * (len(layers) + again) + sum(len(one.linears) - 2 for one in layers[-(trained or 0) :])
+    return 2 * (size - 1) / size * sums * states

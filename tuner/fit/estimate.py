@@ -19,6 +19,7 @@ from tuner.fit.parameters import Parameters, built, count, has_formula, num_para
 from tuner.fit.prefetch import Gathered, gathered
 from tuner.recipes.schema import TEACHERS, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 
 CONTEXT_BYTES = 1_200_000_000
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process."""
@@ -49,11 +50,13 @@ def peak(
         recipe: The recipe.
         architecture: Of the model.
         level: The DeepSpeed config.
-        world_size: Ranks; ZeRO shards over all of them, also where they share samples.
+        world_size: Ranks; ZeRO shards over all of them, also where they share samples, but not where they split layers.
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
         old_gpus: As `Machines` says.
     """
+    whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.tensor_parallel_size
+    architecture = of_fullest_rank(recipe, architecture)
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, world_size, weight_bytes)
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
@@ -107,6 +110,9 @@ def peak(
     if rewards := _reward_models(recipe):
         gpu["rewards"] = rewards
     host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
+    if level.stage < 3 and not recipe.quantization:  # ranks split the layers that they have loaded
+        loaded = weight_bytes * (whole.trainable + whole.frozen) * gpus_per_node
+        host["loading"] = max(0.0, loaded - sum(host.values()) + host["processes"])
     if work.offloaded:
         host["activations"] = work.offloaded * gpus_per_node
     return Peak(gpu, host, sum(states.values()))
@@ -299,7 +305,4 @@ def _host(
         lines["gradients"] = trained * weight_bytes
     if level.param_buffers:
         lines["weights"] = min(lines["weights"], float(weight_bytes * level.param_buffers * ranks_here))
-    whole = weight_bytes * (parameters.trainable + parameters.frozen) + parameters.quantized * weight_bytes
-    if level.stage < 3 and not recipe.quantization:
-        lines["loading"] = max(0.0, whole * ranks_here - sum(lines.values()) + lines["processes"])
     return lines

@@ -20,6 +20,7 @@ from tuner.fit.step_time import Attention, Operations
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import tokens_per_sample
+from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 
 Lora = Literal["fused", "compiled", "peft"]
 """How LoRA is computed: as one function (`models.fused_lora`), by a compiler, or kernel by kernel by PEFT."""
@@ -110,10 +111,11 @@ def of_step(
     Left out: towers of images, the generation of completions, teachers.
 
     Args:
-        ranks: All that ZeRO shards over.
+        ranks: All of the run.
         weight_bytes: Of a number of the compute type.
         lora: How adapters are computed; None: as the worker computes them.
     """
+    architecture, ranks = of_fullest_rank(recipe, architecture), ranks // recipe.train_cfg.tensor_parallel_size
     model, micro_batches = built(architecture), recipe.split.accumulation
     row = tokens_per_sample(recipe) // recipe.objective.facts.sequences_per_sample
     tokens = recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size

@@ -99,11 +99,15 @@ _NUM_SUMS = Operations._fields.index("micro_batches")
 
 
 class Traffic(NamedTuple):
-    """What one rank sends for one optimizer step, bytes. `between` may cross nodes, `inside` never does."""
+    """What one rank sends for one optimizer step, bytes. `between` may cross nodes, `inside` and `layer` never do.
+
+    `layer_bytes` are sums over ranks that split the layers, for which the layers wait.
+    """
 
     gather_bytes: float = 0.0
     reduce_bytes: float = 0.0
     inside_bytes: float = 0.0
+    layer_bytes: float = 0.0
 
     @property
     def between_bytes(self) -> float:
@@ -111,7 +115,7 @@ class Traffic(NamedTuple):
 
     @property
     def total_bytes(self) -> float:
-        return self.between_bytes + self.inside_bytes
+        return self.between_bytes + self.inside_bytes + self.layer_bytes
 
 
 class Cluster(NamedTuple):
@@ -185,9 +189,10 @@ def zero_traffic(
 
 
 def seconds(volume: Traffic, cluster: Cluster) -> float:
-    """Return the seconds of the volume: a ring is as slow as its slowest link, a node's network is shared by its GPUs.
+    """Return the seconds of the volume, without `layer_bytes`.
 
-    All rings of a node's GPUs run over the node's network together, so the network carries the volume of one rank.
+    A ring is as slow as its slowest link, a node's network is shared by its GPUs: all rings of a node's GPUs run over
+    the node's network together, so the network carries the volume of one rank.
     """
     return _between(volume.between_bytes, cluster) + volume.inside_bytes / cluster.gpu.link_bytes_s
 
@@ -216,8 +221,9 @@ def step_time(level: Level, volume: Traffic, operations: Operations, cluster: Cl
         backward_s = time.compute_s * (1 - operations.forward_flops / operations.matmul_flops)
         backwards = 1 if level.stage == 2 else operations.micro_batches
         hidden_s = min(backward_s / backwards, _between(volume.reduce_bytes, cluster))
-    communication_s = seconds(volume, cluster)
-    visible_s = max(0.0, communication_s - hidden_s)
+    communication_s, waits_s = seconds(volume, cluster), volume.layer_bytes / gpu.link_bytes_s
+    visible_s = max(0.0, communication_s - hidden_s) + waits_s
+    communication_s += waits_s
     return time._replace(update_s=update_s, communication_s=communication_s, visible_communication_s=visible_s)
 
 

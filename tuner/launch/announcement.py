@@ -45,7 +45,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[Text]:
         f"model: {_model(recipe)}",
         f"data: {_data(config, steps)}",
         f"steps: {steps.describe()}",
-        f"batch size: {_generated(config, batch)}{_batch(batch, config.train_cfg.sequence_parallel_size)}",
+        f"batch size: {_generated(config, batch)}{_batch(batch, config.train_cfg.ranks_a_sample)}",
         *_several_steps(config, batch.global_batch),
         *_measured_together(config, batch),
     ]
@@ -151,9 +151,14 @@ def _batch(batch: Batch, shared_by: int) -> str:
 def _machines(run: ResolvedRun) -> str:
     if run.hardware.gpus:
         gpus = f"{run.hardware.describe()}, {_processes(run.topology)}"
-        return f"DeepSpeed: {_level(run)}, {run.precision.dtype}, on {gpus}"
+        return f"DeepSpeed: {_level(run)}, {run.precision.dtype}, on {gpus}{_split(run)}"
     where = f" with {_processes(run.topology)}" if run.topology.world_size > 1 else ""
-    return f"No GPU found: training on the CPU{where} in {run.precision.dtype}, {_level(run)}"
+    return f"No GPU found: training on the CPU{where} in {run.precision.dtype}, {_level(run)}{_split(run)}"
+
+
+def _split(run: ResolvedRun) -> str:
+    size = run.recipe.config.train_cfg.tensor_parallel_size
+    return f", each layer split over {_counted(size, 'process', 'es')} (AutoTP)" if size > 1 else ""
 
 
 def _processes(topology: Topology) -> str:

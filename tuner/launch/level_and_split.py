@@ -23,6 +23,7 @@ from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import VARLEN, Architecture
+from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 from tuner.zero import guards, presets
 from tuner.zero.choice import open_chosen
 from tuner.zero.config import NONE, ZERO, Buckets, Document, FinalConfig, stage
@@ -153,7 +154,9 @@ def choose_level_and_split(
 
 
 def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
-    inputs = inputs._replace(large=_large_buckets(inputs.recipe, architecture, inputs.machines.topology.world_size))
+    sharing = inputs.machines.topology.world_size // inputs.config.train_cfg.tensor_parallel_size
+    part = of_fullest_rank(inputs.config, architecture)
+    inputs = inputs._replace(large=_large_buckets(inputs.recipe, part, sharing))
     documents = {named.preset or named.name: named} if named else inputs.rungs()
     compared = of_presets = _compare(inputs, architecture, documents)
     if compares and (named or inputs.recipe.ds):

@@ -26,6 +26,7 @@ from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import four_bit_experts
 from tuner.recipes.schema.long_context import refuse_tiles
+from tuner.recipes.schema.tensor_parallel import refuse_across_nodes, uneven_heads
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -133,6 +134,7 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
         deepspeed=resolved.level,
         stage=zero.get("stage", 0),
         nvme=states == "nvme",
+        tensor_parallel=resolved.recipe.config.train_cfg.tensor_parallel_size,
         nvme_weights_alone=weights == "nvme" != states,
         dtype=resolved.precision.dtype,
         optimizer=resolved.recipe.config.optim_wrapper.optimizer.type,
@@ -195,6 +197,7 @@ def decide(
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)
     ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
+    refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
     recipe = batch_size.choose_global_batch(recipe, ranks)
     why_named = level_pin and level_pin.reason
     level_and_split = choose_level_and_split(recipe, named, machines, precision, why_named, compares=compares)
@@ -209,6 +212,6 @@ def decide(
     refuse_compiled_chunks(recipe, final)
     launch = contradiction(level_and_split.document.launch, topology)
     of_data = tuple(row_counts.warnings(recipe.config))
-    of_machines = filter(None, [launch, memory.warning(level_and_split.fit)])
+    of_machines = filter(None, [launch, memory.warning(level_and_split.fit), uneven_heads(recipe.config)])
     warnings = (*recipe.warnings, *final.warnings, *of_machines, *of_data)
     return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)

@@ -267,7 +267,7 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
 
 def _described(config: RecipeConfig, ranks: int) -> str:
     """Return the ranks that have samples of their own in words."""
-    shared_by, several = config.train_cfg.sequence_parallel_size, "s" * (ranks > 1)
+    shared_by, several = config.train_cfg.ranks_a_sample, "s" * (ranks > 1)
     return f"{ranks} group{several} of {shared_by} ranks" if shared_by > 1 else f"{ranks} rank{several}"
 
 
@@ -289,7 +289,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int
     Raises:
         RunDirectoryError: no size divides it.
     """
-    least, shared_by = config.objective.least_batch_size, config.train_cfg.sequence_parallel_size
+    least, shared_by = config.objective.least_batch_size, config.train_cfg.ranks_a_sample
     samples, rest = divmod(wanted, ranks)
     most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
     sizes = [size for size in range(least, most + 1) if not rest and samples % size == 0]

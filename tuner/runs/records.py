@@ -92,6 +92,7 @@ class CheckpointState(Keys):
         stage: ZeRO's.
         nvme: The optimizer's states are on a disk.
         nvme_weights_alone: The weights are on a disk, and the optimizer's states are not.
+        tensor_parallel: The ranks that share each matrix of the layers.
         date: The day of the run's first start, which chat templates render.
     """
 
@@ -103,6 +104,7 @@ class CheckpointState(Keys):
     stage: int
     nvme: bool
     nvme_weights_alone: bool = False
+    tensor_parallel: int = 1
     dtype: str
     optimizer: str
     date: str | None = None

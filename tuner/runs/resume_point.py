@@ -78,16 +78,18 @@ def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool)
         fix = f"Add {DsKey('zero_optimization.offload_param.device', 'cpu')}, or put offload_optimizer on NVMe too."
         raise IncompatibleStates(problem, where=Option("resume"), fix=fix)
     hindrances = list(_hindrances(saved, current))
+    # What is swapped, and the parts of split layers, stand in files that only such an engine reads.
+    has_whole_weights = not saved.nvme and saved.tensor_parallel == current.tensor_parallel == 1
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
-        if weights and not saved.nvme:  # what is swapped stands in files that only such an engine reads
+        if weights and has_whole_weights:
             rest = "the optimizer's states start from zero; steps, data order and learning rate continue"
             return LoadAs.WEIGHTS, (
                 Text(f"{Option('resume_weights', True)}: {name} {reasons}, so only its weights are loaded: {rest}."),
             )
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
         fix = f"{fixes}."
-        if not saved.nvme:
+        if has_whole_weights:
             fix = (
                 f"{fixes}, or add {Option('resume_weights', True)} to load only the weights and restart the optimizer."
             )
@@ -103,7 +105,7 @@ def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool)
 
 def is_same_state(saved: CheckpointState, current: CheckpointState) -> bool:
     """Return whether DeepSpeed loads a checkpoint into a run as it was saved."""
-    keys = {"world_size", "stage", "dtype", "optimizer", "nvme"}
+    keys = {"world_size", "stage", "dtype", "optimizer", "nvme", "tensor_parallel"}
     return saved.model_dump(include=keys) == current.model_dump(include=keys)
 
 
@@ -117,6 +119,8 @@ def share_states(stage: int, other: int) -> bool:
 
 def why_not_redistributed(state: CheckpointState) -> str | None:
     """Return why states such as these cannot move to another number of ranks, or None if they can."""
+    if state.tensor_parallel > 1:
+        return f"its layers are split over {state.tensor_parallel} ranks"
     if not state.stage:
         return None
     if state.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
@@ -139,6 +143,9 @@ def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tu
         places = ("on NVMe", "in memory")
         where, here = places if saved.nvme else places[::-1]
         yield f"has its states {where}, this run {here}", take_level
-    if saved.world_size != current.world_size and (why_not := why_not_redistributed(current)):
+    if saved.tensor_parallel != current.tensor_parallel:
+        was = f"has layers that are split over {saved.tensor_parallel} ranks, this run splits them over "
+        yield f"{was}{current.tensor_parallel}", f"use {Key('train_cfg.tensor_parallel_size', saved.tensor_parallel)}"
+    elif saved.world_size != current.world_size and (why_not := why_not_redistributed(current)):
         ranks = f"was saved by {saved.world_size} ranks, this run has {current.world_size} ({why_not})"
         yield ranks, f"use {saved.world_size} ranks"

@@ -39,7 +39,7 @@ def check_names() -> None:
 
 
 def prepare() -> None:
-    """Let AutoTP split LoRA with the layer below it, and leave the head whole; call it once, before the engine is built."""
+    """Let AutoTP split LoRA with the layer below it, and leave the head whole; call it once, before the engine."""
     AutoTP._replace_with_config = _with_adapter
     AutoTP.register_replicated_grad_hooks = _sum_trained_gradients
     config_module._get_hf_tp_plan = _without_head

@@ -33,6 +33,47 @@ def heads_of_fullest(architecture: Architecture, size: int) -> tuple[int, int]:
     return architecture.num_attention_heads // architecture.num_key_value_heads * keys, keys
 
 
+def of_fullest_rank(recipe: RecipeConfig, architecture: Architecture) -> Architecture:
+    """Return the architecture that counts what the fullest of the ranks that split the layers has: the first one.
+
+    Embeddings, norms and head are whole on each rank.
+    """
+    size = recipe.train_cfg.tensor_parallel_size
+    if size == 1:
+        return architecture
+    query, key = heads_of_fullest(architecture, size)
+    part = {"num_attention_heads": query, "num_key_value_heads": key, "head_dim": architecture.head_dim}
+    return architecture.model_copy(update={**part, "intermediate_size": -(-architecture.intermediate_size // size)})
+
+
+def uneven_heads(config: RecipeConfig) -> str | None:
+    """Return a warning if ranks that split the layers get different numbers of heads."""
+    size, architecture = config.train_cfg.tensor_parallel_size, config.architecture
+    if architecture is None or size == 1 or architecture.num_key_value_heads % size == 0:
+        return None
+    most, all_heads = heads_of_fullest(architecture, size)[0], architecture.num_attention_heads
+    keys = architecture.num_key_value_heads
+    heads = f"{keys} key-value head{'s' * (keys > 1)}"
+    return (
+        f"the model's {heads} cannot be split evenly over {size} ranks ({SPLIT_BY}): the first of them computes "
+        f"{most} of the {all_heads} heads, and the others wait for it."
+    )
+
+
+def refuse_across_nodes(config: RecipeConfig, ranks_of_node: int, num_nodes: int) -> None:
+    """Refuse ranks on several nodes that would split a layer: they send its hidden states in each layer.
+
+    Raises:
+        RecipeError: a group of them would be on two nodes.
+    """
+    size = config.train_cfg.tensor_parallel_size
+    if num_nodes > 1 and ranks_of_node % size:
+        problem = f"nodes of {ranks_of_node} rank{'s' * (ranks_of_node > 1)} cannot be grouped by {size}"
+        problem += ": a layer would be split between two nodes"
+        sizes = ", ".join(str(one) for one in range(1, ranks_of_node + 1) if ranks_of_node % one == 0)
+        raise RecipeError(problem, where=SPLIT_BY, fix=f"Set it to one of {sizes}.")
+
+
 def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
     """Yield what is wrong with splitting the layers of a recipe over its ranks; nothing if they are not split."""
     size, architecture = config.train_cfg.tensor_parallel_size, config.architecture
