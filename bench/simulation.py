@@ -3,9 +3,10 @@
 transformers' model, PEFT, bitsandbytes, TRL's loss and DeepSpeed's engine take real steps, and every storage that they
 hold on the GPU is counted. No formula is used, and nothing of `tuner.fit`, which is checked against this.
 
-Stand-ins replace what meta tensors lack: the other ranks (`Ranks`), a device (`GpuOfMeta`), values (`Memory`) and the
-kernels that torch has for GPUs alone (`GpuKernels`). Not counted: what a kernel allocates inside, CUDA's context,
-NCCL's buffers, the allocator's gaps, and memory that is freed late because another stream used it.
+Stand-ins replace what meta tensors lack: the other ranks (`Ranks`), a device (`GpuOfMeta`), and of
+`tuner.lab.meta_tensors` values (`Memory`) and the kernels that torch has for GPUs alone (`GpuKernels`). Not counted:
+what a kernel allocates inside, CUDA's context, NCCL's buffers, the allocator's gaps, and memory that is freed late
+because another stream used it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ import importlib
 import math
 import os
 import sys
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -27,7 +26,6 @@ import bitsandbytes.functional
 import deepspeed
 import torch
 import torch.nn.functional as F
-from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl
 from bitsandbytes.nn import Params4bit
 from deepspeed.accelerator import real_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -35,9 +33,6 @@ from deepspeed.comm import comm
 from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -55,6 +50,7 @@ from transformers.quantizers.base import HfQuantizer
 from trl.trainer.utils import add_fused_lm_head
 
 from bench.gpu_loss import as_on_a_gpu
+from tuner.lab.meta_tensors import META, GpuKernels, Memory, without_autocast
 from tuner.models.attention import register
 from tuner.models.compat import repeat_heads_on_old_gpus
 from tuner.models.compat_experts import fused_in, open_to_peft, pack, packed_in
@@ -64,15 +60,11 @@ from tuner.recipes.schema import Adapter
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker.loss import compute_once, use_whole_logits
 
-META = "meta"
 IMAGE_TOKENS_OF_A_SIDE = 24
 """An image that may have any size has the square of this many tokens."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 _METRICS = ("entropy", "is_top1")
 """What `tuner.worker.loss` measures in a step that is logged."""
-_READ = 64
-"""Elements. As many that leave the GPU are real on the host, where code reads them as numbers."""
 _FILES = {
     "/deepspeed/runtime/zero/linear.py": "layers",
     "/deepspeed/runtime/zero/partition": "gathered",
@@ -292,201 +284,7 @@ def _weights(model: Any) -> Iterator[Tensor]:
             state = state.state2
 
 
-# Meta tensors in the place of a GPU's.
-
-
-class Memory(TorchDispatchMode):
-    """Counts the storages of meta tensors, each from its first tensor to its last.
-
-    Large tensors of the host are meta tensors too, and are not counted. A value that code reads from a meta tensor is
-    0: no overflow, and a norm that needs no clipping.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.phase = "weights"
-        self.moment = ""
-        self.by_line: Counter[str] = Counter()
-        self.at_peak: dict[str, int] = {}
-        self._held: dict[int, tuple[int, str]] = {}
-        """Bytes and line of each storage, by address."""
-        self._on_host: set[int] = set()
-
-    def enter(self, phase: str) -> None:
-        self.phase = phase
-
-    def begin(self) -> None:
-        """Take what is held now for the peak so far."""
-        self.peak, self.at_peak, self.moment = self.now, dict(self.by_line), self.phase
-
-    def relabel(self, line: Callable[[int], str]) -> None:
-        """Put each storage that is held into another line, by its address."""
-        self._held = {address: (size, line(address)) for address, (size, _) in self._held.items()}
-        self.by_line.clear()
-        for size, name in self._held.values():
-            self.by_line[name] += size
-
-    def is_on_host(self, tensor: Tensor) -> bool:
-        return not tensor.is_meta or tensor.untyped_storage()._cdata in self._on_host
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs or {}), func._schema.name
-        if name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal") and args[0].is_meta:
-            return 0.0 if args[0].is_floating_point() else 0
-        if name == "aten::_fused_adamw_":
-            return None  # in place, and not known on meta tensors
-        if name == "aten::copy_" and args[1].is_meta and not args[0].is_meta:
-            return args[0]  # small numbers that leave the GPU
-        if name == "bitsandbytes::gemm_4bit":
-            return _gemm_4bit_default_impl(*args, **kwargs)  # its CUDA kernel does this for more than 1,536 tokens
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        device, to_host = kwargs.get("device"), False
-        if device is not None and device.type == "cpu":
-            moved = next((one for one in inputs if one.is_meta), None)
-            if moved is not None and moved.numel() <= _READ:
-                return torch.zeros(moved.shape, dtype=kwargs.get("dtype") or moved.dtype)
-            to_host = moved is not None or (not inputs and _num_elements(args) > 1)
-        if to_host:
-            kwargs["device"] = torch.device(META)
-        result = func(*args, **kwargs)
-        if name == "aten::zeros_like" and device is not None:
-            return result  # ZeRO-1 and 2 note shapes in meta tensors
-        on_host = to_host or (device is None and bool(inputs) and all(map(self.is_on_host, inputs)))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.is_meta:
-                self._follow(tensor.untyped_storage(), on_host)
-        if self.now > self.peak:
-            self.begin()
-        return result
-
-    def _follow(self, storage: Any, on_host: bool) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        if address in self._on_host:
-            return
-        if address not in self._held:
-            weakref.finalize(storage, self._forget, address).atexit = False
-            if on_host:
-                self._on_host.add(address)
-                return
-            self._held[address] = 0, self._line(size)
-        known, line = self._held[address]
-        self._held[address] = size, line
-        self.now += size - known
-        self.by_line[line] += size - known
-
-    def _forget(self, address: int) -> None:
-        self._on_host.discard(address)
-        size, line = self._held.pop(address, (0, ""))
-        self.now -= size
-        self.by_line[line] -= size
-
-    def _line(self, size: int) -> str:
-        if self.phase in ("weights", "optimizer_states", "step"):
-            return self.phase
-        return f"{self.phase}: {_caller() if size > 4096 else 'other'}"
-
-
-def _caller() -> str:
-    """Return the line of the innermost caller that has one; autograd has no file."""
-    frame: Any = sys._getframe(4)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        line = next((line for part, line in _FILES.items() if part in path), "")
-        if line:
-            return line
-        frame = frame.f_back
-    return "gradients"
-
-
-def _num_elements(args: Any) -> int:
-    return math.prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
-
-
-class _Scattered(torch.autograd.Function):
-    """Tensor.masked_scatter, of which meta tensors do not know how many values the mask selects."""
-
-    @staticmethod
-    def forward(context: Any, values: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-        context.save_for_backward(mask)
-        context.source = source.shape
-        return torch.empty_like(values)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Any:
-        (gradient,) = gradients
-        return torch.empty_like(gradient), None, gradient.new_empty(context.source)
-
-
-class GpuKernels(TorchFunctionMode):
-    """Computes what torch 2.13 computes otherwise on a GPU than on meta tensors."""
-
-    def __init__(self, memory: Memory, capability: tuple[int, int]) -> None:
-        super().__init__()
-        self.memory, self.capability = memory, capability
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
-        if func is Tensor.masked_scatter:
-            return _Scattered.apply(*args)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        if func == _DEVICE and args[0].is_meta and self.memory.is_on_host(args[0]):
-            return torch.device("cpu")
-        if func is Tensor.to and self.memory.is_on_host(args[0]) and META in map(str, (*args[1:], *kwargs.values())):
-            return torch.empty_like(args[0], device=META) if args[0].is_meta else func(*args, **kwargs)
-        if func is Tensor.__getitem__ and _is_mask(args[1]):
-            # The places that a mask selects are found first and kept for backward. Here it selects all of them.
-            places = torch.empty((args[1].ndim, args[1].numel()), dtype=torch.long, device=META)
-            return func(args[0], tuple(places.unbind()))
-        return func(*args, **kwargs)
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Compute attention with the kernel that torch selects (ATen/native/transformers/cuda/sdp_utils.cpp)."""
-        is_ampere, is_half = self.capability >= (8, 0), query.dtype in (torch.float16, torch.bfloat16)
-        if is_ampere and is_half and attn_mask is None and query.shape[-1] == value.shape[-1] <= 256:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        if query.shape[1] == key.shape[1] and (is_ampere or query.dtype != torch.bfloat16):
-            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-            keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-            bias = None if attn_mask is None else _bias(attn_mask, query, key)
-            return efficient(query, key, value, bias, keeps, dropout_p, is_causal, scale=scale)[0]
-        # Meta tensors take the math path by themselves, with the scores of all pairs of tokens.
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-
-
-def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as the efficient kernel takes it: numbers in the compute type, in rows of a multiple of 16."""
-    if mask.dtype == torch.bool:
-        seen, hidden = (torch.empty((), dtype=query.dtype, device=META) for _ in range(2))
-        mask = torch.where(mask, seen, hidden)
-    if missing := -mask.shape[-1] % 16:
-        mask = F.pad(mask, (0, missing))[..., : key.shape[2]]
-    return mask.expand(*query.shape[:3], key.shape[2])
-
-
-def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Drop out with the kernel for GPUs, which keeps a mask of one byte per number."""
-    return torch.native_dropout(values, p, training)[0] if training and p else values
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool
+# A GPU's device and the other ranks.
 
 
 class GpuOfMeta(CPU_Accelerator):  # type: ignore[misc]
@@ -580,7 +378,7 @@ def _first_on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _stand_ins(job: Job) -> Iterator[Memory]:
-    memory, run_backward = Memory(), torch.autograd._engine_run_backward
+    memory, run_backward = Memory(_FILES), torch.autograd._engine_run_backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         with GpuKernels(memory, job.capability):  # torch takes a mode away while it handles a call
@@ -598,9 +396,6 @@ def _stand_ins(job: Job) -> Iterator[Memory]:
         (modeling_qwen2_5_vl, "get_vision_window_index", _first_on_meta(modeling_qwen2_5_vl.get_vision_window_index)),
         # Meta tensors hold no tokens of images.
         *((module, "torch_compilable_check", nothing) for module in (modeling_llava, modeling_qwen2_5_vl)),
-        (torch, "is_autocast_enabled", lambda *_: False),
-        (torch, "get_autocast_dtype", lambda *_: job.dtype),
-        (torch, "autocast", lambda *_, **__: nullcontext()),
         (F, "linear", F.linear),  # ZeRO-3 replaces it and leaves it so
         (sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa),  # so does the next line
     ]
@@ -614,6 +409,7 @@ def _stand_ins(job: Job) -> Iterator[Memory]:
         # bitsandbytes keeps the table of its 8-bit numbers, which would stay a meta tensor in this process.
         stack.enter_context(mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True))
         stack.enter_context(as_on_a_gpu())
+        stack.enter_context(without_autocast(job.dtype))
         stack.enter_context(memory)
         stack.enter_context(GpuKernels(memory, job.capability))
         yield memory

@@ -14,6 +14,8 @@ from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from tuner.importers.direct import Converted
+    from tuner.recipes.schema import Model
+    from tuner.recipes.schema.architecture import Architecture
 
 
 class Meaning(NamedTuple):
@@ -23,6 +25,13 @@ class Meaning(NamedTuple):
     value: str | None
     flag: str | None
     instead: str | None
+
+
+class Measurement(NamedTuple):
+    """The facts of a model with what was measured of it, and how; or None, and why nothing was measured."""
+
+    architecture: Architecture | None
+    text: str
 
 
 class NameWord(NamedTuple):
@@ -101,3 +110,15 @@ def recipe_of_other_tool(name: str, environ: Mapping[str, str]) -> Converted:
     from tuner.importers import direct
 
     return direct.recipe_of(name, environ)
+
+
+def measurement_of(model: Model, architecture: Architecture | None) -> Measurement:
+    """Have a model measured that no formula describes.
+
+    Args:
+        model: The recipe's.
+        architecture: What is known of it.
+    """
+    from tuner.lab import measured
+
+    return measured.measurement_of(model, architecture)

@@ -12,10 +12,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench import simulation
-from bench.simulation import META, GpuKernels, Memory, simulate
+from bench.simulation import simulate
 from tests.bench.small_jobs import JOBS, RANKS
 from tests.e2e.runs import environment
 from tests.e2e.warm import of_module, warm
+from tuner.lab import meta_tensors
+from tuner.lab.meta_tensors import META, GpuKernels, Memory
 
 
 def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
@@ -46,14 +48,18 @@ def test_the_lines_add_up_to_the_peak() -> None:
     assert {"weights", "optimizer_states", "forward: layers"} <= found.lines.keys()
 
 
-def test_it_takes_nothing_from_what_it_checks() -> None:
-    tree = ast.parse(Path(simulation.__file__).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+def modules_of(file: str) -> set[str]:
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return modules | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
 
-    ours = {name for name in modules if name and name.startswith("tuner")}
+
+def test_it_takes_nothing_from_what_it_checks() -> None:
+    ours = {name for name in modules_of(simulation.__file__) if name.startswith("tuner")}
     of_ranks = {f"tuner.models.{name}" for name in ("attention", "compat", "load", "vision")}
-    assert ours == {*of_ranks, "tuner.worker.loss", "tuner.recipes.schema", "tuner.recipes.schema.architecture"}
+    of_schema = {"tuner.recipes.schema", "tuner.recipes.schema.architecture"}
+    assert ours == {*of_ranks, *of_schema, "tuner.worker.loss", "tuner.lab.meta_tensors"}
+    assert [name for name in modules_of(meta_tensors.__file__) if name.startswith("tuner")] == []
 
 
 def held_by_attention(capability: tuple[int, int], *, groups: int = 8, has_mask: bool = False) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tuner.fit.families import FAMILIES, Family, Layer, inner_of_tower, layer_of_tower, pixels_of_patch, tower_family
+from tuner.fit.families import Family, Layer, inner_of_tower, layer_of_tower, pixels_of_patch, tower_family
 from tuner.fit.parameters import (
     adapted,
     built,
@@ -23,9 +23,10 @@ from tuner.fit.parameters import (
     rank_on_tower,
     trains_tower,
 )
-from tuner.recipes.schema import Dataloader, RecipeConfig
+from tuner.recipes.schema import Dataloader, RecipeConfig, measured
 from tuner.recipes.schema.architecture import Architecture, Tower
 from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
+from tuner.recipes.schema.measured import at
 from tuner.recipes.schema.tools import tools_of
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
@@ -99,13 +100,19 @@ def of_recipe(
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
     layers = built(architecture).layers[-(recipe.train_cfg.trainable_layers or 0) :]
     mask = _mask(recipe, architecture, recipe.train_dataloader, tokens, weight_bytes)
+    shared = _shared(recipe, architecture, scale, has_mask=bool(mask.shared)) if architecture.measured else mask.shared
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
-    family = FAMILIES[architecture.model_type]
+    family = built(architecture).family
     liger = has_liger(recipe, architecture)
     # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
     scores = scale * _scores(recipe, architecture, work_bytes(architecture))
     saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
     for layer in dict.fromkeys(layers):  # most are alike
+        if layer.measured:
+            kept, made = _as_measured(recipe, architecture, layer, layer.measured, old_gpus=old_gpus)
+            saved_by[layer] = scale * kept + weight_bytes * _copied_experts(recipe, family, layer)
+            steps_of[layer] = scale * made + weight_bytes * _expert_gradients(recipe, family, layer)
+            continue
         of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
         saved_by[layer] = (
             scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
@@ -117,6 +124,10 @@ def of_recipe(
             weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp
         ) + weight_bytes * _expert_gradients(recipe, family, layer)
     saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
+
+    def handed_on(layer: Layer) -> float:
+        return scale * layer.measured.output if layer.measured else float(hidden)
+
     at_again = freed = 0.0
     trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
@@ -126,8 +137,8 @@ def of_recipe(
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         again = _num_recomputed(recipe, architecture)
-        of_layers = [*saved[again:][::-1], *[float(hidden)] * again]
-        kept = sum(of_layers) + mask.shared
+        of_layers = [*saved[again:][::-1], *(handed_on(layer) for layer in layers[:again][::-1])]
+        kept = sum(of_layers) + shared
         at_layer = max(kept + step for kept, step in zip(saved[:again], steps[:again], strict=True))
         at_layer = max(at_layer, _at_layer_of_tower(recipe, architecture, tokens, weight_bytes))
         if again < len(layers):
@@ -136,7 +147,7 @@ def of_recipe(
     else:
         # Of the head, the norm is what is left when the loss is gone.
         of_layers = saved[::-1]
-        kept = sum(saved)
+        kept = sum(saved) + (shared if architecture.measured else 0)
         at_layer = max(at_head + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
     at_again += _dequantized(recipe, layers, weight_bytes)
@@ -281,7 +292,7 @@ def _forward(
 
 def _halves(architecture: Architecture) -> int:
     """Return the numbers of an MLP's width that live at once in its forward pass: a fused gate stays with the rest."""
-    family = FAMILIES[architecture.model_type]
+    family = built(architecture).family
     return 2 + family.gated * (1 + (len(family.mlp) == 2))
 
 
@@ -349,7 +360,9 @@ def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_ml
 
 def inner_width(architecture: Architecture, layer: Layer) -> int:
     """Return the width of a layer's MLP, and of the experts that a token passes through."""
-    family = FAMILIES[architecture.model_type]
+    if layer.measured:
+        return layer.measured.inner
+    family = built(architecture).family
     downs = (family.mlp[-1], family.shared[-1])
     experts = layer.experts.per_token * layer.experts.width if layer.experts else 0
     return sum(linear.inputs for linear in layer.linears if linear.name in downs) + experts
@@ -395,7 +408,7 @@ def _trains_head(recipe: RecipeConfig, name: str) -> bool:
 
 def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, *, old_gpus: bool = False) -> float:
     """Return the bytes that one layer saves for one token, a mask left out."""
-    family, trained = FAMILIES[architecture.model_type], recipe.adapter is None
+    family, trained = built(architecture).family, recipe.adapter is None
     name = attention_of(recipe, architecture)
     all_heads = repeats_heads(name, architecture, has_mask=has_mask(recipe, architecture), old_gpus=old_gpus)
     liger = has_liger(recipe, architecture)
@@ -481,6 +494,33 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
     return low_rank + max(0, copies - 4 * architecture.hidden_size - 2 * downs)
 
 
+def _as_measured(
+    recipe: RecipeConfig, architecture: Architecture, layer: Layer, found: measured.Layers, *, old_gpus: bool
+) -> tuple[float, float]:
+    """Return the bytes a token that a layer keeps, and that its backward makes beside them, as they were measured.
+
+    The backward pass was measured with experts that have no gradient: where they have one, their inputs are kept too,
+    and go before the peak.
+    """
+    row, adapter, of_experts = _row_tokens(recipe, architecture, recipe.train_dataloader), recipe.adapter, 0
+    if (experts := layer.experts) and (adapter is None or on_experts(adapter, built(architecture).family, experts)):
+        of_experts = 2 * (experts.per_token * (experts.hidden + experts.width) + experts.hidden)
+    kept = at(found.whole, row) if adapter is None else at(found.adapter, row) + of_experts
+    kept += _adapter(recipe, architecture, layer) if adapter else 0
+    if old_gpus or has_mask(recipe, architecture):
+        kept += at(found.mask, row)
+    if attention_of(recipe, architecture) != default_attention(architecture):
+        kept += _scores(recipe, architecture, score_bytes(architecture))
+    return kept, max(0.0, at(found.steps, row) - of_experts)
+
+
+def _shared(recipe: RecipeConfig, architecture: Architecture, scale: float, *, has_mask: bool) -> float:
+    """Return the bytes that a measured model keeps outside its layers: masks, positions."""
+    row, found = _row_tokens(recipe, architecture, recipe.train_dataloader), architecture.measured
+    assert found is not None
+    return scale * (at(found.shared, row) + (at(found.shared_mask, row) if has_mask else 0))
+
+
 def _copied_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> int:
     """Return the parameters of experts that a layer saves once more, in the compute type.
 
@@ -506,7 +546,7 @@ def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> flo
     if recipe.adapter is None:
         return layer.experts.parameters
     # The one of the down projections goes on to the adapter.
-    return layer.experts.parameters / 3 if _adapts_experts(recipe, family, layer) else 0.0
+    return layer.experts.down if _adapts_experts(recipe, family, layer) else 0.0
 
 
 # --- Which attention computes a model if the recipe names none, and the scores that an eager one holds ---
@@ -529,6 +569,8 @@ _WIDEST_HEAD = 256
 
 def default_attention(architecture: Architecture) -> str:
     """Return the attention that transformers takes if none is named: 'sdpa', or 'eager' where that cannot compute."""
+    if found := architecture.measured:
+        return found.attention
     return "eager" if architecture.model_type in WITHOUT_SDPA else "sdpa"
 
 

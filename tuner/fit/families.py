@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from tuner.recipes.schema import measured
 from tuner.recipes.schema.architecture import Architecture, Tower
 from tuner.recipes.schema.four_bit_experts import LARGEST
 
@@ -199,6 +200,8 @@ class Experts(NamedTuple):
     hidden: int
     width: int
     bias: bool
+    matrices: int = 3
+    """Of one expert: gate, up and down, or up and down alone."""
 
     @property
     def parameters(self) -> int:
@@ -208,12 +211,17 @@ class Experts(NamedTuple):
     def tensors(self) -> tuple[int, int]:
         """The weights of the two tensors, without biases."""
         down = self.num * self.hidden * self.width
-        return 2 * down, down
+        return (self.matrices - 1) * down, down
 
     @property
     def quantizable(self) -> int:
         """The weights of the tensors that bitsandbytes can quantize."""
         return sum(size for size in self.tensors if size <= LARGEST)
+
+    @property
+    def down(self) -> int:
+        """Parameters of the tensor of all down layers; the other tensor has the rest."""
+        return self.parameters // self.matrices
 
     @property
     def idle(self) -> int:
@@ -222,7 +230,7 @@ class Experts(NamedTuple):
 
     @property
     def _of_one(self) -> int:
-        return 3 * self.hidden * self.width + self.bias * (2 * self.width + self.hidden)
+        return self.matrices * self.hidden * self.width + self.bias * (2 * self.width + self.hidden)
 
 
 class Layer(NamedTuple):
@@ -231,6 +239,8 @@ class Layer(NamedTuple):
     linears: tuple[Linear, ...]
     experts: Experts | None
     others: int
+    measured: measured.Layers | None = None
+    """What was measured of it, where no formula counts what it holds."""
 
     @property
     def parameters(self) -> int:
@@ -400,6 +410,25 @@ def _of_gemma_norms(architecture: Architecture) -> int:
         architecture.altup_num_inputs,
     )
     return architecture.hidden_size * (bool(own) + bool(laurel) + 2 * bool(updates))
+
+
+def layers_as_measured(found: measured.Measured) -> tuple[Layer, ...]:
+    """Return the layers of a model that was measured."""
+    kinds = [
+        Layer(
+            tuple(as_measured(one) for one in kind.linears),
+            Experts(**dict(kind.experts)) if kind.experts else None,
+            kind.others,
+            kind,
+        )
+        for kind in found.kinds
+    ]
+    return tuple(kinds[index] for index in found.layers)
+
+
+def as_measured(one: measured.Linear) -> Linear:
+    """Return a linear layer that was measured."""
+    return Linear(**dict(one))
 
 
 # Towers

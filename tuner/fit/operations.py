@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from tuner.fit.activations import attention_of, has_liger, has_mask, inner_width
 from tuner.fit.estimate import frozen_bytes, state_bytes
-from tuner.fit.families import FAMILIES, Layer
+from tuner.fit.families import Layer
 from tuner.fit.levels import Level
 from tuner.fit.parameters import active_parameters, adapted, backward_share, built, count, trained_share
 from tuner.fit.step_time import Attention, Operations
@@ -169,7 +169,7 @@ def _of_layer(step: _Step, layer_pass: _Pass) -> Operations:
     # A checkpoint stops as soon as it has what the backward pass reads: the output of the last product is not read
     # (torch 2.13, early stopping), unless a norm follows, or an adapter, which reads its input after that product.
     of_last = layer.linears[-1].weights if layer.linears and not layer.experts else 0
-    skipped = of_last * layer_pass.again * (whole and FAMILIES[step.architecture.model_type].norms == 2)
+    skipped = of_last * layer_pass.again * (whole and built(step.architecture).family.norms == 2)
     adapters = [*adapted(recipe, layer.linears)] if recipe.adapter else []
     inputs, outputs = (sum(sizes) for sizes in ([a.inputs for a in adapters], [a.outputs for a in adapters]))
     of_lora = 2.0 * (recipe.adapter.r if recipe.adapter else 0) * (inputs + outputs)
@@ -208,7 +208,7 @@ def _products(layer: Layer) -> tuple[float, float, float]:
     widths = sum(linear.inputs + linear.outputs for linear in layer.linears)
     if (experts := layer.experts) is None:
         return weights, widths, weights
-    of_token = 3 * experts.per_token
+    of_token = experts.matrices * experts.per_token
     more = of_token * (experts.hidden + experts.width)
     return weights + of_token * experts.hidden * experts.width, widths + more, weights + experts.parameters
 
@@ -228,7 +228,7 @@ def attention_flops(architecture: Architecture, layer: Layer, row: int, attentio
 def _forward_bytes(step: _Step, layer: Layer) -> float:
     """Return the bytes that a layer moves for one token between its matrix products, in a forward pass."""
     recipe, architecture = step.recipe, step.architecture
-    family, hidden = FAMILIES[architecture.model_type], architecture.hidden_size
+    family, hidden = built(architecture).family, architecture.hidden_size
     heads = architecture.head_dim * (architecture.num_attention_heads + architecture.num_key_value_heads)
     is_joined = has_liger(recipe, architecture) or bool(recipe.train_cfg.torch_compile)
     norm = _JOINED_NORM if is_joined or family.norm_bias else _NORM

@@ -19,8 +19,10 @@ from tuner.fit.families import (
     Family,
     Layer,
     Linear,
+    as_measured,
     layer,
     layer_of_tower,
+    layers_as_measured,
     pixels_of_patch,
     projector,
     tower_family,
@@ -71,13 +73,13 @@ class Built:
     def largest(self) -> int:
         """The parameters of the largest tensor: what ZeRO-3 gathers at once at least."""
         linears = max((linear.weights for layer in self.layers for linear in layer.linears), default=0)
-        experts = max((layer.experts.parameters * 2 // 3 for layer in self.layers if layer.experts), default=0)
+        experts = max((one.parameters - one.down for layer in self.layers if (one := layer.experts)), default=0)
         return max(linears, experts, self.embeddings)
 
 
 def has_formula(architecture: Architecture) -> bool:
-    """Return whether models of this model_type can be counted."""
-    return architecture.model_type in FAMILIES
+    """Return whether the model can be counted: by the formula of its model_type, or because it was measured."""
+    return architecture.measured is not None or architecture.model_type in FAMILIES
 
 
 def num_parameters(architecture: Architecture) -> int:
@@ -106,6 +108,16 @@ def built(architecture: Architecture) -> Built:
     Raises:
         ModelError: there is no formula for the model_type.
     """
+    if found := architecture.measured:
+        return Built(
+            Family(embeddings=found.embeddings, split_experts=found.experts_adapted),
+            layers_as_measured(found),
+            tuple(as_measured(one) for one in found.linears),
+            found.embedding_weights,
+            as_measured(found.head),
+            architecture.tie_word_embeddings,
+            found.others,
+        )
     family = FAMILIES.get(architecture.model_type)
     if family is None:
         fix = did_you_mean(architecture.model_type, FAMILIES) or f"Choose a level: {Option('deepspeed', 'zero3')}."
@@ -320,8 +332,9 @@ def trained_tensors(recipe: RecipeConfig, architecture: Architecture) -> list[in
     last = recipe.train_cfg.trainable_layers
     sizes += [] if last else [model.embeddings, model.others, *(linear.weights for linear in model.linears)]
     for decoder_layer in model.layers[-(last or 0) :]:
-        down = decoder_layer.experts.parameters // 3 if decoder_layer.experts else 0
-        sizes += [*(linear.weights for linear in decoder_layer.linears), 2 * down, down]
+        sizes += [linear.weights for linear in decoder_layer.linears]
+        if experts := decoder_layer.experts:
+            sizes += [experts.parameters - experts.down, experts.down]
     if not (last or model.tied or recipe.objective.facts.scores):
         sizes.append(model.head.weights)
     return [size for size in sizes if size]

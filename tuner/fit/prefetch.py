@@ -149,8 +149,7 @@ def _without_inputs(model: Built) -> Layer:
 
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:
     """Yield the two fused weights of a layer, each with its bias; two weights in 4 bits are one byte."""
-    down = experts.parameters // 3
-    for count, size in zip((experts.parameters - down, down), experts.tensors, strict=True):
+    for count, size in zip((experts.parameters - experts.down, experts.down), experts.tensors, strict=True):
         is_packed = recipe.packs_experts and size <= LARGEST
         yield _Weight(count // 2, count / 2) if is_packed else _whole(count, weight_bytes)
 

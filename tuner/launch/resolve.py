@@ -10,7 +10,7 @@ from datetime import datetime
 
 from tuner.files import dump_json, sha256
 from tuner.fit import shares
-from tuner.launch import admit, batch_size, kernels, memory, pins, resuming, row_counts
+from tuner.launch import admit, batch_size, kernels, measured, memory, pins, resuming, row_counts
 from tuner.launch.admit import Grant
 from tuner.launch.level_and_split import choose_level_and_split, refuse_compiled_chunks
 from tuner.launch.machines import RunMachines, find_topology, refuse_unsupervised
@@ -186,6 +186,8 @@ def decide(
     """
     topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
     recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
+    if hardware.gpus:
+        recipe = measured.with_measurement(recipe)
     if recipe.config.architecture:
         refuse_tiles(recipe.config, recipe.config.architecture.model_type)
     if recipe.config.packs_experts:

@@ -143,10 +143,15 @@ def facts_of(path: str, revision: str | None) -> tuple[JsonObject | None, Place]
 
 def _downloaded(path: str, revision: str | None) -> JsonObject | None:
     """Return the architecture of a hub model if its config.json is in the cache, or None."""
-    if paths.local(path) is not None or not paths.is_hub_id(path):
-        return None
-    folder = _cached_folder(path, revision)
+    folder = folder_of(path, revision) if paths.local(path) is None else None
     return read_architecture(folder) if folder else None
+
+
+def folder_of(path: str, revision: str | None) -> Path | None:
+    """Return the folder with a model's config.json, local or in the hub's cache; None where it is not here."""
+    if (local := paths.local(path)) is not None:
+        return local if paths.is_file(local / "config.json") else None
+    return _cached_folder(path, revision) if paths.is_hub_id(path) else None
 
 
 def _cached_folder(hub_id: str, revision: str | None) -> Path | None:

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from tuner.files import JsonObject
 from tuner.model_folder import MAX_LAYERS, Layers, Width
 from tuner.recipes.schema.block import Block, Contradictions, Lax, refuse
+from tuner.recipes.schema.measured import Measured
 
 _MOST = 2**31 - 1
 LACKS = "lacks_a_key"
@@ -255,6 +256,18 @@ class Architecture(Block):
 
     _config: JsonObject = PrivateAttr()
     """The keys as they were written."""
+    _measured: Measured | None = PrivateAttr(None)
+
+    @property
+    def measured(self) -> Measured | None:
+        """What was measured of a model that no formula describes; it is in no file of a recipe."""
+        return self._measured
+
+    def with_measured(self, measured: Measured) -> "Architecture":
+        """Return the same facts with what was measured."""
+        copied = self.model_copy()
+        copied._measured = measured
+        return copied
 
     @model_validator(mode="wrap")
     @classmethod
@@ -274,7 +287,7 @@ class Architecture(Block):
 
     def __eq__(self, other: object) -> bool:
         """Return whether the facts are the same, whether written as a list or a tuple."""
-        return isinstance(other, Architecture) and self.__dict__ == other.__dict__
+        return isinstance(other, Architecture) and self.__dict__ == other.__dict__ and self._measured == other._measured
 
     @model_serializer
     def _as_written(self) -> JsonObject:

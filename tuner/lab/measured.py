@@ -1,0 +1,125 @@
+"""Has a model that no formula describes measured, once for its config, and keeps what was found in tuner's cache.
+
+`measuring` does it, in a process of its own: a command that plans imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tuner import paths, remote_code
+from tuner.errors import TunerError
+from tuner.files import JsonObject, dump_json, load_json, make_folder, read_bytes, read_text, sha256, write_text
+from tuner.hooks import Measurement
+from tuner.progress import shown
+from tuner.recipes import model_facts
+from tuner.recipes.schema import Model
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.measured import Measured
+
+_VERSION = 1
+"""Of what is kept: it grows when `measuring` measures something else."""
+_LIBRARIES = ("torch", "transformers", "peft")
+_LONGEST_S = 300
+_FOLDER = "measured"
+
+
+def measurement_of(model: Model, architecture: Architecture | None) -> Measurement:
+    """Return what was measured of a model, or why nothing could be.
+
+    Args:
+        model: The recipe's; its own code runs only if `trust_remote_code` is granted.
+        architecture: What is known of it; a model without files here is measured by that.
+    """
+    folder = model_facts.folder_of(model.path, model.revision) if model.path else None
+    if folder is None and architecture is None:
+        return Measurement(None, "its config.json is not here")
+    try:
+        job = _job(model, folder, architecture)
+        file = paths.cache(os.environ) / _FOLDER / f"{_key(job, folder)}.json"
+    except (TunerError, OSError) as error:
+        return Measurement(None, str(error))
+    kept = _read(file)
+    if kept is None:
+        with shown(f"Measuring {model.path} on meta tensors"):
+            found = _run(job | _trusted(model))
+        if why := found.get("why"):
+            return Measurement(None, str(why))
+        kept = _checked(found)
+        if kept is None:
+            return Measurement(None, "what was measured of it is incomplete")
+        _keep(file, found)
+    facts, measured = kept
+    whole = (architecture or facts).with_measured(measured)
+    return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
+
+
+def _job(model: Model, folder: Path | None, architecture: Architecture | None) -> JsonObject:
+    if folder is None:
+        assert architecture is not None
+        return {"facts": architecture.model_dump(mode="json")}
+    return {"path": str(folder), "trusts": bool(model.trust_remote_code)}
+
+
+def _trusted(model: Model) -> JsonObject:
+    """Return the options that let transformers run the model's own code, where the user trusts it."""
+    if not model.trust_remote_code:
+        return {}
+    from tuner.models.arguments import load_options  # its room imports torch
+
+    return {"options": load_options(model)}
+
+
+def _key(job: JsonObject, folder: Path | None) -> str:
+    """Return a hash of all that decides what is measured: config.json, the model's own code, the libraries."""
+    config = sha256(read_bytes(folder / "config.json")) if folder else dump_json(job["facts"])
+    code = remote_code.code_in(folder) if folder and job["trusts"] else None
+    versions = [metadata.version(name) for name in _LIBRARIES]
+    return sha256(dump_json([_VERSION, config, code and code.hash, versions]).encode())[:32]
+
+
+def _run(job: JsonObject) -> JsonObject:
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    command = [sys.executable, "-m", "tuner.lab.measuring"]
+    try:
+        done = subprocess.run(
+            command, input=dump_json(job), env=environ, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"why": f"it took longer than {_LONGEST_S} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.splitlines() or ["it said nothing"])[-1]
+        return {"why": f"the process ended with exit code {done.returncode}: {last}"}
+    found: JsonObject = load_json(lines[-1])  # libraries print before it
+    return found
+
+
+def _checked(found: JsonObject) -> tuple[Architecture, Measured] | None:
+    try:
+        return Architecture.model_validate(found["architecture"]), Measured.model_validate(found["measured"])
+    except (KeyError, ValidationError):
+        return None
+
+
+def _read(file: Path) -> tuple[Architecture, Measured] | None:
+    """Return what is kept; None where nothing is, or something else."""
+    try:
+        return _checked(load_json(read_text(file)))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _keep(file: Path, found: JsonObject) -> None:
+    """Keep what was measured; on a disk that is full or read-only it is measured again the next time."""
+    try:
+        make_folder(file.parent)
+        write_text(file, dump_json(found))
+    except (OSError, TunerError):
+        return

@@ -1,0 +1,239 @@
+"""Meta tensors in the place of a GPU's: each storage is counted, and GPU kernels save what they save on a GPU.
+
+Meta tensors hold no data. `Memory` counts their storages, and `GpuKernels` takes the path that torch takes on a GPU
+where it computes otherwise. Not counted: what a kernel allocates inside, CUDA's context, the allocator's gaps.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+META = "meta"
+_DEVICE = Tensor.device.__get__
+_READ = 64
+"""Elements. As many that leave the GPU are real on the host, where code reads them as numbers."""
+
+
+class Memory(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the storages of meta tensors, each from its first tensor to its last.
+
+    Large tensors of the host are meta tensors too, and are not counted. A value that code reads from a meta tensor is
+    0: no overflow, and a norm that needs no clipping.
+    """
+
+    def __init__(self, files: Mapping[str, str] | None = None) -> None:
+        """Count from now on.
+
+        Args:
+            files: The line of a tensor by a part of the path of the innermost caller; callers named '' are skipped.
+        """
+        super().__init__()
+        self._files = files or {}
+        self.now = self.peak = 0
+        self.phase = "weights"
+        self.moment = ""
+        self.by_line: Counter[str] = Counter()
+        self.at_peak: dict[str, int] = {}
+        self._held: dict[int, tuple[int, str]] = {}
+        """Bytes and line of each storage, by address."""
+        self._on_host: set[int] = set()
+
+    def enter(self, phase: str) -> None:
+        self.phase = phase
+
+    def begin(self) -> None:
+        """Take what is held now for the peak so far."""
+        self.peak, self.at_peak, self.moment = self.now, dict(self.by_line), self.phase
+
+    def relabel(self, line: Callable[[int], str]) -> None:
+        """Put each storage that is held into another line, by its address."""
+        self._held = {address: (size, line(address)) for address, (size, _) in self._held.items()}
+        self.by_line.clear()
+        for size, name in self._held.values():
+            self.by_line[name] += size
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        return not tensor.is_meta or tensor.untyped_storage()._cdata in self._on_host
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), func._schema.name
+        if name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal") and args[0].is_meta:
+            return 0.0 if args[0].is_floating_point() else 0
+        if name == "aten::_fused_adamw_":
+            return None  # in place, and not known on meta tensors
+        if name == "aten::copy_" and args[1].is_meta and not args[0].is_meta:
+            return args[0]  # small numbers that leave the GPU
+        if name == "bitsandbytes::gemm_4bit":
+            from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl
+
+            return _gemm_4bit_default_impl(*args, **kwargs)  # its CUDA kernel does this for more than 1,536 tokens
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        device, to_host = kwargs.get("device"), False
+        if device is not None and device.type == "cpu":
+            moved = next((one for one in inputs if one.is_meta), None)
+            if moved is not None and moved.numel() <= _READ:
+                return torch.zeros(moved.shape, dtype=kwargs.get("dtype") or moved.dtype)
+            to_host = moved is not None or (not inputs and _num_elements(args) > 1)
+        if to_host:
+            kwargs["device"] = torch.device(META)
+        result = func(*args, **kwargs)
+        if name == "aten::zeros_like" and device is not None:
+            return result  # ZeRO-1 and 2 note shapes in meta tensors
+        on_host = to_host or (device is None and bool(inputs) and all(map(self.is_on_host, inputs)))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                self._follow(tensor.untyped_storage(), on_host)
+        if self.now > self.peak:
+            self.begin()
+        return result
+
+    def _follow(self, storage: Any, on_host: bool) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._on_host:
+            return
+        if address not in self._held:
+            weakref.finalize(storage, self._forget, address).atexit = False
+            if on_host:
+                self._on_host.add(address)
+                return
+            self._held[address] = 0, self._line(size)
+        known, line = self._held[address]
+        self._held[address] = size, line
+        self.now += size - known
+        self.by_line[line] += size - known
+
+    def _forget(self, address: int) -> None:
+        self._on_host.discard(address)
+        size, line = self._held.pop(address, (0, ""))
+        self.now -= size
+        self.by_line[line] -= size
+
+    def _line(self, size: int) -> str:
+        if self.phase in ("weights", "optimizer_states", "step"):
+            return self.phase
+        return f"{self.phase}: {self._caller() if size > 4096 else 'other'}"
+
+    def _caller(self) -> str:
+        """Return the line of the innermost caller that has one; autograd has no file."""
+        frame: Any = sys._getframe(4) if self._files else None
+        while frame is not None:
+            path = frame.f_code.co_filename
+            line = next((line for part, line in self._files.items() if part in path), "")
+            if line:
+                return line
+            frame = frame.f_back
+        return "gradients"
+
+
+def _num_elements(args: Any) -> int:
+    return math.prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
+
+
+class _Scattered(torch.autograd.Function):  # type: ignore[misc]
+    """Tensor.masked_scatter, of which meta tensors do not know how many values the mask selects."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        context.save_for_backward(mask)
+        context.source = source.shape
+        return torch.empty_like(values)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        return torch.empty_like(gradient), None, gradient.new_empty(context.source)
+
+
+class GpuKernels(TorchFunctionMode):  # type: ignore[misc]
+    """Computes what torch 2.13 computes otherwise on a GPU than on meta tensors."""
+
+    def __init__(self, memory: Memory, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self.memory, self.capability = memory, capability
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is Tensor.masked_scatter:
+            return _Scattered.apply(*args)
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func == _DEVICE and args[0].is_meta and self.memory.is_on_host(args[0]):
+            return torch.device("cpu")
+        if func is Tensor.to and self.memory.is_on_host(args[0]) and META in map(str, (*args[1:], *kwargs.values())):
+            return torch.empty_like(args[0], device=META) if args[0].is_meta else func(*args, **kwargs)
+        if func is Tensor.__getitem__ and _is_mask(args[1]):
+            # The places that a mask selects are found first and kept for backward. Here it selects all of them.
+            places = torch.empty((args[1].ndim, args[1].numel()), dtype=torch.long, device=META)
+            return func(args[0], tuple(places.unbind()))
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Compute attention with the kernel that torch selects (ATen/native/transformers/cuda/sdp_utils.cpp)."""
+        is_ampere, is_half = self.capability >= (8, 0), query.dtype in (torch.float16, torch.bfloat16)
+        if is_ampere and is_half and attn_mask is None and query.shape[-1] == value.shape[-1] <= 256:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        if query.shape[1] == key.shape[1] and (is_ampere or query.dtype != torch.bfloat16):
+            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+            keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            return efficient(query, key, value, bias, keeps, dropout_p, is_causal, scale=scale)[0]
+        # Meta tensors take the math path by themselves, with the scores of all pairs of tokens.
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return a mask as the efficient kernel takes it: numbers in the compute type, in rows of a multiple of 16."""
+    if mask.dtype == torch.bool:
+        seen, hidden = (torch.empty((), dtype=query.dtype, device=META) for _ in range(2))
+        mask = torch.where(mask, seen, hidden)
+    if missing := -mask.shape[-1] % 16:
+        mask = F.pad(mask, (0, missing))[..., : key.shape[2]]
+    return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Drop out with the kernel for GPUs, which keeps a mask of one byte per number."""
+    return torch.native_dropout(values, p, training)[0] if training and p else values
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool
+
+
+@contextmanager
+def without_autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Answer for meta tensors what libraries ask about autocast, which torch does not know on them."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda *_: False))
+        stack.enter_context(mock.patch.object(torch, "get_autocast_dtype", lambda *_: dtype))
+        stack.enter_context(mock.patch.object(torch, "autocast", lambda *_, **__: nullcontext()))
+        yield

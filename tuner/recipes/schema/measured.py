@@ -1,0 +1,92 @@
+"""What was measured of a model that no formula describes: its parts, and the memory of its layers in bytes of bf16.
+
+`lab` measures it on meta tensors, and `fit` counts with it. It is no key of a recipe: an `Architecture` carries it.
+"""
+
+from bisect import bisect_left
+from itertools import pairwise
+
+from pydantic import BaseModel, ConfigDict
+
+Curve = tuple[tuple[int, float], ...]
+"""Bytes a token, by the tokens of a row that attend to each other: sorted, at least one."""
+
+
+class _Measured(BaseModel):
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+
+class Linear(_Measured):
+    """One linear layer; `name` is its module's inside the decoder layer, or in the model."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    quantizable: bool = True
+
+
+class Experts(_Measured):
+    """The fused experts of a layer: `num` times `matrices` matrices of [hidden, width]."""
+
+    num: int
+    per_token: int
+    hidden: int
+    width: int
+    matrices: int
+    bias: bool = False
+
+
+class Layers(_Measured):
+    """Layers that are alike."""
+
+    linears: tuple[Linear, ...]
+    experts: Experts | None = None
+    others: int = 0
+    """Parameters in none of them."""
+    inner: int = 0
+    """The width of the MLP that a token passes through, its experts and those that it shares among them."""
+    output: float
+    """Bytes a token that one layer hands on to the next."""
+    whole: Curve
+    """Kept for backward while all weights are trained."""
+    adapter: Curve
+    """The same while LoRA of rank 0 is, without dropout."""
+    mask: Curve
+    """More with a mask that tells pairs of tokens apart."""
+    steps: Curve
+    """What the backward pass makes beside what was kept, at its peak."""
+
+
+class Measured(_Measured):
+    """A whole model."""
+
+    attention: str
+    """That transformers takes if none is named: 'sdpa' or 'eager'."""
+    embeddings: str
+    """The name of the module."""
+    embedding_weights: int
+    head: Linear
+    linears: tuple[Linear, ...] = ()
+    """Outside the layers, the head left out."""
+    others: int = 0
+    kinds: tuple[Layers, ...]
+    layers: tuple[int, ...]
+    """The kind of each layer."""
+    shared: Curve
+    """Bytes a token that are kept outside the layers: masks, positions."""
+    shared_mask: Curve
+    """More of them with a mask."""
+    experts_adapted: tuple[str, ...] = ()
+    """Names of the router and of the expert's gate, up and down layers, if PEFT adapts them."""
+    seconds: float = 0.0
+    """That the measurement took."""
+
+
+def at(curve: Curve, row: int) -> float:
+    """Return the bytes a token where `row` tokens attend to each other: linear between and beyond what was measured."""
+    if len(curve) == 1:
+        return curve[0][1]
+    pairs = [*pairwise(curve)]
+    (short, less), (long, more) = pairs[min(max(bisect_left(curve, (row, 0.0)) - 1, 0), len(pairs) - 1)]
+    return max(0.0, less + (more - less) * (row - short) / (long - short))
