@@ -83,8 +83,8 @@ class Isolated:
         """Whether the process has been started, and no failure has ended it since."""
         return self._pipe is not None
 
-    def __call__(self, call: Mapping[str, object]) -> JsonObject:
-        """Return what the process answers.
+    def __call__(self, call: Mapping[str, object], limit_s: float | None = None) -> JsonObject:
+        """Return what the process answers; it has `limit_s` seconds, by default those of any call.
 
         Raises:
             CallFailure: the code raised an exception, its process ended, or it took more than its timeout.
@@ -94,7 +94,7 @@ class Isolated:
         assert self._pipe is not None, "it was started"
         with suppress(OSError):  # the process has ended: the answer says how
             self._pipe.send_bytes(json.dumps(call, default=str).encode())
-        answer = self._answer(self._timeout_s, "one call")
+        answer = self._answer(limit_s or self._timeout_s, "one call")
         if "error" in answer:
             raise CallFailure(str(answer["error"]), answer["where"] or self.place, answer["fix"])
         return answer

@@ -18,7 +18,7 @@ from tuner.files import JsonObject, append_line
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.recipes.schema.tools import Tools
 from tuner.rewards.isolated_process import CallFailure
-from tuner.rewards.tool_process import IsolatedTools, same_names
+from tuner.rewards.tool_process import LOADING_S, IsolatedTools, same_names
 
 _MAX_TEXT = 2000
 ENVIRONMENT = "environment"
@@ -71,7 +71,7 @@ def described(block: Tools, row: Mapping[str, Any] | None = None) -> Description
 
 def _described(process: IsolatedTools) -> JsonObject:
     try:
-        return process({"do": "describe"})
+        return process({"do": "describe"}, LOADING_S)  # it imports transformers
     except CallFailure as failure:
         raise ToolError(failure.problem, where=failure.where, fix=failure.fix) from failure
 

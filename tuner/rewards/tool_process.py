@@ -22,8 +22,8 @@ from tuner.files import JsonObject
 from tuner.recipes.schema.tools import Tools
 from tuner.rewards.isolated_process import Answers, Isolated, loaded, place_of, serve, taken_by
 
-_LOADING_S = 120.0
-"""Seconds to import the user's file, which may import large libraries."""
+LOADING_S = 120.0
+"""Seconds to import the user's file, which may import large libraries, and to describe its functions."""
 _MAX_CHARACTERS = 200_000
 """Of a result on its way to the rank, which cuts it to tokens."""
 _NO_TOOLS = frozenset({"reset", "get_reward", "close"})
@@ -40,7 +40,7 @@ class IsolatedTools(Isolated):
     def __init__(self, block: Tools, *, environment: bool) -> None:
         names = [block.environment] if environment else [*block.tools]
         document: JsonObject = {"names": names, "environment": environment}
-        limits = {"timeout_s": block.tool_timeout, "start_s": max(_LOADING_S, block.tool_timeout)}
+        limits = {"timeout_s": block.tool_timeout, "start_s": max(LOADING_S, block.tool_timeout)}
         super().__init__(__name__, document, str(names[0]), **limits, error=ToolError)
 
 
