@@ -129,3 +129,22 @@ def test_all_that_the_flag_allows_is_shown_at_once(tuner: Tuner) -> None:
     assert result.code == 2
     for code in ("subprocess:read", "touch canary", "trust_remote_code"):
         assert code in result.err
+
+
+@pytest.mark.parametrize("key", ["tools", "environment", "rewards"])
+def test_a_tool_of_a_file_needs_the_flag(tuner: Tuner, tmp_path: Path, key: str) -> None:
+    ran = tmp_path / "ran"
+    Path("others.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    value = "'others.py:thing'" if key == "environment" else "['others.py:thing']"
+    Path("mine.py").write_text(f"_base_ = 'tiny_grpo_full_custom_e1'\nobjective = dict({key}={value})\n")
+    Path("rows.jsonl").write_text('{"prompt": [{"role": "user", "content": "1"}], "answer": "1"}\n')
+
+    for command in ("train", "check", "data"):
+        result = tuner(command, "./mine.py", "--data", "rows.jsonl")
+
+        assert result.code == 2 and not ran.exists(), command
+        assert "others.py:thing" in result.out + result.err and "--allow-code" in result.out + result.err
+    more = ("--dry-run", "--data", "rows.jsonl")
+    assert tuner("train", "./mine.py", *more, "--allow-code").code == 0
+    typed = ("--set", f"objective.{key}={value}")
+    assert tuner("train", "tiny_grpo_full_custom_e1", *more, *typed).code == 0 and not ran.exists()

@@ -70,7 +70,8 @@ def rewarded(path: Path) -> RunDirectory:
         run.log_metrics(line)
     completions = [
         {"step": step, "prompt": "3 + 4 =", "completion": f"{answer} at {step}", "advantage": advantage,
-         "rewards": {"math": float(advantage > 0)}}
+         "rewards": {"math": float(advantage > 0)},
+         "calls": [{"tool": "add", "arguments": {"a": 3, "b": 4}, "result": None if step == 20 else "seven"}]}
         for step in (1, 10, 20)
         for answer, advantage in zip("765432", (1.5, 0.9, 0.1, -0.1, -0.9, -1.5), strict=True)
     ]  # fmt: skip

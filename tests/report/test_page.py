@@ -79,6 +79,8 @@ def test_a_run_with_rewards_shows_their_curves_and_completions(tmp_path: Path) -
         assert title in text
     shown = re.findall(r"(\d) at (\d+)", Reader(text).sections["samples"])
     assert shown == [(answer, step) for step in ("1", "20") for answer in "7632"]
+    calls = re.findall(r'add\(\{"a": 3, "b": 4\}\) . (seven|no result)', Reader(text).sections["samples"])
+    assert calls == ["seven"] * 4 + ["no result"] * 4
 
 
 def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path: Path) -> None:

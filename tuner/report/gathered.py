@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from tuner.runs.verdict import REWARD
 _NOT_COMPARED = "architecture"
 MAX_SAMPLES = 50
 """Of a run, counted from the first sample."""
+_MAX_CALLS = 20
+"""Of a completion."""
 _COMPLETIONS = 4
 """Completions shown of the first step and of the last: those with the highest and the lowest advantage."""
 _MAX_WARNINGS = 200
@@ -201,7 +204,17 @@ def _completions(run_dir: RunDirectory) -> list[JsonObject]:
             last.append(line)
         else:
             last = [line]
-    return [*_extremes(first), *_extremes(last)]
+    return [{**line, "calls": _calls(line.get("calls"))} for line in (*_extremes(first), *_extremes(last))]
+
+
+def _calls(calls: object) -> list[str]:
+    """Return a line for each call of a tool, with its result."""
+    told = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [
+        f"{call.get('tool')}({json.dumps(call.get('arguments'), ensure_ascii=False)}) \N{RIGHTWARDS ARROW} "
+        f"{'no result' if call.get('result') is None else call['result']}"
+        for call in told[:_MAX_CALLS]
+    ]
 
 
 def _extremes(completions: Sequence[JsonObject]) -> list[JsonObject]:
