@@ -26,6 +26,8 @@ pytestmark = pytest.mark.timeout(60)
 SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
 case "$1" in lost*) echo ready; trap "" TERM; exec sleep 300;; esac
+case "$1" in dies*) exit 255;; esac
+case "$1" in once*) if mkdir "$(dirname "$0")/started" 2>/dev/null; then exit 255; fi;; esac
 case "$1" in gone*) echo "ssh: connect to host $1: No route" >&2; exit 255;; esac
 exec sh -c "$2"
 """
@@ -34,8 +36,10 @@ import sys
 from pathlib import Path
 from tests.lab.test_hosts import launch
 from tuner.lab import hosts as over_ssh
-over_ssh._AFTER_FAILURE_S = 0.5
-sys.exit(over_ssh.run(launch(Path(sys.argv[1]), *sys.argv[2:]), "10.0.0.1"))
+over_ssh._AFTER_FAILURE_S, over_ssh._GONE_S, over_ssh._AGAIN_S = 0.5, 0.1, 0.1
+spare = sum(name.startswith("spare") for name in sys.argv[2:])
+plan = launch(Path(sys.argv[1]), *sys.argv[2:], num_spare=spare, replaces_lost=spare > 0)
+sys.exit(over_ssh.run(plan, "10.0.0.1"))
 """
 ROOT = Path(__file__).parents[2]
 
@@ -187,6 +191,44 @@ def test_a_host_that_is_lost_does_not_hold_up_the_end_after_a_failure(started: A
 
     assert child.returncode == 74
     assert "lost does not end" in text
+
+
+WAITS = "while not os.path.exists('there') and not os.path.exists('given up'): time.sleep(0.05)\n"
+
+
+def test_a_spare_host_takes_the_node_of_one_that_is_lost(started: Any, tmp_path: Path) -> None:
+    does(tmp_path, f"if rank == '1': open('there', 'w').write(name + ' ' + os.environ[{MEETING!r}])\n{WAITS}")
+
+    child = started("n1", "dies", "spare1", "spare2")
+
+    text, _ = child.communicate(timeout=30)
+    assert child.returncode == 0, text
+    name, _, *names = (tmp_path / "there").read_text().split()
+    assert (name, names) == ("spare1", ["n1", "spare1"])
+
+
+def test_the_first_host_is_started_again_where_it_was_and_goes_on_from_its_checkpoint(
+    started: Any, tmp_path: Path
+) -> None:
+    does(tmp_path, f"if rank == '0': open('there', 'w').write(name + ' ' + ' '.join(sys.argv))\n{WAITS}")
+    child = started("once", "n2", "spare1")
+
+    text, _ = child.communicate(timeout=30)
+    assert child.returncode == 0, text
+    name, *words = (tmp_path / "there").read_text().split()
+    assert (name, words[-2:]) == ("once", ["--resume", "auto"])
+
+
+def test_a_lost_host_that_nothing_replaces_ends_with_the_code_of_those_that_waited(
+    started: Any, tmp_path: Path
+) -> None:
+    does(tmp_path, "time.sleep(2)\nsys.exit(124)")
+
+    child = started("dies", "n2", "spare1")
+
+    text, _ = child.communicate(timeout=30)
+    assert child.returncode == 124, text
+    assert "spare1" not in text.replace("no spare host", "")
 
 
 def test_a_second_signal_ends_the_launcher_though_a_host_is_lost(started: Any, tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 
 def start(
-    request: Request, hostfile: Path, include: str | None, exclude: str | None, ssh: str | None, *, dry_run: bool
+    request: Request,
+    hostfile: Path,
+    include: str | None,
+    exclude: str | None,
+    ssh: str | None,
+    *,
+    spare_nodes: int,
+    dry_run: bool,
 ) -> None:
     """Start a run on the hosts of a hostfile and end this process with its exit code; on one of them, do nothing.
 
@@ -49,8 +56,14 @@ def start(
         admit.require(loaded, admit.Grant(code=request.allow_code, of_run=True), admit.OF_CODE)
     if variables:
         say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
+    hosts = hostfiles.read(hostfile, include, exclude)
+    if spare_nodes and not request.max_restarts:
+        raise UsageError("spare nodes without restarts", where="--spare-nodes", fix="Add --max-restarts, such as 3.")
+    if spare_nodes >= len(hosts):
+        problem = f"{spare_nodes} of {len(hosts)} hosts are spare, so none is left to train"
+        raise UsageError(problem, where="--spare-nodes", fix=f"Use {len(hosts) - 1} or fewer, or add hosts.")
     launch = hosts_over_ssh.plan(
-        hostfiles.read(hostfile, include, exclude),
+        hosts,
         ssh or "ssh",
         sys.argv[1:],
         Path.cwd(),
@@ -59,6 +72,8 @@ def start(
         nproc_per_node=count(settings, "--nproc-per-node"),
         master_addr=text(settings, "--master-addr"),
         master_port=count(settings, "--master-port", maximum=65535),
+        num_spare=spare_nodes,
+        replaces_lost=bool(request.max_restarts),
     )
     if dry_run:
         _print(launch)
@@ -76,6 +91,8 @@ def _print(launch: Launch) -> None:
     for number, host in enumerate(launch.hosts):
         ranks = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.gpus))}"] if not host.is_whole else []
         say(" ".join((f"{host.name}: node {number} of {len(launch.hosts)}, {launch.nproc_per_node} processes", *ranks)))
+    for host in launch.spare:
+        say(f"{host.name}: takes the place of a host that is lost")
     address = launch.master_addr or f"the first of `hostname -I` on {launch.hosts[0].name}"
     say(f"rendezvous: {address}, port {launch.master_port or DEFAULT_PORT}")
     say(f"ssh command: {shlex.join(launch.ssh)}")

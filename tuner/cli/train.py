@@ -82,6 +82,13 @@ if TYPE_CHECKING:
     help="Use only these hosts (and GPUs) of the hostfile, such as worker-1@worker-2:0,1.",
 )
 @click.option("--exclude", metavar="HOSTS", help="Leave out these hosts (or GPUs) of the hostfile.")
+@click.option(
+    "--spare-nodes",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The last hosts of the hostfile, which take the place of those that are lost. Needs --max-restarts.",
+)
 @click.option("--ssh", metavar="COMMAND", help="Command that reaches the hosts, such as 'ssh -p 2222'. [default: ssh]")
 @click.option(
     "--bind-cores-to-rank",
@@ -141,6 +148,7 @@ def command(
     hostfile: Path | None,
     include: str | None,
     exclude: str | None,
+    spare_nodes: int,
     ssh: str | None,
     **changes: OptionValue,
 ) -> None:
@@ -176,9 +184,10 @@ def command(
     settings |= {"command": ("tuner", *typed), "prints_events": as_json}
     request = Request(recipe, overrides(**changes), deepspeed, flags, **settings)
     if hostfile is None:
-        _refuse_without_hostfile({"--include": include, "--exclude": exclude, "--ssh": ssh})
+        given = {"--include": include, "--exclude": exclude, "--spare-nodes": spare_nodes or None, "--ssh": ssh}
+        _refuse_without_hostfile(given)
     else:
-        hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
+        hosts.start(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
     environ = dict(os.environ)
     here = hardware.detect(environ)
     if dry_run:
@@ -201,7 +210,7 @@ def command(
     sys.exit(code)
 
 
-def _refuse_without_hostfile(flags: dict[str, str | None]) -> None:
+def _refuse_without_hostfile(flags: dict[str, str | int | None]) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")

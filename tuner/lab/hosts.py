@@ -44,6 +44,8 @@ _AFTER_FAILURE_S = 10.0
 At the second SIGTERM a supervisor kills its ranks, which may wait forever for those of the failed host. A host that is
 still there after the same time once more does not answer: its ssh is killed. So it is after a user's second signal.
 """
+_GONE_S, _AGAIN_S = 10.0, 2.0
+"""Until a lost node is started again, so that the others have missed it, and between two looks for a host for it."""
 _FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_", VARIABLE)
 """Beginnings of the variables that are sent to hosts, as by DeepSpeed's launcher; others go into .deepspeed_env."""
 _SHELL = (
@@ -70,24 +72,34 @@ class Launch:
     nproc_per_node: int
     master_addr: str | None
     master_port: int | None
+    spare: tuple[Host, ...] = ()
+    """Hosts that take the place of those that are lost."""
+    replaces_lost: bool = False
+    """The nodes restart (`--max-restarts`) and wait for a lost one, so it is started again."""
     secret: str = field(default_factory=secrets.token_hex, repr=False)
 
-    def of(self, number: int, address: str) -> str:
-        """Return the shell line that starts one host.
+    def of(self, number: int, address: str, *, again: Host | None = None) -> str:
+        """Return the shell line that starts one node.
+
+        Args:
+            again: Its host was lost: the one that it is started on again.
 
         Raises:
             UsageError: the line would have a line break.
         """
-        host = self.hosts[number]
+        host = again or self.hosts[number]
+        hosts = [*self.hosts[:number], host, *self.hosts[number + 1 :]]
         variables = {**self.variables, NODE: host.name, "NPROC_PER_NODE": str(self.nproc_per_node)}
         if not host.is_whole:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
         if len(self.hosts) > 1:
             port = str(self.master_port or DEFAULT_PORT)
             variables |= {"NNODES": str(len(self.hosts)), "NODE_RANK": str(number), "ADDR": address, "PORT": port}
-            variables[MEETING] = " ".join((self.secret, *(each.name for each in self.hosts)))
+            variables[MEETING] = " ".join((self.secret, *(each.name for each in hosts)))
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
+        # A node 0 that is started again is a new start of its run, which the others are in already.
+        command = [*self.command, *(("--resume", "auto") if again and number == 0 else ())]
+        line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(command)}"
         if "\n" in line:
             problem = "a line break in the command, the folder or a variable cannot be sent to a host"
             raise UsageError(problem, where="--hostfile", fix="Put it into a recipe file.")
@@ -114,6 +126,8 @@ def plan(
     nproc_per_node: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
+    num_spare: int = 0,
+    replaces_lost: bool = False,
 ) -> Launch:
     """Return what to start.
 
@@ -134,8 +148,11 @@ def plan(
         fix = "Use fewer, or remove it: the default is one per slot."
         raise UsageError(f"{nproc_per_node} processes on {slots} slots", where="--nproc-per-node", fix=fix)
     forwarded = {name: value for name, value in environ.items() if name.startswith(_FORWARDED)}
+    in_use = len(hosts) - num_spare
     return Launch(
-        hosts=hosts,
+        hosts=hosts[:in_use],
+        spare=hosts[in_use:],
+        replaces_lost=replaces_lost and in_use > 1,
         ssh=tuple(words_of(ssh, "--ssh")),
         argv=tuple(argv),
         folder=folder,
@@ -152,8 +169,9 @@ def look(launch: Launch) -> str:
     Raises:
         TunerError: hosts cannot be reached, lack the folder, or have another version of tuner; all in one error.
     """
-    with ThreadPoolExecutor(min(64, len(launch.hosts))) as pool:
-        results = list(pool.map(lambda host: _look_at(launch, host), launch.hosts))
+    hosts = (*launch.hosts, *launch.spare)
+    with ThreadPoolExecutor(min(64, len(hosts))) as pool:
+        results = list(pool.map(lambda host: _look_at(launch, host), hosts))
     errors = [result for result in results if isinstance(result, TunerError)]
     if errors:
         raise together(errors)
@@ -207,24 +225,76 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     return next(iter(addresses.split()[1:]), "")
 
 
+def _tell(line: str) -> None:
+    """Print a line on standard error, if anybody reads it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
 def run(launch: Launch, address: str) -> int:
     """Start all hosts, print their output, and return the exit code of the first one that failed."""
     lines = [launch.of(number, address) for number in range(len(launch.hosts))]
     received: list[int] = []
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard()}
     nodes: list[_Node] = []
+    replacements = _Replacements(launch, address, nodes)
     try:
         for host, line in zip(launch.hosts, lines, strict=True):
-            nodes.append(_Node(host.name, launch.on(host), line))
-        return _watch(nodes, received)
+            nodes.append(_Node(host, launch.on(host), line))
+        return _watch(nodes, received, replacements)
     finally:
+        replacements.is_over.set()
         for node in nodes:
             node.end()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
+class _Replacements:
+    """Starts the nodes of lost hosts again, which the others wait for: on a spare host, or where it was lost.
+
+    Node 0 has the address that the others call, so it only comes back on its own host.
+    """
+
+    def __init__(self, launch: Launch, address: str, nodes: list[_Node]) -> None:
+        self._launch, self._address, self._nodes = launch, address, nodes
+        self._spare = list(launch.spare)
+        self._free = threading.Lock()
+        self._found: dict[_Node, Host] = {}
+        self._sought: set[_Node] = set()
+        self.is_over = threading.Event()
+
+    def awaits(self, node: _Node) -> bool:
+        """Return whether a node's end is no failure, because another start of it may follow."""
+        return self._launch.replaces_lost and node.is_lost
+
+    def look(self) -> None:
+        """Look for a host for each node that was lost, and start those for which one was found."""
+        for number, node in enumerate(self._nodes):
+            if self.awaits(node) and node not in self._sought:
+                self._sought.add(node)
+                others = " or ".join(host.name for host in self._spare if number) or "no spare host"
+                _tell(f"{node.name} is lost. Its node {number} is started again there or on {others}.")
+                threading.Thread(target=self._seek, args=(number, node), daemon=True).start()
+            elif host := self._found.pop(node, None):
+                _tell(f"node {number} is started again on {host.name}.")
+                node.end()
+                line = self._launch.of(number, self._address, again=host)
+                self._nodes[number] = _Node(host, self._launch.on(host), line)
+
+    def _seek(self, number: int, node: _Node) -> None:
+        self.is_over.wait(_GONE_S)
+        while not self.is_over.is_set():
+            with self._free:  # two nodes do not get one host
+                for host in (*(self._spare if number else ()), node.host):
+                    if not isinstance(_look_at(self._launch, host), MachineError):
+                        self._spare = [each for each in self._spare if each != host]
+                        self._found[node] = host
+                        return
+            self.is_over.wait(_AGAIN_S)
+
+
+def _watch(nodes: Sequence[_Node], received: Sequence[int], replacements: _Replacements) -> int:
     forwarded, num_terms, failed_s = 0, 0, math.inf
     ends_s = math.inf
     """When hosts that still run are given up."""
@@ -238,7 +308,10 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
                 node.send(signal.Signals(number))
             if sum(earlier in INSISTING for earlier in received[:forwarded]) > 1:
                 ends_s = min(ends_s, time.monotonic() + _AFTER_FAILURE_S)
-        failed += [node for node in nodes if node.code and node not in failed and not num_terms]
+        if not (received or failed):
+            replacements.look()
+        ended = [node for node in nodes if node.code and node not in failed and not num_terms]
+        failed += [node for node in ended if not replacements.awaits(node)]
         if failed and failed[0].code != Stopped.exit_code:  # else all hosts stop at the same step
             failed_s = min(failed_s, time.monotonic())
             ends_s = min(ends_s, failed_s + 3 * _AFTER_FAILURE_S)
@@ -257,8 +330,8 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
 class _Node:
     """`tuner train` on one host, seen through ssh."""
 
-    def __init__(self, name: str, ssh: Sequence[str], line: str) -> None:
-        self.name = name
+    def __init__(self, host: Host, ssh: Sequence[str], line: str) -> None:
+        self.host, self.name = host, host.name
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C in the terminal must reach the hosts only through tuner, not through ssh.
         self.process = subprocess.Popen(ssh, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -277,6 +350,11 @@ class _Node:
         return self.process.poll() is None
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the connection to its host was lost."""
+        return self.process.poll() == _LOST
+
+    @property
     def code(self) -> int:
         """The exit code; 0 while it runs. A lost connection, or one that was given up, counts as a failed run."""
         code = self.process.poll() or 0
@@ -290,8 +368,7 @@ class _Node:
     def give_up(self) -> None:
         """End ssh, and say so, if the host still runs."""
         if self.is_running:
-            with contextlib.suppress(OSError):
-                print(f"{self.name} does not end; its processes may be left there.", file=sys.stderr)
+            _tell(f"{self.name} does not end; its processes may be left there.")
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
@@ -313,6 +390,5 @@ class _Node:
             self.input.close()
         for thread in self.shown:
             thread.join(timeout=_ANSWER_S)
-        if self.process.poll() == _LOST:
-            with contextlib.suppress(OSError):
-                print(f"{self.name}: connection lost.", file=sys.stderr)
+        if self.is_lost:
+            _tell(f"{self.name}: connection lost.")

@@ -1,0 +1,92 @@
+"""`tuner train --hostfile` over a real ssh between hosts: one is lost, and a spare one takes its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import hosts as network
+from tests.cluster.hosts import Host
+from tests.cluster.test_meeting import GOES_ON, STARTS_S, TRAINS_S, says
+from tests.e2e.runs import environment, quick, wait_until
+
+SSHD = shutil.which("sshd", path=f"/usr/sbin:{os.environ.get('PATH', '')}")
+pytestmark = pytest.mark.skipif(not (SSHD and shutil.which("ssh")), reason="no sshd and ssh (openssh-server)")
+
+
+@contextmanager
+def reachable(hosts: list[Host], folder: Path) -> Iterator[str]:
+    """Serve ssh on each host, with keys of its own; yield the command that reaches them."""
+    folder.mkdir(mode=0o700)
+    for name in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "sshd").write_text(
+        f"Port 2222\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/key.pub\n"
+        f"PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+    )
+    (folder / "ssh").write_text(
+        f"Host h*\nPort 2222\nUser root\nIdentityFile {folder}/key\n"
+        f"IdentitiesOnly yes\nUserKnownHostsFile {folder}/known\nStrictHostKeyChecking accept-new\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd of Debian shuts its unprivileged half in
+    with ExitStack() as at_the_end:
+        for host in hosts:
+            server = subprocess.Popen(host.inside(SSHD, "-D", "-f", folder / "sshd"), stderr=subprocess.DEVNULL)
+            at_the_end.callback(server.wait)
+            at_the_end.callback(server.kill)
+        for host in hosts:
+            probe = f"import socket; socket.create_connection(('{host.name}', 2222)).close()"
+            command = hosts[0].inside(sys.executable, "-c", probe)
+            wait_until(lambda command=command: not subprocess.run(command, capture_output=True).returncode, 20)
+        yield f"ssh -F {folder}/ssh"
+
+
+def start(hosts: list[Host], ssh: str, folder: Path, *arguments: object) -> tuple[subprocess.Popen[str], Path]:
+    """Start a run on all hosts from the first one; return its process, and the file with what it says."""
+    (folder / "hosts.txt").write_text("".join(f"{host.name} slots=1\n" for host in hosts))
+    words = ("--hostfile", folder / "hosts.txt", "--ssh", ssh, "--master-addr", hosts[0].address)
+    recipe = (quick(folder, "full"), "--work-dir", folder / "run", "--deepspeed", "zero2")
+    log = folder / "log.txt"
+    with log.open("w") as stream:
+        return subprocess.Popen(
+            hosts[0].inside(sys.executable, "-m", "tuner", "train", *recipe, *words, *arguments),
+            env=environment(PYTHONPATH=os.environ.get("PYTHONPATH", "")),
+            stdout=stream, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ), log  # fmt: skip
+
+
+def test_a_spare_host_takes_the_place_of_one_that_dies(tmp_path: Path) -> None:
+    with network.hosts(3, tmp_path) as hosts, reachable(hosts, tmp_path / "ssh") as ssh:
+        launcher, log = start(hosts, ssh, tmp_path, *GOES_ON, "--spare-nodes", 1)
+        wait_until((tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir, TRAINS_S)
+
+        hosts[1].kill()
+
+        says(log, "node 1 is started again on h2")
+        assert launcher.wait(TRAINS_S) == 0, log.read_text()
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["num_nodes"], len(record["attempts"])) == (2, 1)
+    assert record["resume_step"] >= 4
+
+
+def test_a_host_that_is_cut_off_ends_the_run_in_seconds_where_nothing_restarts(tmp_path: Path) -> None:
+    with network.hosts(2, tmp_path) as hosts, reachable(hosts, tmp_path / "ssh") as ssh:
+        launcher, log = start(hosts, ssh, tmp_path, "--set", "max_steps=1000", "--set", "checkpoint.interval=2")
+        wait_until((tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir, TRAINS_S)
+
+        hosts[1].cut()
+        cut_s = time.monotonic()
+
+        assert launcher.wait(STARTS_S) not in (0, None), log.read_text()
+        print(f"ended after {time.monotonic() - cut_s:.0f} s")
+        assert time.monotonic() - cut_s < 120, "and not after hang_timeout, or never"
+        assert "h1, 10.77.0.2) is gone" in log.read_text()
