@@ -63,7 +63,7 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
     assert "weights of step 250" in told["summary"]
     assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
     assert "dropped train there is no answer 2 0" in told["data"]
-    assert "estimate, tensors only 72.58 GiB measured on rank 0, tensors only 54.25 GiB" in told["memory"]
+    assert "tensors only 72.58 GiB measured on the rank with the most, tensors only 54.25 GiB" in told["memory"]
     assert "optim_wrapper.optimizer.lr 2e-05 5e-06" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
     assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes (the result)" in told["checkpoints"]
@@ -92,7 +92,7 @@ def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path
     assert "This run may not fit" in told["warnings"] and "the tracker wandb is disabled" in told["warnings"]
     assert "no: model.safetensors is missing" in told["checkpoints"]
     assert "stopped stopped: at step 4 on request" in told["time"] and "4 6 0 failed gpu-out" in told["time"]
-    assert "Peak memory of rank 0: 640.0 MiB. (No estimate: CPU run.)" in told["memory"]
+    assert "Peak memory of the rank with the most: 640.0 MiB. (No estimate: CPU run.)" in told["memory"]
 
 
 def test_several_runs_are_named_by_where_they_differ_and_so_are_their_recipes(tmp_path: Path) -> None:

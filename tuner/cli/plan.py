@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,8 +23,9 @@ from tuner.fit.sizes import gib
 from tuner.fit.summary import Longest, Report, Step
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
-from tuner.recipes.names import Name, NameKind
+from tuner.recipes.names import Name, NameKind, identify
 from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from tuner.launch.planning import Plan
@@ -79,11 +81,19 @@ _LONGEST = (
 @click.option(
     "--max-context", is_flag=True, help="Show the longest sequence length that fits, for each sequence-parallel size."
 )
+@click.option(
+    "--from",
+    "measured_in",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Plan with the rates that this run has measured; without RECIPE, its own recipe again.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     recipe: Name | None,
     deepspeed: str | None,
     max_context: bool,
+    measured_in: Path | None,
     as_json: bool,
     allow_code: bool,
     **changes: OptionValue,
@@ -96,11 +106,13 @@ def command(
     The GPUs need not be here: --gpus, --gpu and --nodes name others. With --deepspeed or --ds, the table also shows
     that config.
     """
-    from tuner.launch import planning, trainable
+    from tuner.launch import measured_rates, planning, trainable
     from tuner.launch.machines import MachineFlags, planned_machines
 
     flags = MachineFlags(**picked(MachineFlags._fields, changes))
     changed = overrides(**changes)
+    if measured_in and recipe is None and changed.model is None:
+        recipe = identify(str(RunDirectory(measured_in).recipe))
     parts = trainable.named(recipe.text) if recipe and recipe.kind is NameKind.UNKNOWN else ()
     if parts or (recipe is None and changed.model is None and changed.adapter is None):
         _refuse_levels(deepspeed, changed, shows="the table")
@@ -117,13 +129,18 @@ def command(
         precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
         _show_longest(loaded, machines.to_fit(precision), machines.name, as_json=as_json)
         return
-    plan = planning.make(loaded, flags, os.environ, deepspeed)
+    on_cpus = measured_rates.cpus_of(measured_in, flags) if measured_in else None
+    plan = planning.make(loaded, flags, os.environ, deepspeed, on_cpus)
+    rates = measured_rates.of(plan, measured_in) if measured_in else None
     if as_json:
-        click.echo(dump_json(plan.to_json()), nl=False)
-    elif plan.report:
+        click.echo(dump_json({**plan.to_json(), "measured": rates and rates.to_json()}), nl=False)
+        return
+    if plan.report:
         _print(plan.report, plan)
     else:
         _print_head(plan)
+    if rates:
+        say(wrapped(str(rates)))
 
 
 def _refuse_levels(deepspeed: str | None, changed: Overrides, *, shows: str) -> None:

@@ -15,7 +15,7 @@ from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 from tuner.files import dump_json
 from tuner.machine import slurm
-from tuner.runs import ledger, listing
+from tuner.runs import ledger, listing, promises
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
@@ -97,7 +97,7 @@ def _print_ledger(of_run: Ledger, console: Console) -> None:
 
     times = Table(box=None, pad_edge=False, show_header=False)
     total_s = sum(of_run.seconds.values())
-    for part, words in ledger.PARTS.items() if total_s else ():
+    for part, words in promises.PARTS.items() if total_s else ():
         if spent_s := of_run.seconds[part]:
             times.add_row(words, f"{spent_s:,.1f} s", f"{spent_s / total_s:.1%}")
     for column in times.columns[1:]:
@@ -105,6 +105,8 @@ def _print_ledger(of_run: Ledger, console: Console) -> None:
     console.print()
     console.print(times if total_s else "What the time went into is not known.")
     for line in _recoveries(of_run):
+        console.print(line, markup=False)
+    if line := promises.line(of_run.promises):
         console.print(line, markup=False)
 
 

@@ -11,11 +11,11 @@ from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.candidates import Candidate
 from tuner.launch import row_counts, steps
-from tuner.launch.machines import MachineFlags, planned_machines
+from tuner.launch.machines import MachineFlags, RunMachines, planned_machines
 from tuner.launch.resolve import decide
 from tuner.launch.steps import Steps
 from tuner.machine import libraries
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
@@ -40,6 +40,7 @@ class Plan(NamedTuple):
         warnings: About the recipe, too few steps and the DeepSpeed config.
         chosen: The DeepSpeed config that the user chose, with the split of a run; None without one, or if its memory
             is not known.
+        gpus: Those of one node.
     """
 
     recipe: Recipe
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     batch: Batch
     warnings: tuple[str, ...]
     chosen: Candidate | None = None
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def recommended(self) -> str | None:
@@ -101,16 +103,23 @@ class Plan(NamedTuple):
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 
-def make(recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
+def make(
+    recipe: Recipe,
+    flags: MachineFlags,
+    environ: Mapping[str, str],
+    deepspeed: str | None = None,
+    machines: RunMachines | None = None,
+) -> Plan:
     """Work out what a recipe needs.
 
     Args:
+        machines: In place of those that flags name; without GPUs, the plan has no memory and no seconds.
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
 
     Raises:
         TunerError: flags contradict each other, or there is no formula for the model's architecture.
     """
-    machines = planned_machines(flags, environ)
+    machines = machines or planned_machines(flags, environ)
     decided = decide(recipe, deepspeed, machines, compares=True)
     config = decided.recipe.config
     is_open = is_auto(recipe, deepspeed)
@@ -121,7 +130,7 @@ def make(recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str], deepsp
     report = None
     if unknown := summary.unknown_size(config):
         warnings = [Text(f"the memory is not known: {unknown.what}. {marked(unknown.fix or '')}".strip()), *warnings]
-    else:
+    elif machines.hardware.gpus:
         summary.known_architecture(config)
         assert decided.level_and_split.of_presets
         report = summary.make(
@@ -135,7 +144,9 @@ def make(recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str], deepsp
         warnings = [*_no_kernels(machines.hardware), *warnings]
     named = decided.level_and_split.compared.taken if is_changed and decided.level_and_split.compared else None
     every = tuple(dict.fromkeys(warnings))
-    return Plan(decided.recipe, machines.name, report, unknown, counted, decided.batch, every, named)
+    return Plan(
+        decided.recipe, machines.name, report, unknown, counted, decided.batch, every, named, machines.hardware.gpus
+    )
 
 
 def _no_kernels(node: Hardware) -> Iterator[str]:

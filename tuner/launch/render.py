@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner import __version__, assets, paths
 from tuner.assets import WORKER
 from tuner.files import dump_json, read_json_object
-from tuner.launch import memory, remedies
+from tuner.launch import memory, promised, remedies
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.kernel import short_spins
@@ -154,6 +154,7 @@ def _record(run: ResolvedRun) -> RunRecord:
         needs_bitsandbytes=config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
         swaps_to=swap_paths(run.final.config),
         arithmetic=memory.arithmetic(config, run.hardware, run.precision.dtype),
+        planned=promised.of(run),
         fit=FitBytes.model_validate(run.fit.to_json()) if run.fit else None,
         warnings=list(run.warnings),
         hardware=HardwareFacts.model_validate(run.hardware.to_json()),

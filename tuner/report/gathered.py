@@ -18,7 +18,7 @@ from tuner.files import JsonObject, dump_json, lines, load_json, open_regular, r
 from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
-from tuner.runs import checkpoints, ledger, listing, metrics
+from tuner.runs import beats, checkpoints, ledger, listing, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
@@ -95,6 +95,7 @@ class Gathered:
         data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
             `reason`, `samples`, `tokens`.
         ledger: What the time of all attempts went into, and each interruption.
+        peak_of_ranks: The most memory that a rank of the last attempt has told, in bytes; 0: none is known.
         pace: How fast each rank is by itself; None if none were compared.
         recipe: The values in recipe.json; None if it cannot be read.
         times: Each part of a step that DeepSpeed has timed, its mean in milliseconds, and the number of times.
@@ -111,6 +112,7 @@ class Gathered:
     completions: Sequence[JsonObject]
     checkpoints: Sequence[JsonObject]
     ledger: Ledger
+    peak_of_ranks: int
     pace: RanksPace | None
     warnings: Sequence[str]
     data: Sequence[tuple[str, JsonObject, Sequence[JsonObject]]]
@@ -121,9 +123,10 @@ class Gathered:
 
     @cached_property
     def peak_bytes(self) -> float | None:
-        """The most memory that rank 0 held: tensors on its GPU, or its process on a CPU."""
+        """The most memory that a rank held: tensors on its GPU, or its process on a CPU."""
         at_end = self.status and self.status.peak_bytes  # the result's saving and the samples may need the most
-        return max([*self.curves[metrics.MEMORY].values, *([float(at_end)] if at_end else [])], default=None)
+        known = [float(peak) for peak in (self.peak_of_ranks, at_end) if peak]
+        return max([*self.curves[metrics.MEMORY].values, *known], default=None)
 
     @cached_property
     def seconds(self) -> float | None:
@@ -173,6 +176,7 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
         completions=_completions(run_dir),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run_dir.checkpoints)],
         ledger=ledger.read(run_dir),
+        peak_of_ranks=beats.peak_bytes(run_dir),
         pace=run_dir.pace_or_none,
         warnings=_warnings(run_dir),
         data=_data(run_dir),

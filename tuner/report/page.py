@@ -22,10 +22,10 @@ from tuner import __version__
 from tuner.files import JsonObject, read_text, write_text
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
-from tuner.runs import ledger
+from tuner.runs import promises
 from tuner.runs.directory import resume_command
 from tuner.runs.metrics import Curve
-from tuner.runs.records import RankPace, RanksPace, RunRecord, RunStatus
+from tuner.runs.records import OUTSIDE_TENSORS, RankPace, RanksPace, RunRecord, RunStatus
 from tuner.runs.verdict import short_number
 
 MARK = '<meta name="generator" content="tuner">'
@@ -70,8 +70,6 @@ _LINES = {
     "rewards": "reward models",
 }
 _LIBRARIES = ("tuner", "torch", "transformers", "trl", "peft", "deepspeed")
-_OUTSIDE_TENSORS = ("context", "fragmentation", "vllm", "rewards")
-"""Lines of the estimate that `torch.cuda.max_memory_allocated` does not count."""
 
 
 def write(paths: Sequence[Path], file: Path) -> None:
@@ -130,7 +128,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "best": [_best(run.curves["eval_loss"]) for run in runs],
             "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
             "resumes": [resume_command(Path(run.listed.path)) for run in runs],
-            "time_parts": ledger.PARTS,
+            "time_parts": promises.PARTS,
             "slowest": [_slowest(run.pace) if run.pace else [] for run in runs],
             "max_samples": MAX_SAMPLES,
             "max_reasons": _MAX_REASONS,
@@ -249,7 +247,7 @@ def _memory(run: Gathered) -> JsonObject:
     return {
         "lines": [(_LINES[name], size) for name, size in parts.items()],
         "total": sum(parts.values()),
-        "tensors": sum(size for name, size in parts.items() if name not in _OUTSIDE_TENSORS),
+        "tensors": sum(size for name, size in parts.items() if name not in OUTSIDE_TENSORS),
         "measured": run.peak_bytes,
         "why_none": "the model's size is not known" if record and record.hardware.gpus else "CPU run",
     }

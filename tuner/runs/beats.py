@@ -64,6 +64,7 @@ class Beat:
         seconds: The time in each phase, from the start of its process to its last progress.
         progress_at: The time of its last progress, in seconds since 1970 by its host's clock.
         saves: The last two saves that it began: the step, and the time that steps had taken by then.
+        peak_bytes: The most memory that it has held; 0: not known.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class Beat:
     seconds: dict[str, float] = field(default_factory=dict)
     progress_at: float = 0.0
     saves: list[tuple[int, float]] = field(default_factory=list)
+    peak_bytes: int = 0
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
@@ -98,6 +100,11 @@ def read(run_dir: RunDirectory) -> dict[int, Beat]:
     """Return the last beat of every rank that has one."""
     beats = filter(None, map(_read, run_dir.ranks.glob("*.beat")))
     return {beat.rank: beat for beat in beats}
+
+
+def peak_bytes(run_dir: RunDirectory) -> int:
+    """Return the most memory that a rank of the last attempt has held; 0: none is known."""
+    return max((beat.peak_bytes for beat in read(run_dir).values()), default=0)
 
 
 def log_size(run_dir: RunDirectory, rank: int) -> int:
@@ -123,7 +130,8 @@ def _read(file: Path) -> Beat | None:
     try:
         beat = Beat(**load_json(read_bytes(file)))
         times = [beat.at_s, beat.progress_at, *beat.seconds.values(), *(at for _, at in beat.saves)]
-        is_sound = all(isinstance(time, int | float) for time in times) and isinstance(beat.step, int)
+        are_sound = all(isinstance(time, int | float) for time in times)
+        is_sound = are_sound and isinstance(beat.step, int) and isinstance(beat.peak_bytes, int)
         return beat if is_sound and Phase(beat.phase) else None
     except (OSError, ValueError, TypeError, AttributeError):  # half written, or by another version
         return None

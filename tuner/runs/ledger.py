@@ -7,28 +7,18 @@ those of rank 0's monotonic clock; only what lies before and after its process c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from tuner.files import JsonObject
-from tuner.runs import beats, listing
+from tuner.runs import beats, listing, promises
 from tuner.runs.beats import Beat, Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import State
+from tuner.runs.promises import PARTS, Promise
 from tuner.runs.records import RunRecord, RunStatus
 
-PARTS = {
-    "useful": "steps that count",
-    "lost": "steps that were repeated after a resume",
-    "startup": "start-up: processes, data, model, checkpoint",
-    "saves": "saves: what the steps waited for",
-    "validation": "validation",
-    "waiting": "waiting for nodes, and between attempts that tuner restarted",
-    "stalled": "without progress before an attempt ended",
-    "finish": "the result, samples, uploads",
-}
-"""What time goes into, and how a reader is told so."""
 _PART_OF = {
     Phase.STARTUP: "startup",
     Phase.WAITING: "waiting",
@@ -74,9 +64,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All attempts of a run, the oldest first. Time in which nobody had started the run is not counted."""
+    """All attempts of a run, the oldest first. Time in which nobody had started the run is not counted.
+
+    Args:
+        promises: What the plan of the last attempt had promised, beside what was measured.
+    """
 
     attempts: tuple[Attempt, ...]
+    promises: tuple[Promise, ...] = ()
     seconds: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +116,7 @@ class Ledger:
             "lost_steps": sum(attempt.lost_steps for attempt in self.attempts),
             "interruptions": len(self.interruptions),
             "seconds_per_step": self.seconds_per_step,
+            "promises": [promise.to_json() for promise in self.promises],
             "attempts": [asdict(attempt) for attempt in self.attempts],
         }
 
@@ -137,7 +133,11 @@ def read(run_dir: RunDirectory) -> Ledger:
         _attempt(place + 1, attempt_facts, facts[place - 1] if place else None, kept[place])
         for place, attempt_facts in enumerate(facts)
     ]
-    return Ledger(tuple(_with_recoveries(attempts)))
+    found = Ledger(tuple(_with_recoveries(attempts)))
+    *_, last = found.attempts
+    of_last = last.seconds if last.state == "done" else {}
+    of_plan = promises.of(run_dir, found.seconds_per_step, found.seconds.get("useful", 0.0), of_last)
+    return replace(found, promises=of_plan)
 
 
 @dataclass(frozen=True)

@@ -186,10 +186,46 @@ class Arithmetic(Keys):
     peak_flops_per_gpu: float
 
 
+OUTSIDE_TENSORS = ("context", "fragmentation", "vllm", "rewards")
+"""Parts of the estimate that `torch.cuda.max_memory_allocated` does not count."""
+
+
 class FitBytes(Keys):
     """The estimate of the memory that a GPU needs, by part."""
 
     gpu_bytes: dict[str, int]
+
+
+class Planned(Keys):
+    """What the plan promises of a run; None: it says nothing of it, as of memory and seconds on a CPU.
+
+    Args:
+        peak_bytes: The tensors of a GPU at the peak of a step.
+        step_s: Seconds of a step whose rows are full.
+        sending_s: The part of it in which ranks send, and nothing hides it.
+        hours: Of the steps alone.
+        checkpoint_bytes: One checkpoint, without the tokenizer.
+        result_bytes: The weights of the result.
+        num_checkpoints: How many the disk has at once, with the one that is being written.
+        flops_per_token: Of training on one token.
+    """
+
+    peak_bytes: int | None = None
+    step_s: float | None = None
+    sending_s: float | None = None
+    tokens_per_second: float | None = None
+    hours: float | None = None
+    checkpoint_bytes: int | None = None
+    result_bytes: int | None = None
+    num_checkpoints: int | None = None
+    flops_per_token: float | None = None
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """The room that it needs on the disk."""
+        if self.checkpoint_bytes is None or self.result_bytes is None or self.num_checkpoints is None:
+            return None
+        return self.checkpoint_bytes * self.num_checkpoints + self.result_bytes
 
 
 class GpuFacts(Keys):
@@ -237,6 +273,7 @@ class RunRecord(Versioned):
     swaps_to: list[str] = []
     arithmetic: Arithmetic | None = None
     fit: FitBytes | None = None
+    planned: Planned | None = None
     warnings: list[str] = []
     hardware: HardwareFacts = HardwareFacts()
     versions: dict[str, str | None] = {}
@@ -284,7 +321,7 @@ class RunStatus(Versioned):
         signal: The signal that it was told to stop by.
         step: The optimizer step at the end.
         result_step: The step whose weights the result has.
-        peak_bytes: The most memory that rank 0 held.
+        peak_bytes: The most memory that a rank held.
     """
 
     state: State

@@ -21,6 +21,7 @@ from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
+from tuner.worker.step_log import peak_bytes
 from tuner.worker.trainer_types import BuiltTrainer
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -64,6 +65,7 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.since_s, self.guard.heart.step = time.monotonic(), state.global_step
+        self.guard.heart.peak_bytes = peak_bytes()
         if (text := self.guard.heart.end_step()) and args.process_index == 0:
             print(text, flush=True)
         self._begin_what_follows(state, control)

@@ -51,6 +51,8 @@ class Heartbeat:
         self._written_s = -_WRITE_S
         self.step = 0
         """The last step taken."""
+        self.peak_bytes = 0
+        """The most memory that this rank has held."""
         self.phase, self._saves = Phase.STARTUP, list[tuple[int, float]]()
         self._seconds: dict[str, float] = dict.fromkeys(Phase, 0.0)
         self._since_s = self._progress_s = time.monotonic()
@@ -228,7 +230,7 @@ class Heartbeat:
         beat = Beat(
             rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes, limit_s,
             step=self.step, phase=self.phase, seconds=seconds,
-            progress_at=round(self._progress_at, 2), saves=self._saves,
+            progress_at=round(self._progress_at, 2), saves=self._saves, peak_bytes=self.peak_bytes,
         )  # fmt: skip
         with contextlib.suppress(OSError):
             os.pwrite(self._file, beat.to_bytes(), 0)

@@ -32,7 +32,7 @@ from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig
-from tuner.runs import checkpoints, metrics
+from tuner.runs import beats, checkpoints, ledger, metrics, promises
 from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
@@ -419,8 +419,11 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     num_parameters = _num_parameters(trainer.model.parameters())
     encoder, guard = built.prepared.rows.encoder, built.prepared.process.guard
     show_samples(config, encoder, run_dir, guard, run_s=seconds, num_parameters=num_parameters)
-    most_bytes = max(peak_bytes(), metrics.peak_bytes(run_dir))  # saving and samples may need the most
+    # Saving and samples may need the most; the other ranks have told theirs.
+    most_bytes = max(peak_bytes(), metrics.peak_bytes(run_dir), beats.peak_bytes(run_dir))
     run_dir.write_status(status.model_copy(update={"peak_bytes": most_bytes}))
+    if line := promises.line(ledger.read(run_dir).promises):
+        print(line, flush=True)
     print(
         f"\nResult:  {run_dir.final}\nReport:  {run_dir.report}\nMetrics: {run_dir.metrics}\nRecipe:  {run_dir.recipe}"
     )

@@ -48,7 +48,7 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     if sizes is None:
         return
     of_one, final = sizes
-    number = _num_checkpoints(run)
+    number = num_checkpoints(run)
     needed, free, existing_folder = of_one * number + final, _free(run), existing(run.run_path)
     if free < needed:
         message = f"{gib(free)} are free, and {number} checkpoints of {gib(of_one)} and the result need {gib(needed)}"
@@ -134,7 +134,7 @@ def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
     return as_model + in_states + (4 + state_bytes(config)) * trained, result
 
 
-def _num_checkpoints(run: ResolvedRun) -> int:
+def num_checkpoints(run: ResolvedRun) -> int:
     """Return how many checkpoints this run will have at once beside those of its directory that will be removed."""
     saving, steps = run.recipe.config.checkpoint, run.steps
     # The best one stays beside the newest, and one more is being written.
