@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from bench.table import Table, arguments
+from tuner.fit.estimate import peak
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import libraries
@@ -334,7 +335,11 @@ def compare(point: Point, folder: Path) -> Compared:
     """Resolve the run of a point, and return the plan's estimate of its peak beside a simulation."""
     run = resolved(point, folder)
     assert run.fit is not None
-    estimated = {name: size for name, size in run.fit.peak.gpu.items() if name not in ("context", "fragmentation")}
+    machines, recipe = run.fit.machines, run.recipe.config
+    assert recipe.architecture is not None
+    ranks, width = (machines.world_size, machines.gpus_per_node), machines.weight_bytes
+    needs = peak(recipe, recipe.architecture, run.fit.zero, *ranks, width, old_gpus=machines.old_gpus, loads=False)
+    estimated = {name: size for name, size in needs.gpu.items() if name not in ("context", "fragmentation")}
     return Compared(of_fullest_rank(replace(job_of(run), num_images=point.num_images)), estimated)
 
 

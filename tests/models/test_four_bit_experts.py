@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -199,6 +202,19 @@ def test_a_library_without_a_name_that_is_built_on_is_refused(monkeypatch: pytes
 
     with refused(MachineError, "peft"):
         loaded("gpt_oss")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_no_more_than_one_tensor_of_experts_is_in_16_bits_at_a_time_while_they_load(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.models.loading", tmp_path, kind]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["in_16_bits"] > 18 * found["largest"]
+    assert found["grown"] < found["packed"] + 4 * found["largest"]
 
 
 def test_16_bit_experts_are_left_alone() -> None:

@@ -36,7 +36,7 @@ _PARTS = {
     "optimizer": ("optimizer_states", "step"),
     "activations": ("activations",),
     "logits": ("logits",),
-    "buffers": ("buckets", "gathered_weights"),
+    "buffers": ("buckets", "gathered_weights", "loading"),
     "context": ("context", "fragmentation"),
     "vllm": ("vllm",),
     "rewards": ("rewards",),

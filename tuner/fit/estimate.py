@@ -43,8 +43,9 @@ def peak(
     weight_bytes: int = 2,
     *,
     old_gpus: bool = False,
+    loads: bool = True,
 ) -> Peak:
-    """Return the memory of one step.
+    """Return the memory of one step, or of loading experts in 4 bits where that is more.
 
     Args:
         recipe: The recipe.
@@ -54,6 +55,7 @@ def peak(
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
         old_gpus: As `Machines` says.
+        loads: False: of a step alone.
     """
     whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.tensor_parallel_size
     architecture = of_fullest_rank(recipe, architecture)
@@ -104,6 +106,8 @@ def peak(
         moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **buffers})
         if level.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
             moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)
+    if loads and recipe.packs_experts:
+        moments.append(_loading(recipe, architecture, parameters, weight_bytes))
     lines = max(moments, key=_total)
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
@@ -126,6 +130,23 @@ def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, level: L
     if generation is not None and generation.held_share:
         needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes
     return Fit(name, level, needs, machines)
+
+
+_MERGED = 3
+"""Copies of a tensor of experts while it is put together: single ones, their stacks, and the whole (transformers 5.23,
+`MergeModulelist` and `Concatenate`)."""
+
+
+def _loading(
+    recipe: RecipeConfig, architecture: Architecture, parameters: Parameters, weight_bytes: int
+) -> dict[str, float]:
+    """Return the lines when the last expert is quantized: each rank has loaded all weights, also at ZeRO-3.
+
+    transformers 5.23 shards weights as they load only if they are not quantized.
+    """
+    tensors = (size for layer in built(architecture).layers if layer.experts for size in layer.experts.tensors)
+    weights = frozen_bytes(parameters, weight_bytes) + _scales(recipe, parameters)
+    return {"weights": weights, "loading": float(_MERGED * weight_bytes * max(tensors, default=0))}
 
 
 def _total(lines: Mapping[str, float]) -> float:

@@ -64,6 +64,7 @@ _LINES = {
     "logits": "logits",
     "buckets": "buckets",
     "gathered_weights": "gathered weights",
+    "loading": "experts while they load",
     "context": "CUDA's context",
     "fragmentation": "fragmentation",
     "vllm": "vLLM",
