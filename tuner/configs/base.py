@@ -37,7 +37,8 @@ model = dict(
 # both. None: read them from model.path.
 architecture = None
 
-# dict(bits=4, quant_type='nf4', double_quant=True): the base model's weights in 4 bits. None: not quantized.
+# dict(bits=4, quant_type='nf4', double_quant=True, experts=True): the base model's weights in 4 bits, those of a
+# mixture's experts too. None: not quantized.
 quantization = None
 
 # dict(r=16, lora_alpha=32, lora_dropout=0.0, target_modules='all-linear', use_dora=False), in PEFT's names. All linear
