@@ -305,6 +305,14 @@ _NOT_BESIDE_AUTOTP: tuple[tuple[Keys, object], ...] = (
 
 # Contradictions with what a recipe and the machine decide, in a final config.
 FINAL: tuple[Rule, ...] = (
+    Rule(
+        AUTOTP,
+        # 0.19.8, two ranks in bf16: the first norm is 4.09 at stage 0, and 5.17 at the others and on one rank.
+        lambda config: lookup(config, AUTOTP, 0) > 1 and stage(config) not in STEPPING and computes_in(config) != "fp32",
+        "tensor_parallel.autotp_size above 1 clips gradients by a wrong norm at ZeRO stage 0 in 16 bits",
+        f"Take {Option('deepspeed', 'zero1')}, or {Key('dtype', 'fp32')}.",
+        "runtime/fp16/unfused_optimizer.py, step",
+    ),
     *(
         Rule(
             keys,

@@ -15,11 +15,18 @@ from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 SPLIT_BY = "train_cfg.tensor_parallel_size"
-SPLIT_TYPES = frozenset(("llama", "qwen3"))
+SPLIT_TYPES = frozenset(
+    (
+        *("arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "gpt_neox", "granite", "internlm"),
+        *("internlm2", "internlm3", "llama", "ministral", "ministral3", "mistral", "nemotron", "olmo", "phi", "qwen2"),
+        *("qwen3", "smollm3", "starcoder2"),
+    )
+)
 """model_types for which two ranks compute the same loss and gradients as one (tests/worker/test_tensor_parallel.py).
 
-Left out are models whose plan of transformers has a kind of split that DeepSpeed 0.19.8 does not know (experts), or
-that have no plan.
+Left out are models that have no plan of transformers, or one with a kind of split that DeepSpeed 0.19.8 does not know:
+experts, latent attention, the fused layers of phi3 and glm4, the norms over all heads of olmo2. apertus trains numbers
+inside of its MLP, of which each rank would get another gradient.
 """
 
 

@@ -1,0 +1,110 @@
+"""Two ranks that split the layers of small models: `python -m tests.worker.splitting KIND ...` prints a line for each.
+
+With `KIND/lora` every linear layer has an adapter. With `KIND/1` there is one key-value head: rank 1 has no attention.
+
+A line holds how far the loss and the gradients of the two are from those of a rank alone, in parts of their size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.multiprocessing import start_processes
+
+from tests.worker.sharing import IGNORED, batch, config_of
+
+
+def model_of(name: str) -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    kind, _, way = name.partition("/")
+    config = config_of(kind)
+    if way == "1":
+        config.num_key_value_heads = 1
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
+    if way == "lora":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.05)
+    return model
+
+
+def backward(model: Any, engine: Any) -> Tensor:
+    """Return the loss of one row of packed samples; the gradients are there then."""
+    whole = batch(model.config.get_text_config().vocab_size)
+    labels_BT = F.pad(whole.pop("labels")[:, 1:], (0, 1), value=IGNORED)
+    logits_BTV = (engine or model)(**whole, use_cache=False).logits
+    loss = F.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten())
+    (engine.backward if engine else Tensor.backward)(loss)
+    return loss.detach()
+
+
+def distance(name: str) -> tuple[float, float, float]:
+    """Return how far two ranks are from one, in loss and gradients, and which part of the weights a rank has."""
+    import deepspeed
+
+    from tuner.worker import compat_tensor_parallel as split
+
+    model = model_of(name)
+    expected = backward(model, None)
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    total = sum(weight.numel() for weight in model.parameters())
+    model.zero_grad()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}, "steps_per_print": None}
+    config["tensor_parallel"] = {"autotp_size": 2, "vocab_parallel_lm_head": False}
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=trained, optimizer=torch.optim.SGD(trained, lr=0.1), config=config
+    )
+    found = backward(model, engine)
+    owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
+    off = 0.0
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        grad, meta = weight.grad, getattr(weight, split.layers.DS_AUTOTP_UC_META, None)
+        if split.is_part(weight):
+            grad = owners[id(weight)]._all_gather_shards(grad, meta["partition_sizes"], dim=meta["partition_dim"])
+        off = max(off, float((grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-6)))
+    part = torch.tensor(float(sum(weight.numel() for weight in model.parameters())))
+    dist.all_reduce(part, dist.ReduceOp.MIN)
+    return abs(float(found / expected) - 1), off, float(part) / total
+
+
+def ranks(rank: int, names: list[str], meeting: str) -> None:
+    import deepspeed
+
+    import tuner.models.load  # noqa: F401  the types that are ours
+    from tuner.worker import compat, compat_tensor_parallel
+
+    torch.set_num_threads(1)
+    compat.build_no_collective()
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    deepspeed.init_distributed("gloo")
+    compat_tensor_parallel.prepare()
+    for name in names:
+        try:
+            answer: Any = distance(name)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"[:300]
+        answers: list[Any] = [None, None]
+        dist.all_gather_object(answers, answer)
+        if rank == 0:
+            worst = next((one for one in answers if isinstance(one, str)), [max(pair) for pair in zip(*answers)])
+            print(json.dumps([name, worst]), flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        start_processes(ranks, (sys.argv[1:], f"{folder}/meeting"), 2, start_method="fork")
