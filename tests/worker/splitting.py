@@ -2,7 +2,8 @@
 
 With `KIND/lora` every linear layer has an adapter. With `KIND/1` there is one key-value head: rank 1 has no attention.
 
-A line holds how far the loss and the gradients of the two are from those of a rank alone, in parts of their size.
+A line holds how far the loss and the gradients of the two are from those of a rank alone, in parts of their size, and
+how many weights rank 0 has.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def backward(model: Any, engine: Any) -> Tensor:
     return loss.detach()
 
 
-def distance(name: str) -> tuple[float, float, float]:
-    """Return how far two ranks are from one, in loss and gradients, and which part of the weights a rank has."""
+def distance(name: str) -> tuple[float, float, int]:
+    """Return how far two ranks are from one, in loss and gradients, and the weights of this rank."""
     import deepspeed
 
     from tuner.worker import compat_tensor_parallel as split
@@ -58,7 +59,6 @@ def distance(name: str) -> tuple[float, float, float]:
     model = model_of(name)
     expected = backward(model, None)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
-    total = sum(weight.numel() for weight in model.parameters())
     model.zero_grad()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}, "steps_per_print": None}
@@ -76,9 +76,7 @@ def distance(name: str) -> tuple[float, float, float]:
         if split.is_part(weight):
             grad = owners[id(weight)]._all_gather_shards(grad, meta["partition_sizes"], dim=meta["partition_dim"])
         off = max(off, float((grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-6)))
-    part = torch.tensor(float(sum(weight.numel() for weight in model.parameters())))
-    dist.all_reduce(part, dist.ReduceOp.MIN)
-    return abs(float(found / expected) - 1), off, float(part) / total
+    return abs(float(found / expected) - 1), off, sum(weight.numel() for weight in model.parameters())
 
 
 def ranks(rank: int, names: list[str], meeting: str) -> None:
@@ -100,7 +98,8 @@ def ranks(rank: int, names: list[str], meeting: str) -> None:
         answers: list[Any] = [None, None]
         dist.all_gather_object(answers, answer)
         if rank == 0:
-            worst = next((one for one in answers if isinstance(one, str)), [max(pair) for pair in zip(*answers)])
+            broken = [one for one in answers if isinstance(one, str)]
+            worst = broken[0] if broken else [max(pair) for pair in zip(*answers, strict=True)]
             print(json.dumps([name, worst]), flush=True)
     dist.barrier()
 

@@ -46,8 +46,11 @@ def of_fullest_rank(recipe: RecipeConfig, architecture: Architecture) -> Archite
     Embeddings, norms and head are whole on each rank.
     """
     size = recipe.train_cfg.tensor_parallel_size
-    if size == 1:
-        return architecture
+    return of_rank(architecture, size) if size > 1 else architecture
+
+
+def of_rank(architecture: Architecture, size: int) -> Architecture:
+    """Return the architecture that counts what the first of `size` ranks has."""
     query, key = heads_of_fullest(architecture, size)
     part = {"num_attention_heads": query, "num_key_value_heads": key, "head_dim": architecture.head_dim}
     return architecture.model_copy(update={**part, "intermediate_size": -(-architecture.intermediate_size // size)})

@@ -1,0 +1,39 @@
+"""Ranks that split the layers of a model: together they compute what one computes alone, and what each of them has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
+from tests.fit.small import small
+from tuner.fit.parameters import num_parameters
+from tuner.recipes.schema.tensor_parallel import SPLIT_TYPES, of_rank
+from tuner.worker.trainers import RoundRobinBatchSampler
+
+TOLERANCE = 1e-5
+"""Sums of fp32 in another order; a head too many or too few is off by a tenth and more."""
+
+
+@pytest.mark.long
+def test_every_kind_that_is_said_to_be_split_computes_the_same_with_an_adapter_and_with_one_key_value_head_too() -> None:
+    kinds = (*sorted(SPLIT_TYPES), *sorted(f"{kind}/lora" for kind in SPLIT_TYPES), "llama/1", "qwen3/1")
+
+    done = warm().run(kinds, code=of_module("tests.worker.splitting"), env=environment(LOCAL_RANK="-1"))
+    assert not done.returncode, done.stderr[-4000:]
+    found = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+
+    assert found.keys() == set(kinds)
+    assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far[:2]) > TOLERANCE} == {}
+    planned = {kind: num_parameters(of_rank(small(kind), 2)) for kind in SPLIT_TYPES}
+    assert {kind: found[kind][2] for kind in SPLIT_TYPES} == planned
+    assert found["llama/1"][2] == num_parameters(of_rank(small("llama").model_copy(update={"num_key_value_heads": 1}), 2))
+
+
+def test_groups_of_ranks_that_split_the_layers_are_dealt_each_row_once() -> None:
+    """accelerate gives the micro-batches in turns to the groups, each of which counts as one rank."""
+    dealt = list(RoundRobinBatchSampler(range(10), 2, 4 // 2))  # type: ignore[arg-type]
+
+    assert sorted(row for batch in dealt for row in batch) == list(range(10)) and len(dealt) % 2 == 0
