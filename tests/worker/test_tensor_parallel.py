@@ -18,7 +18,9 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.long
-def test_every_kind_that_is_said_to_be_split_computes_the_same_with_an_adapter_and_with_one_key_value_head_too() -> None:
+def test_every_kind_that_is_said_to_be_split_computes_the_same_with_an_adapter_and_with_one_key_value_head_too() -> (
+    None
+):
     kinds = (*sorted(SPLIT_TYPES), *sorted(f"{kind}/lora" for kind in SPLIT_TYPES), "llama/1", "qwen3/1")
 
     done = warm().run(kinds, code=of_module("tests.worker.splitting"), env=environment(LOCAL_RANK="-1"))
@@ -29,7 +31,9 @@ def test_every_kind_that_is_said_to_be_split_computes_the_same_with_an_adapter_a
     assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far[:2]) > TOLERANCE} == {}
     planned = {kind: num_parameters(of_rank(small(kind), 2)) for kind in SPLIT_TYPES}
     assert {kind: found[kind][2] for kind in SPLIT_TYPES} == planned
-    assert found["llama/1"][2] == num_parameters(of_rank(small("llama").model_copy(update={"num_key_value_heads": 1}), 2))
+    assert found["llama/1"][2] == num_parameters(
+        of_rank(small("llama").model_copy(update={"num_key_value_heads": 1}), 2)
+    )
 
 
 def test_groups_of_ranks_that_split_the_layers_are_dealt_each_row_once() -> None:

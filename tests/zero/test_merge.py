@@ -741,3 +741,46 @@ def test_the_sample_of_the_guides_becomes_a_config_that_deepspeed_accepts(hardwa
     assert read.bfloat16_config.enabled is (hardware.has_native_bf16)
     assert read.float16_config.enabled is (bool(hardware.gpus) and not hardware.has_native_bf16)
     _assert_final(final)
+
+
+# Layers that ranks split
+
+_SPLIT = "tensor_parallel_size=2"
+
+
+def test_the_recipe_says_over_how_many_ranks_layers_are_split_and_the_head_stays_whole() -> None:
+    final = _merge('{"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}', _SPLIT, ranks=2)
+
+    assert final.config["tensor_parallel"] == {"autotp_size": 2, "vocab_parallel_lm_head": False}
+    assert final.config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    assert "tensor_parallel" not in _merge('{"zero_optimization": {"stage": 1}}').config
+    assert not [warning for warning in final.warnings if warning.startswith("tensor_parallel")]
+
+
+def test_a_recipe_with_another_number_wins_and_says_so() -> None:
+    final = _merge('{"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}}', _SPLIT, ranks=2)
+
+    assert final.config["tensor_parallel"]["autotp_size"] == 2
+    assert _warning(final, "tensor_parallel.autotp_size")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        '"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}',
+        '"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}',
+        '"zero_optimization": {"stage": 1}, "tensor_parallel": {"preset_model": "llama"}',
+        '"zero_optimization": {"stage": 1}, "tensor_parallel": {"tp_overlap_comm": true}',
+    ],
+)
+def test_what_was_not_tried_beside_split_layers_is_refused(beside: str) -> None:
+    _merge(f"{{{beside}}}", ranks=2)
+    with pytest.raises(DeepSpeedConfigError):
+        _merge(f"{{{beside}}}", _SPLIT, ranks=2)
+
+
+def test_without_zero_split_layers_need_fp32_where_deepspeed_takes_the_right_norm() -> None:
+    _merge('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=fp32", ranks=2)
+    _merge('{"zero_optimization": {"stage": 1}}', _SPLIT, "dtype=bf16", ranks=2)
+    with pytest.raises(DeepSpeedConfigError):
+        _merge('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=bf16", ranks=2)

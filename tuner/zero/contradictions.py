@@ -308,7 +308,9 @@ FINAL: tuple[Rule, ...] = (
     Rule(
         AUTOTP,
         # 0.19.8, two ranks in bf16: the first norm is 4.09 at stage 0, and 5.17 at the others and on one rank.
-        lambda config: lookup(config, AUTOTP, 0) > 1 and stage(config) not in STEPPING and computes_in(config) != "fp32",
+        lambda config: (
+            lookup(config, AUTOTP, 0) > 1 and stage(config) not in STEPPING and computes_in(config) != "fp32"
+        ),
         "tensor_parallel.autotp_size above 1 clips gradients by a wrong norm at ZeRO stage 0 in 16 bits",
         f"Take {Option('deepspeed', 'zero1')}, or {Key('dtype', 'fp32')}.",
         "runtime/fp16/unfused_optimizer.py, step",
