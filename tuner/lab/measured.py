@@ -38,6 +38,8 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
         architecture: What is known of it; a model without files here is measured by that.
     """
     folder = model_facts.folder_of(model.path, model.revision) if model.path else None
+    if folder and architecture and model_facts.read_type(folder) != architecture.model_type:
+        folder = None  # the recipe says otherwise
     if folder is None and architecture is None:
         return Measurement(None, "its config.json is not here")
     try:

@@ -213,7 +213,7 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
         else:
             watch.skip(layers[index], first[kind])
     model.get_input_embeddings().register_forward_hook(_with_gradient)
-    drop = [one.register_post_accumulate_grad_hook(_drop) for one in model.parameters()]
+    drop = [one.register_post_accumulate_grad_hook(_drop) for one in model.parameters() if one.requires_grad]
     whole, output, shared = _curves(decoder, watch, has_mask=False)
     masked, _, shared_masked = _curves(decoder, watch, has_mask=True)
     for handle in drop:

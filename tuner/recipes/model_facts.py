@@ -295,6 +295,7 @@ FUSED_EXPERTS = {
 ODD_LINEARS = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), ("in_proj",)),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h"), (*_GROUPED, "in_proj", *_MLP)),
+    "deepseek_v4": ("q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", *_MLP),  # o_a_proj multiplies groups apart
     "granitemoehybrid": (*_GROUPED, "in_proj", "input_linear", "output_linear"),
     "llama4_text": (*_GROUPED, *_MLP),
     "phimoe": _GROUPED,

@@ -1,0 +1,165 @@
+"""What is measured of a model on meta tensors: its parts, what its layers keep, and how a plan gets it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from tests.fit.built import built as built_by_transformers
+from tests.fit.recipes import lightest
+from tests.fit.small import SMALL, name_of, small
+from tests.launch.plans import TINY, made
+from tests.machine.gpus import A100, machine
+from tests.models.brought import BROUGHT
+from tuner.fit.activations import layer_bytes, of_recipe
+from tuner.fit.parameters import active_parameters, built, num_parameters
+from tuner.hooks import Measurement
+from tuner.lab import measured, measuring
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.measured import Measured, at
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The following .*_pattern keys did not match"
+)  # PEFT's, of fused experts
+WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2}
+LLAMA = {**WIDE, "model_type": "llama", "num_hidden_layers": 3, "vocab_size": 128, "max_position_embeddings": 64}
+LLAMA |= {"tie_word_embeddings": False}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure, as the plan does, but short rows."""
+    monkeypatch.setattr(measuring, "_LENGTHS", (32, 64))
+
+
+@cache
+def answer(facts: str) -> dict[str, Any]:
+    """Return what the process that measures writes."""
+    found = measuring.measure({"facts": json.loads(facts)})
+    return {"architecture": found["architecture"], "measured": found["measured"].model_dump(mode="json")}
+
+
+def measure(facts: dict[str, Any]) -> Architecture:
+    """Return the facts of a model with what was measured of it."""
+    found = answer(json.dumps(facts))
+    return Architecture.model_validate(found["architecture"]).with_measured(Measured.model_validate(found["measured"]))
+
+
+def test_a_curve_is_linear_between_and_beyond_its_points() -> None:
+    curve = ((100, 10.0), (200, 20.0), (400, 80.0))
+
+    assert [at(curve, row) for row in (50, 100, 150, 300, 500)] == [5.0, 10.0, 15.0, 50.0, 110.0]
+    assert at(((100, 7.0),), 5000) == 7.0
+
+
+def test_layers_of_a_known_family_keep_what_its_formula_says() -> None:
+    found = measure(LLAMA)
+    known = Architecture.model_validate(LLAMA)
+    (kind,) = {layer.measured for layer in built(found).layers}
+
+    assert kind is not None
+    alone = ("train_dataloader.batch_size=1", "train_dataloader.dataset.packing=False")
+    recipe = lightest("tiny_full_sample_e1", *alone)
+    adapted = lightest("tiny_lora_sample_e1", *alone, "lora_dropout=0.0")
+    assert at(kind.whole, 64) == pytest.approx(layer_bytes(recipe, known, built(known).layers[0]), abs=1)
+    low_rank = 2 * adapted.adapter.r * 7 if adapted.adapter else 0
+    of_formula = layer_bytes(adapted, known, built(known).layers[0]) - low_rank
+    assert at(kind.adapter, 64) == pytest.approx(of_formula, abs=1)
+    assert num_parameters(found) == num_parameters(known)
+
+
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("afmoe", "kimi_linear", "lfm2", "nemotron_h")]
+
+
+@pytest.mark.parametrize("kind", ["minimax", *LONG])
+def test_a_model_without_a_formula_has_as_many_parameters_as_transformers_builds(kind: str) -> None:
+    config = AutoConfig.for_model(kind, **BROUGHT[kind])
+
+    found = measure(config.to_dict())
+
+    assert num_parameters(found) == built_by_config(config)
+    assert active_parameters(found) <= num_parameters(found)
+    assert of_recipe(lightest("tiny_full_sample_e1"), found).kept > 0
+
+
+def built_by_config(config: Any) -> int:
+    """Return the parameters of the model that transformers builds."""
+    model = measuring._build(config, trusts=False)
+    return sum(one.numel() for one in model.parameters())
+
+
+def test_it_is_measured_once_for_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    folder = folder_of(tmp_path, LLAMA)
+    runs: list[Any] = []
+
+    def run(job: Any) -> Any:
+        runs.append(job)
+        return answer(json.dumps(LLAMA))
+
+    monkeypatch.setattr(measured, "_run", run)
+    model = lightest("tiny_full_sample_e1").model.model_copy(update={"path": str(folder)})
+    first, second = (measured.measurement_of(model, None) for _ in range(2))
+    assert (len(runs), first) == (1, second)
+    assert first.architecture is not None and first.architecture.measured is not None
+
+    folder_of(tmp_path, {**LLAMA, "hidden_size": 512})
+    measured.measurement_of(model, None)
+    assert len(runs) == 2, "another config"
+
+
+def folder_of(folder: Path, facts: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(facts), encoding="utf-8")
+    return folder
+
+
+def test_what_cannot_be_measured_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    folder = folder_of(tmp_path, {**LLAMA, "model_type": "of_tomorrow"})
+    monkeypatch.setattr(measured, "_run", lambda job: {"why": "ValueError: of_tomorrow"})
+
+    found = made(recipe=TINY, hardware=machine(A100), model=str(folder))
+
+    assert found.fit is None and found.level == "deepspeed_zero3"
+    assert any("of_tomorrow" in warning for warning in found.warnings)
+    assert not (tmp_path / "cache" / "measured").exists()
+
+
+def test_a_process_that_ends_without_an_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured.sys, "executable", "/bin/false")
+
+    assert "exit code 1" in measured._run({"facts": {}})["why"]
+
+
+def test_a_run_on_gpus_is_planned_with_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.for_model("minimax", **BROUGHT["minimax"])
+    folder = folder_of(tmp_path, config.to_dict())
+    monkeypatch.setattr(
+        "tuner.hooks.measurement_of", lambda model, known: Measurement(measure(config.to_dict()), "measured")
+    )
+
+    found = made(recipe=TINY, hardware=machine(A100), model=str(folder))
+
+    assert found.fit is not None and found.fit.fits
+    assert any(note.endswith("measured") for note in found.notes)
+    assert "measured" not in found.recipe.values["architecture"], "a recipe holds the facts alone"
+
+
+OF_FAMILIES = [facts for facts in SMALL if not facts.tie_word_embeddings]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("facts", OF_FAMILIES, ids=name_of)
+def test_a_family_with_a_formula_has_as_many_parameters_when_it_is_measured(facts: Architecture) -> None:
+    found = measure(facts.model_dump() | {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0})
+
+    assert num_parameters(found) == num_parameters(facts) == built_by_transformers(facts)
+
+
+def test_small_models_cover_untied_heads() -> None:
+    assert small("llama") in OF_FAMILIES
