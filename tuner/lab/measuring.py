@@ -26,6 +26,7 @@ from transformers.initialization import no_init_weights
 import tuner.models  # noqa: F401  registers InternLM
 from tuner.files import JsonObject
 from tuner.lab.meta_tensors import META, GpuKernels, Memory, without_autocast
+from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.schema.measured import Curve, Experts, Layers, Linear, Measured, at
 
 _LENGTHS = (512, 2048, 8192)
@@ -260,17 +261,16 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
     linears = {name: type(one) is nn.Linear for name, one in holder.named_modules() if isinstance(one, nn.Linear)}
     own = [name for name, is_plain in linears.items() if not is_plain]
     settings: JsonObject = {"task_type": "CAUSAL_LM", "r": _RANK, "exclude_modules": own or None}
+    kind = model.config.get_text_config().model_type
     with torch.device(META):
-        adapted = get_peft_model(
-            model, LoraConfig(target_modules="all-linear", **settings), autocast_adapter_dtype=False
-        )
+        targets = [*ODD_LINEARS[kind]] if kind in ODD_LINEARS else "all-linear"
+        adapted = get_peft_model(model, LoraConfig(target_modules=targets, **settings), autocast_adapter_dtype=False)
         on_experts = any("experts" in name and "lora_A" in name for name, _ in holder.named_parameters())
         if on_experts:
             adapted.unload()
-            leaves = {name.rpartition(".")[2] for name, is_plain in linears.items() if is_plain} - {*_SPLIT}
-            adapted = get_peft_model(
-                model, LoraConfig(target_modules=[*leaves], **settings), autocast_adapter_dtype=False
-            )
+            plain = {name.rpartition(".")[2] for name, is_plain in linears.items() if is_plain}
+            rest = [*({*ODD_LINEARS.get(kind, plain)} - {*_SPLIT})]
+            adapted = get_peft_model(model, LoraConfig(target_modules=rest, **settings), autocast_adapter_dtype=False)
     setattr(holder, name, layers)
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_("lora_" in name)
@@ -303,14 +303,13 @@ def _difference(curve: Curve, less: Curve) -> Curve:
 
 def _kinds(layers: nn.ModuleList, config: Any) -> list[tuple[Any, ...]]:
     """Return what makes each layer differ: its modules, its weights' shapes, and what the config says of it."""
-    by_layer = [
-        value for value in vars(config).values() if isinstance(value, list | tuple) and len(value) == len(layers)
-    ]
+    lists = [one for one in vars(config).values() if isinstance(one, list | tuple) and len(one) == len(layers)]
+    by_layer = [values for one in lists if len(set(values := [*map(str, one)])) < len(layers)]  # else they are numbers
     return [
         (
             tuple(type(module).__name__ for module in layer.modules()),
             tuple((name, tuple(one.shape)) for name, one in layer.named_parameters()),
-            tuple(str(value[index]) for value in by_layer),
+            tuple(values[index] for values in by_layer),
         )
         for index, layer in enumerate(layers)
     ]
