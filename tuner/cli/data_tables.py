@@ -21,6 +21,8 @@ _MAX_DIFFERENCES = 10
 _MAX_PIECE, _END_OF_PIECE = 1_000, 200
 """Characters of a run of tokens that are shown, and how many of them are its last."""
 _TRAINED, _MARKS = "bold green", ("[[", "]]")
+_SHADES = ("green4", "green3", "chartreuse2")
+"""Of tokens that weigh less than a third, less than two thirds, and less than 1."""
 
 
 def print_split(console: Console, split: str, view: View) -> None:
@@ -84,8 +86,10 @@ def print_samples(console: Console, samples: Sequence[Shown]) -> None:
     """Print samples as the chat template renders them; trained tokens are green, or in marks where colours are not."""
     colours = bool(console.is_terminal and console.color_system and not console.no_color)
     shown = f"in {_TRAINED.split()[-1]}" if colours else f"between {' and '.join(_MARKS)}"
+    weights = {weight for sample in samples for pieces in sample.parts.values() for _, weight in pieces} - {0, 1}
+    shades = ("; darker is less" if colours else ", behind a weight below 1") if weights else ""
     if samples:
-        console.print(f"Samples as the model sees them; the tokens with loss are {shown}.")
+        console.print(f"Samples as the model sees them; the tokens with loss are {shown}{shades}.")
     for sample in samples:
         where = "split off into other rows" if sample.splits else "cut off, beyond max_length"
         cut = f", {sample.num_cut:,} more are {where}" if sample.num_cut else ""
@@ -103,9 +107,16 @@ def print_samples(console: Console, samples: Sequence[Shown]) -> None:
 
 def _text(pieces: Sequence[Piece], *, colours: bool) -> Text:
     text = Text()
-    for piece, trained in pieces:
-        before, after = _MARKS if trained and not colours else ("", "")
+    for piece, weight in pieces:
+        before, after = _MARKS if weight and not colours else ("", "")
+        number = f"{weight:.3g}: " if 0 < weight < 1 and not colours else ""
         shown = shortened(visible(piece), _MAX_PIECE, _END_OF_PIECE)
-        text.append(f"{before}{shown}{after}", style=_TRAINED if trained and colours else "")
+        text.append(f"{before}{number}{shown}{after}", style=_style(weight) if colours else "")
     text.rstrip()
     return text
+
+
+def _style(weight: float) -> str:
+    if weight in (0, 1):
+        return _TRAINED if weight else ""
+    return _SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)]

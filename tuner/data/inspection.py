@@ -26,18 +26,21 @@ from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError, fail
 from tuner.data.rendering import num_alike
-from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample
+from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample, has_loss
+from tuner.data.tokens import Weights
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
 CHECKED_SAMPLES = 100
 """Samples of the training split that are compared with the text of serving."""
 
+_DIGITS = 6
+"""Of a weight that is shown; it is kept in fp32."""
 _AROUND = 8
 """Tokens that are shown before and after the first that differs."""
 
-Piece = tuple[str, bool]
-"""Some text, and whether its tokens carry loss."""
+Piece = tuple[str, float]
+"""Some text, and how much the loss of its tokens weighs: 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Shown:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         parts = {
-            name: [{"text": text, "trained": trained} for text, trained in part] for name, part in self.parts.items()
+            name: [{"text": text, "trained": weight > 0, "weight": round(weight, _DIGITS)} for text, weight in part]
+            for name, part in self.parts.items()
         }
         return asdict(self) | {"parts": parts}
 
@@ -150,7 +154,7 @@ def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
 
 def _shown(samples: SampleEncoder, placed: PlacedSample, dataset: Dataset) -> Iterator[Shown]:
     """Yield what a sample is trained as: several samples if the chat template renders its history otherwise."""
-    for place, sample, whole in _encoded(samples, placed):
+    for place, sample, whole, weights in _encoded(samples, placed):
         cut = layouts.cut(whole, dataset.max_length)
         num_tokens = sum(len(ids) for ids, _ in cut)
         yield Shown(
@@ -158,20 +162,22 @@ def _shown(samples: SampleEncoder, placed: PlacedSample, dataset: Dataset) -> It
             num_tokens,
             num_trained=num_trained(cut),
             num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
-            parts=_parts(sample, [_pieces(samples.encoder, side) for side in cut]),
+            parts=_parts(sample, [_pieces(samples.encoder, side, weights) for side in cut]),
             splits=dataset.packing and not isinstance(sample, Pair | Feedback | Prompt),
             images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),
         )
 
 
-def _encoded(samples: SampleEncoder, placed: PlacedSample) -> Iterator[tuple[str, Sample, list[Labelled]]]:
+def _encoded(
+    samples: SampleEncoder, placed: PlacedSample
+) -> Iterator[tuple[str, Sample, list[Labelled], Weights | None]]:
     place, sample = placed
     if isinstance(sample, Prompt):  # its completions carry the loss
         ids = prompt_ids(samples.encoder, sample)
-        yield place, sample, [(ids, np.full_like(ids, IGNORED))]
+        yield place, sample, [(ids, np.full_like(ids, IGNORED))], None
         return
     for encoded in samples.encode([placed], Tally(Counts(0, packing=False)), fail):
-        yield encoded.place, encoded.sample, encoded.sides
+        yield encoded.place, encoded.sample, encoded.sides, encoded.weights
 
 
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
@@ -186,20 +192,20 @@ def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece
             return {"text": sides[0]}
 
 
-def _pieces(encoder: Encoder, encoded: Labelled) -> list[Piece]:
-    """Return the text of the runs of tokens that carry loss, or do not."""
+def _pieces(encoder: Encoder, encoded: Labelled, of_tokens: Weights | None) -> list[Piece]:
+    """Return the text of the runs of tokens whose loss weighs the same."""
     ids, labels = encoded
-    trained = labels != IGNORED
-    ends = [*(np.flatnonzero(trained[1:] != trained[:-1]) + 1), len(ids)]
+    weights = np.where(labels == IGNORED, 0, 1 if of_tokens is None else of_tokens[: len(ids)])
+    ends = [*(np.flatnonzero(weights[1:] != weights[:-1]) + 1), len(ids)]
     # An encoder may write the first of some tokens otherwise than in the middle (without its space), so each piece is
     # what the text up to its end is longer than the text before.
     texts = [encoder.decode(ids[:end].tolist(), exact=True) for end in ends]
     starts = [0, *map(len, texts)]
-    pieces = [(text[start:], bool(trained[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
+    pieces = [(text[start:], float(weights[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
     if encoder.image_id is None:
         return pieces
     token = re.escape(encoder.decode([encoder.image_id], exact=True))
-    return [(re.sub(f"(?:{token})+", _counted(token), text), is_trained) for text, is_trained in pieces]
+    return [(re.sub(f"(?:{token})+", _counted(token), text), weight) for text, weight in pieces]
 
 
 def _counted(token: str) -> Callable[[re.Match[str]], str]:
@@ -236,7 +242,7 @@ def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) ->
     tokens of the part with the answer must begin with each of the server's.
     """
     for number, turn in enumerate(chat.messages):
-        if turn["role"] != "assistant" or turn.get("weight") == 0:
+        if not has_loss(turn):
             continue
         trained = next(part.labelled[0].tolist() for part in parts if part.num_turns > number)
         for name, end, prompt in (("prompt", number, True), ("answer", number + 1, False)):

@@ -79,6 +79,14 @@ def _num_gpus(environ: Mapping[str, str]) -> int:
         return 0
 
 
+def _number(weight: float) -> str:
+    return f"{weight:.3g}: " if weight < 1 else ""
+
+
+def _shade(weight: float) -> str:
+    return _TRAINED if weight == 1 else f"{_TRAINED};opacity:{0.4 + weight * 0.5:.2f}"
+
+
 @dataclass(frozen=True, repr=False)
 class Preview:
     """What training would see of the data: `views` by split, with counts, lengths and samples as text."""
@@ -97,7 +105,7 @@ class Preview:
         for sample in self.views["train"].samples:
             lines.append(f"{sample.place}: {sample.num_tokens:,} tokens, {sample.num_trained:,} with loss, in [[ ]]")
             for name, pieces in sample.parts.items():
-                text = "".join(f"[[{piece}]]" if trained else piece for piece, trained in pieces)
+                text = "".join(f"[[{_number(weight)}{piece}]]" if weight else piece for piece, weight in pieces)
                 lines.append(f"  {name}: {brief(text.strip())}")
         more = len(lines) - _MAX_LINES
         return "\n".join([*lines[:_MAX_LINES], *([f"... {more} more lines"] if more > 0 else [])])
@@ -109,8 +117,10 @@ class Preview:
             samples.append(f"<b>{escape(brief(title))}</b>")
             for pieces in sample.parts.values():
                 text = "".join(
-                    f"<span style='{_TRAINED}'>{escape(piece)}</span>" if trained else escape(piece)
-                    for piece, trained in pieces
+                    f"<span style='{_shade(weight)}'>{_number(weight)}{escape(piece)}</span>"
+                    if weight
+                    else escape(piece)
+                    for piece, weight in pieces
                 )
                 samples.append(f"<pre style='white-space:pre-wrap'>{text}</pre>")
         return paragraphs(self._counts()) + "".join(samples)
