@@ -375,6 +375,31 @@ def test_without_colours_trained_tokens_are_between_marks() -> None:
     assert "[[yes]]" in printed([SAMPLE], force_terminal=True, no_color=True, color_system="standard")
 
 
+WEIGHED = Shown("x:1", 4, 3, 0, {"text": [("no", 0.0), ("some", 0.25), ("more", 0.75), ("all", 1.0)]})
+
+
+def test_weights_are_shades_or_numbers_before_the_text() -> None:
+    coloured, plain = printed([WEIGHED], force_terminal=True, color_system="truecolor"), printed([WEIGHED])
+
+    assert "no[[0.25: some]][[0.75: more]][[all]]" in plain
+    styles = [coloured.partition(word)[0].rpartition("\x1b[")[2] for word in ("some", "more", "all")]
+    assert len({*styles}) == 3 and "1;32m" in styles[2]
+
+
+def test_json_has_the_weight_of_each_run_of_tokens(tuner: Tuner, rows: Rows) -> None:
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So it is.", "weight": 0.1}]
+    turns[1]["spans"] = [[0, 2, 0], [3, 5, 1]]  # type: ignore[assignment]
+    path = rows({"messages": turns})
+
+    pieces = shown(tuner, SFT, path)["samples"][0]["parts"]["text"]
+
+    assert [(piece["text"].strip(), piece["weight"]) for piece in pieces if piece["trained"]] == [
+        ("it", 1),
+        ("is.<|im_end|>", 0.1),
+    ]
+    assert "[[0.1:" in tuner("data", SFT, "--data", path).out
+
+
 def test_a_rows_text_cannot_command_the_terminal() -> None:
     text = printed([SAMPLE])
 

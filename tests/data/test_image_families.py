@@ -71,6 +71,21 @@ def test_a_prompt_with_an_image_keeps_what_its_text_spells_as_text(tmp_path: Pat
     )
 
 
+def test_weights_and_spans_of_an_answer_stay_with_its_text_behind_an_image(tmp_path: Path) -> None:
+    config = load("tiny_vision_full_sample_images_e1").config
+    encoder = ImageEncoder.of(load_processor(config.model, source(config.model)), None)
+    PIL.Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
+    content = [{"type": "image", "image": Image(path=str(tmp_path / "red.png"))}, {"type": "text", "text": "What?"}]
+    answer = {"role": "assistant", "content": "Red and round.", "weight": 0.5, "spans": [(4, 7, 0), (8, 13, 1)]}
+
+    [[part]] = encoder.encode([("rows.jsonl:1", Chat([{"role": "user", "content": content}, answer]))])
+
+    (ids, labels), weights = part.labelled, part.weights
+    assert weights is not None and set(weights[ids == encoder.image_id]) == {0}
+    texts = {weight: encoder.decode(ids[(weights == weight) & (labels != IGNORED)].tolist()) for weight in (0.5, 1)}
+    assert [texts[0.5].replace(" ", ""), texts[1].strip()] == ["Red.<|im_end|>", "round"]
+
+
 def test_the_settings_of_videos_and_sound_are_saved_with_the_processor_of_a_gemma_4(tmp_path: Path) -> None:
     folder = vision.make("gemma4", tmp_path / "model")
 

@@ -124,6 +124,15 @@ def _refused(name: str, *sets: str) -> str:
     return caught.value.what.partition(" = ")[0]
 
 
+@pytest.mark.parametrize(
+    "name", ["tiny_dpo_lora_sample_e1", "tiny_pretrain_full_sample_e1", "tiny_grpo_lora_sample_e1"]
+)
+def test_turns_are_chosen_for_sft_alone(name: str) -> None:
+    key = "train_dataloader.dataset.trained_turns"
+
+    assert _refused(name, f"{key}=last").partition(":")[0] == key
+
+
 def test_an_adapter_that_begins_in_the_base_goes_with_no_dora_and_no_comparison_with_the_base() -> None:
     assert _refused("tiny_dora_sample_e1", "init_lora_weights=pissa") == "adapter.init_lora_weights"
     compared = _refused("tiny_dpo_lora_sample_preferences_e1", "init_lora_weights=olora")

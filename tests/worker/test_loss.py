@@ -281,18 +281,31 @@ def total_of(head: Any, hidden: torch.Tensor, targets: torch.Tensor, weights: to
     )[0]
 
 
-def test_weights_of_tokens_count_in_the_sum_and_in_its_gradients() -> None:
-    once, whole = of_family("llama", {}), of_family("llama", {})
-    compute_once(once, ())
+@pytest.mark.parametrize("by_probability", [False, True], ids=["nll", "dft"])
+@pytest.mark.parametrize("is_shifted", [False, True], ids=["labels", "shift_labels"])
+@pytest.mark.parametrize("way", ["tiles", "whole", "compiled"])
+def test_weights_of_tokens_count_in_the_sum_and_in_its_gradients(
+    way: str, is_shifted: bool, by_probability: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plain = of_family("llama", {}), of_family("llama", {})
+    compute_once(made, ())
+    if way == "whole":
+        use_whole_logits(made, ())
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: way == "compiled")
     weights = torch.rand(LABELS.shape)
+    targets = {"labels": LABELS}
+    if is_shifted:  # of a rank that has a part of the row
+        targets = {"shift_labels": torch.nn.functional.pad(LABELS[:, 1:], (0, 1), value=-100)}
+    given = torch.nn.functional.pad(weights[:, 1:], (0, 1)) if is_shifted else weights
 
-    found = once(input_ids=IDS, labels=LABELS, fused_lm_head=True, token_weights=weights).loss
-    log_probs = whole(input_ids=IDS).logits[:, :-1].log_softmax(-1)
+    found = made(input_ids=IDS, **targets, fused_lm_head=True, token_weights=given, by_probability=by_probability).loss
+    log_probs = plain(input_ids=IDS).logits[:, :-1].log_softmax(-1)
     of_labels = log_probs.gather(-1, LABELS[:, 1:, None].clamp(min=0))[..., 0]
-    expected = -(of_labels * weights[:, 1:] * (LABELS[:, 1:] != -100)).sum()
+    factors = weights[:, 1:] * (LABELS[:, 1:] != -100)
+    pulled = factors * of_labels.detach().exp() if by_probability else factors
 
-    torch.testing.assert_close(found, expected)
-    assert_same(gradients(once, found), gradients(whole, expected))
+    torch.testing.assert_close(found, -(of_labels * factors).sum())
+    assert_same(gradients(made, found), gradients(plain, -(of_labels * pulled).sum()))
 
 
 @pytest.mark.parametrize(("model_type", "more"), HEADS)
