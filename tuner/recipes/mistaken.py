@@ -33,7 +33,7 @@ from tuner.recipes.merging import Keys, Kind, Merged, lookup
 from tuner.recipes.names import Name, NameKind
 from tuner.recipes.schema import schema_keys
 from tuner.recipes.schema.block import CONTRADICTION
-from tuner.recipes.schema.objectives import objectives_with
+from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
 from tuner.runs.resume_advice import resume_advice
 
 _MAX_MISTAKES = 20
@@ -204,6 +204,8 @@ def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
     """Return the error for a setting that the objective does not have; the fix changes the later of the two."""
     kind = merged.values["objective"]["type"]
     message = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
+    if reason := OBJECTIVES[kind].lacks.get(setting):
+        message += f"; {reason}"
     if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
         return RecipeError(message, where=merged.place_of(("objective", setting)), fix=f"Remove {setting}.")
     fix = f"Use the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."

@@ -137,6 +137,8 @@ class Objective(Block):
     facts: ClassVar[ObjectiveFacts]
     own_keys: ClassVar[frozenset[str]] = frozenset({"type"})
     """The keys that are no arguments of TRL."""
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Keys of other objectives -> why this one does not have them, where that is no matter of course."""
     type: str
 
     @property

@@ -7,6 +7,7 @@ from pydantic import NonNegativeFloat
 from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.recipes.schema.sampling import DROPPED
+from tuner.recipes.schema.tools import TOOL_KEYS
 
 
 class Rloo(GroupRewards):
@@ -15,6 +16,7 @@ class Rloo(GroupRewards):
     facts: ClassVar = ObjectiveFacts(
         "RLOO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
     )
+    lacks: ClassVar = dict.fromkeys(TOOL_KEYS, "TRL's trainer for RLOO calls no tools")
     type: Literal["rloo"]
     beta: NonNegativeFloat = 0.05
     # Divide advantages by their spread.
