@@ -7,11 +7,12 @@ import socket
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.e2e.runs import Finished, finish, ok, quick, start
+from tests.e2e.runs import Finished, finish, ok, quick, start, train, wait_until
 from tests.faults.conftest import ROOT, Faulty
-from tuner.runs import ledger
+from tuner.runs import beats, ledger
 from tuner.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.e2e
@@ -62,3 +63,27 @@ def test_two_nodes_start_again_together(tmp_path: Path) -> None:
     assert first.count("--max-restarts after ") == 1, first + second
     assert all("--max-restarts: not possible: it ended twice in step 4" in text for text in (first, second))
     assert all(node.returncode not in (0, None) for node in nodes)
+
+
+@pytest.mark.long  # without torch: tests/launch/test_warm.py
+def test_ranks_of_a_restart_are_forked_from_a_process_with_the_libraries_and_no_bit_changes(tmp_path: Path) -> None:
+    recipe, short = quick(tmp_path, "full"), ("--set", "max_steps=40", "--deepspeed", "zero2")
+    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *short))
+    run = RunDirectory(tmp_path / "run")
+    command = start(recipe, "--work-dir", run.path, *short, "--set", "checkpoint.interval=2", "--max-restarts", 1)
+
+    wait_until(lambda: (run.ranks / "warm.log").exists(), 120)
+    ranks = {rank: psutil.Process(beat.pid) for rank, beat in beats.here(run).items()}
+    for rank in ranks.values():  # until the libraries are loaded
+        rank.suspend()
+    wait_until(lambda: (run.ranks / "warm.log").read_text() == "ready\n", 120)
+    ranks[1].kill()
+    ranks[0].resume()
+    wait_until(lambda: any(beat.pid != ranks[0].pid for beat in beats.here(run).values() if beat.rank == 0), 120)
+    forked = psutil.Process(beats.here(run)[0].pid)
+
+    assert "tuner.worker.warm" in forked.cmdline()
+    ended = ok(finish(command, run.path))
+    losses = {line["step"]: line["loss"] for line in ended.metrics if "loss" in line}
+    assert list(losses.values()) == undisturbed.losses
+    assert len(ended.json("run.json")["attempts"]) == 1

@@ -16,6 +16,7 @@ from tuner.errors import TunerError
 from tuner.files import JsonObject
 from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.warm import Warm
 from tuner.machine import slurm
 from tuner.recipes import trust
 from tuner.runs import checkpoints, creation, directory, lock
@@ -42,6 +43,8 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     Raises:
         TunerError: the run directory cannot be written, an op of DeepSpeed does not compile, or another node failed.
     """
+    forks = resolved.request.max_restarts and (resolved.hardware.has_nvidia or not resolved.hardware.gpus)
+    warm = Warm() if forks else None
     try:
         while True:
             if meeting:
@@ -58,7 +61,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
             shown = events.printed() if events else nullcontext()
             with _failure_kept(run_dir, leads, events), shown:
                 code = supervise.run_ranks(
-                    resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting
+                    resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting, warm=warm
                 )  # else its lines are in its log
             following = retry.next_attempt(resolved, run_dir, code, meeting)
             if following is None:
@@ -70,6 +73,8 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
                 return code
             resolved = following
     finally:
+        if warm:
+            warm.close()
         lock.release(resolved.run_path)
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from io import StringIO
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 
@@ -27,6 +28,7 @@ import psutil
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, exit_code_of
 from tuner.launch import builds, render, shared_folder
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.warm import Forked, Warm
 from tuner.machine.hostfile import MEETING
 from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
 from tuner.machine.topology import AGENT_STORE, STORE_FD
@@ -67,6 +69,7 @@ def run_ranks(
     shows_rank_0: bool = True,
     tells_failure: bool = True,
     meeting: Meeting | None = None,
+    warm: Warm | None = None,
 ) -> int:
     """Compile what the ranks need, run them to their end and return the run's exit code.
 
@@ -75,6 +78,7 @@ def run_ranks(
         shows_rank_0: Show the output of rank 0 on `resolved.request.output`; it is in its log in any case.
         tells_failure: Print a failure; it is in status.json in any case.
         meeting: Tells that another node has failed.
+        warm: Forks the ranks if it is ready, and is made ready for a restart while they train.
 
     Raises:
         MachineError: an op of DeepSpeed does not compile, or another run swaps to the same folder.
@@ -97,6 +101,7 @@ def run_ranks(
             shows_rank_0=shows_rank_0,
             output=resolved.request.output,
             meeting=meeting,
+            warm=warm,
         )
 
 
@@ -135,6 +140,7 @@ def run(
     shows_rank_0: bool = True,
     output: TextIO | None = None,
     meeting: Meeting | None = None,
+    warm: Warm | None = None,
 ) -> int:
     """Run the ranks of this machine, or torchrun, to their end and return the run's exit code; leave no process behind.
 
@@ -149,11 +155,12 @@ def run(
         shows_rank_0: What rank 0 prints is shown, and not in its log alone.
         output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
         meeting: As for `run_ranks`.
+        warm: As for `run_ranks`, where this process starts the ranks itself.
 
     Raises:
         MachineError: a process cannot be started.
     """
-    watch = _Watch(directory, grace_s, are_ranks=bool(ranks), meeting=meeting)
+    watch = _Watch(directory, grace_s, are_ranks=bool(ranks), meeting=meeting, warm=warm if ranks else None)
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(
         directory.ranks / "0.log",
@@ -168,17 +175,19 @@ def run(
             stdout = inherited if shows_rank_0 else subprocess.DEVNULL
             with opened(env, ranks) as processes:
                 for process in processes:
-                    watch.start(argv, process, stdout, log)
-        if shows:
-            shown.start()
-        watch.reap()
-        while watch.is_on:
-            watch.forward()
-            watch.heed()
-            watch.look()
-            time.sleep(POLL_S)
+                    watch.start(argv, env, process, stdout, log)
+            if shows:
+                shown.start()
             watch.reap()
+            while watch.is_on:
+                watch.forward()
+                watch.heed()
+                if watch.look():
+                    watch.prepare(argv, env)
+                time.sleep(POLL_S)
+                watch.reap()
         watch.kill_ranks()
+        watch.judge()
     if node_rank == 0:  # a rank that found the disk full removed it too, while another may still have written
         checkpoints.clear_unfinished(directory.checkpoints)
     if shows:
@@ -188,12 +197,19 @@ def run(
 
 class _Watch:
     def __init__(
-        self, directory: RunDirectory, grace_s: float, *, are_ranks: bool, meeting: Meeting | None = None
+        self,
+        directory: RunDirectory,
+        grace_s: float,
+        *,
+        are_ranks: bool,
+        meeting: Meeting | None = None,
+        warm: Warm | None = None,
     ) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
         self.began_s = time.monotonic()
         self.are_ranks = are_ranks
-        self.children: list[subprocess.Popen[bytes]] = []
+        self.warm = warm
+        self.children: list[subprocess.Popen[bytes] | Forked] = []
         self.exits: dict[int, int] = {}
         """How the children have ended, by their place, the first that was seen to end at the head."""
         self.killed: set[int] = set()
@@ -233,10 +249,16 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in INSISTING for number in self.received) > 1
 
-    def start(self, argv: Sequence[str], process: Process, stdout: _Output, stderr: _Output) -> None:
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], process: Process, stdout: _Output, stderr: BinaryIO
+    ) -> None:
         """Start a process and watch it; if that fails, end the processes that were started."""
+        child: subprocess.Popen[bytes] | Forked | None = None
         try:
-            child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
+            if self.warm:
+                with _descriptor(stdout) as fd:
+                    child = self.warm.fork(env, process.env, process.fds, fd, stderr.fileno())
+            child = child or subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
                 env=dict(process.env),
                 pass_fds=process.fds,
@@ -255,14 +277,15 @@ class _Watch:
             ) from error
         self.children.append(child)
         if self.are_ranks:  # it has its stacks written and is killed after the grace; torchrun ends when its ranks have
-            self.ranks.add(psutil.Process(child.pid))
+            with contextlib.suppress(psutil.NoSuchProcess):  # a forked one has ended, and its parent knows
+                self.ranks.add(psutil.Process(child.pid))
 
     def reap(self) -> None:
         """Note the children that have ended; of ranks, the first that fails ends the others."""
         for number, child in enumerate(self.children):
-            if number not in self.exits and child.poll() is not None:
-                self.exits[number] = child.returncode
-                has_failed = child.returncode not in (0, Stopped.exit_code)
+            if number not in self.exits and (code := child.poll()) is not None:
+                self.exits[number] = code
+                has_failed = code not in (0, Stopped.exit_code)
                 if self.are_ranks and has_failed and not self.told_to_end:
                     self.end()
                     self.fail()
@@ -273,9 +296,24 @@ class _Watch:
         return len(self.exits) < len(self.children)
 
     @property
-    def alive(self) -> dict[int, subprocess.Popen[bytes]]:
+    def alive(self) -> dict[int, subprocess.Popen[bytes] | Forked]:
         """The children that have not ended, by their place."""
         return {number: child for number, child in enumerate(self.children) if number not in self.exits}
+
+    def prepare(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Once the ranks train, have the libraries loaded that those of a restart need."""
+        if self.warm and self.warm.is_gone and not self.ending_since_s:
+            first = beats.here(self.directory).get(0)
+            if first and first.phase == Phase.STEPS:
+                self.warm.begin(argv, env, self.directory.ranks / "warm.log")
+
+    def judge(self) -> None:
+        """See whether ranks that were forked have trained; else those of a restart are not."""
+        were_forked = any(isinstance(child, Forked) for child in self.children)
+        last_beats = beats.here(self.directory).values()
+        have_trained = any(beat.phase == Phase.STEPS or beat.seconds.get(Phase.STEPS) for beat in last_beats)
+        if self.warm and were_forked and not (have_trained or self.received):
+            self.warm.distrust()
 
     def end(self) -> None:
         """Tell the children to end: SIGTERM, once."""
@@ -324,14 +362,20 @@ class _Watch:
             )
             self.told_s = time.monotonic()
 
-    def look(self) -> None:
-        """Note the ranks and end late ones, once a second: the search reads every process of the machine."""
+    def look(self) -> bool:
+        """Note the ranks and end late ones, once a second: the search reads every process of the machine.
+
+        Returns:
+            Whether it was time for that.
+        """
         now_s = time.monotonic()
-        if now_s - self.looked_s >= _LOOK_S:
-            self.looked_s = now_s
-            self.remember_ranks()
-            self.end_late_ranks()
-            self._tell_what_is_waited_for()
+        if now_s - self.looked_s < _LOOK_S:
+            return False
+        self.looked_s = now_s
+        self.remember_ranks()
+        self.end_late_ranks()
+        self._tell_what_is_waited_for()
+        return True
 
     def _tell_what_is_waited_for(self) -> None:
         now_s = time.monotonic()
@@ -484,6 +528,18 @@ class _Watch:
             with contextlib.suppress(DiskError, RunDirectoryError):
                 status = self.directory.read_status()
                 self.directory.write_status(status.model_copy(update={"signal": self._signal}))
+
+
+@contextmanager
+def _descriptor(stream: _Output) -> Iterator[int]:
+    """Yield the descriptor of what a process writes to, as `Popen` takes it: a file, or a number; None: as here."""
+    if stream == subprocess.DEVNULL:
+        with Path(os.devnull).open("wb") as nothing:
+            yield nothing.fileno()
+    elif stream is None or isinstance(stream, int):
+        yield _STDOUT if stream is None else stream
+    else:
+        yield stream.fileno()
 
 
 def _runs(process: psutil.Process) -> bool:

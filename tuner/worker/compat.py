@@ -62,6 +62,7 @@ def check_names() -> None:
     compat_loss.check_names()
     compat_tensor_parallel.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
+    require_names("torch", torch.cuda, "_is_in_bad_fork")
     # DeepSpeed 0.19 makes this table when it is first read, with a C compiler: look for its maker, in every rank.
     maker = "_probe_compatible_ops"
     require_names("deepspeed", deepspeed.ops, maker if hasattr(deepspeed.ops, maker) else "__compatible_ops__")
@@ -82,6 +83,11 @@ def check_names() -> None:
     require_names("trl", SFTTrainer, "compute_loss")
     for trainer in (DPOTrainer, KTOTrainer):
         require_names("trl", trainer, "_prepare_dataset")
+
+
+def may_use_cuda() -> bool:
+    """Return whether this process was forked from none that has initialized CUDA; without a GPU that is always so."""
+    return not torch.cuda._is_in_bad_fork()
 
 
 def train_sampler(trainer: Trainer, rows: Dataset) -> Sampler[int]:

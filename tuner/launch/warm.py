@@ -1,0 +1,173 @@
+"""The supervisor's side of `tuner.worker.warm`: a process that has the libraries, and forks the ranks of a restart.
+
+Whatever hinders it, the ranks start as they do without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tuner.machine.kernel import die_with_parent
+from tuner.machine.topology import STORE_FD
+
+_MODULE = "tuner.worker.warm"
+_ANSWER_S = 10.0
+_MAX_BYTES = 1 << 16
+_MEMORY_BYTES = 4 << 30
+"""It is not started where less of the host's memory is free. It takes about 0.8 GiB."""
+
+
+class Forked:
+    """A forked rank, with what the supervisor uses of a `Popen`."""
+
+    def __init__(self, warm: Warm, pid: int) -> None:
+        self._warm, self.pid = warm, pid
+        self._process: psutil.Process | None = None
+        """None: it has ended already."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code of a rank that has ended; negative for a signal."""
+        self._warm.hear()
+        if self.returncode is None:
+            self.returncode = self._warm.codes.pop(self.pid, None)
+        if self.returncode is None and self._warm.is_gone and not self._runs():
+            self.returncode = -signal.SIGKILL  # nobody could tell how it ended
+        return self.returncode
+
+    def _runs(self) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):  # process 1 of a container may leave it a zombie
+            process = self._process
+            return bool(process and process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        return False
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end."""
+        with contextlib.suppress(psutil.TimeoutExpired):
+            if self._process:
+                self._process.wait(timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if self.poll() is None and self._process:
+                self._process.send_signal(number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Warm:
+    """The process that ranks are forked from. It is begun while a run trains, and ends with `close`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._env: Mapping[str, str] = {}
+        self._is_ready = False
+        self._has_failed = False
+        self._pids: list[int] = []
+        self.codes: dict[int, int] = {}
+        """The exit codes of ranks that have ended, until they are asked for."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended, so that no rank can be forked."""
+        return self._control is None
+
+    def begin(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        """Start it, if it is not there, has not failed, and memory suffices.
+
+        Args:
+            argv: The command of a rank: the interpreter, -m, the module, the run directory.
+            env: The ranks' variables but for those that differ between them.
+            log: For what it says.
+        """
+        if not self.is_gone or self._has_failed or psutil.virtual_memory().available < _MEMORY_BYTES:
+            return
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_BYTES)
+        fd = theirs.fileno()
+        command = [*argv[:2], _MODULE, *argv[2:], str(fd)]
+        with theirs, contextlib.suppress(OSError), log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                command, env=dict(env), pass_fds=(fd,), stdout=stream, stderr=stream, start_new_session=True,
+                preexec_fn=die_with_parent,
+            )  # fmt: skip
+            self._control, self._env, self._is_ready = own, env, False
+
+    def fork(
+        self, env: Mapping[str, str], own: Mapping[str, str], fds: tuple[int, ...], stdout: int, stderr: int
+    ) -> Forked | None:
+        """Return a rank that was forked, or None if it must be started otherwise.
+
+        Args:
+            env: As for `begin`: with other variables the libraries would be other ones.
+            own: All variables of this rank.
+            fds: The descriptors that it inherits: none, or the store's socket.
+        """
+        self.hear()
+        if self.is_gone or not self._is_ready or env != self._env:
+            return None
+        assert self._control
+        variables = {name: value for name, value in own.items() if name != STORE_FD}
+        try:
+            socket.send_fds(self._control, [json.dumps(variables).encode()], [stdout, stderr, *fds])
+            while not self._pids and not self.is_gone:
+                if not select.select([self._control], [], [], _ANSWER_S)[0]:
+                    self.close()
+                self.hear()
+        except OSError:
+            self.close()
+        return Forked(self, self._pids.pop()) if self._pids else None
+
+    def distrust(self) -> None:
+        """End it for good: ranks that it had forked came to no step."""
+        self._has_failed = True
+        self.close()
+
+    def hear(self) -> None:
+        """Read what it has told: that it is ready, and which rank has ended how."""
+        while self._control and select.select([self._control], [], [], 0)[0]:
+            try:
+                data = self._control.recv(_MAX_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                self._has_failed = not self._is_ready
+                self.close()
+                return
+            message = json.loads(data)
+            if "ready" in message:
+                self._is_ready = True
+            elif "code" not in message:
+                self._pids.append(message["pid"])
+            else:
+                self.codes[message["pid"]] = message["code"]
+
+    def close(self) -> None:
+        """End it. Ranks that it has forked get SIGTERM if they are still there."""
+        if self._control:
+            self._control.close()
+            self._control = None
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

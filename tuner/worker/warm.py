@@ -1,0 +1,162 @@
+"""`python -m tuner.worker.warm WORKER RUN FD`: it has imported the libraries, and forks the ranks of a restart.
+
+The imports are most of what a restart takes. This process makes them while the run trains, does nothing else, and never
+touches a GPU: a fork of a process that has would find none. Each rank is a child with the environment, the streams, the
+session and the signals that its supervisor would have given it; its exit code goes back over the socket FD.
+
+If this process ends, its ranks get SIGTERM, as they do when the supervisor ends, which ends this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tuner.machine.kernel import die_with_parent
+from tuner.machine.topology import STORE_FD
+from tuner.runs.directory import RunDirectory
+from tuner.worker.quiet import quiet_libraries
+
+MAX_BYTES = 1 << 20
+"""Of a message: the environment of a rank."""
+_TRIAL_S = 30.0
+_LOOK_S = 0.02
+_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""torch then asks NVML whether there are GPUs, where CUDA would have to be initialized."""
+
+
+def main() -> None:
+    worker, run_path, fd = sys.argv[1:]
+    control = socket.socket(fileno=int(fd))
+    die_with_parent()
+    _import(RunDirectory(Path(run_path)))
+    if not _works():
+        sys.exit("forked ranks would not work: they start as before")
+    print("ready", flush=True)  # in RUN/ranks/warm.log
+    _send(control, {"ready": True})
+    _serve(control, worker, run_path)
+
+
+def _import(run_dir: RunDirectory) -> None:
+    """Import what a rank imports, in its order; see `tuner.worker.__main__`."""
+    asks_cuda = os.environ.get(_NVML)
+    os.environ[_NVML] = "1"
+    quiet_libraries()
+    if not run_dir.read_run().needs_bitsandbytes:
+        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+    gc.disable()
+    from tuner.worker import train as train  # heavy
+
+    gc.freeze()
+    gc.enable()
+    if asks_cuda is None:
+        del os.environ[_NVML]
+
+
+def _works() -> bool:
+    """Return whether a child computes: not if a thread of this process holds a lock, or CUDA was initialized here."""
+    pid = os.fork()  # effect: the trial of what it forks
+    if pid == 0:
+        is_well = False
+        try:
+            is_well = _computes()
+        finally:
+            os._exit(not is_well)
+    deadline_s = time.monotonic() + _TRIAL_S
+    while time.monotonic() < deadline_s:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(_LOOK_S)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def _computes() -> bool:
+    """Return whether this child computes on all cores, and can initialize CUDA; it makes no context there."""
+    import torch  # imported already
+
+    from tuner.worker.compat import may_use_cuda
+
+    ones = torch.ones(1 << 20)
+    has_summed = float((ones + ones).sum()) == 1 << 21
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        return has_summed
+    return has_summed and may_use_cuda() and ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+
+
+def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
+    """Fork ranks as they are asked for, and tell how they end, until nobody listens."""
+    num_ranks = 0
+    while True:
+        if select.select([control], [], [], _LOOK_S if num_ranks else None)[0]:
+            data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 3)
+            if not data:
+                sys.exit(0)
+            pid = os.fork()  # effect: a rank
+            if pid == 0:
+                control.close()
+                _become_rank(json.loads(data), fds, worker, run_path)
+            for fd in fds:
+                os.close(fd)
+            num_ranks += 1
+            _send(control, {"pid": pid})
+        while num_ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            num_ranks -= 1
+            _send(control, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str) -> NoReturn:
+    """Be what `python -m WORKER RUN` is with this environment and these streams, and the store's socket of rank 0."""
+    code: Any = 1
+    try:
+        os.setsid()
+        die_with_parent()
+        for number, fd in enumerate(fds[:2], start=1):
+            os.dup2(fd, number)
+            os.close(fd)
+        if len(fds) > 2:
+            env[STORE_FD] = str(fds[2])
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [worker, run_path]
+        runpy.run_module(worker, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _send(control: socket.socket, message: dict[str, object]) -> None:
+    try:
+        control.send(json.dumps(message).encode())
+    except OSError:  # nobody listens
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
