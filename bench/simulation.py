@@ -4,7 +4,8 @@ transformers' model, PEFT, bitsandbytes, TRL's loss and DeepSpeed's engine take 
 hold on the GPU is counted. No formula is used, and nothing of `tuner.fit`, which is checked against this.
 
 Stand-ins replace what meta tensors lack: the other ranks (`Ranks`), a device (`GpuOfMeta`), and of
-`tuner.lab.meta_tensors` values (`Memory`) and the kernels that torch has for GPUs alone (`GpuKernels`). Not counted:
+`tuner.lab.compat_meta_tensors` values (`Memory`) and the kernels that torch has for GPUs alone (`GpuKernels`). Not
+counted:
 what a kernel allocates inside, CUDA's context, NCCL's buffers, the allocator's gaps, and memory that is freed late
 because another stream used it.
 """
@@ -50,7 +51,7 @@ from transformers.quantizers.base import HfQuantizer
 from trl.trainer.utils import add_fused_lm_head
 
 from bench.gpu_loss import as_on_a_gpu
-from tuner.lab.meta_tensors import META, GpuKernels, Memory, without_autocast
+from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, without_autocast
 from tuner.models.attention import register
 from tuner.models.compat import repeat_heads_on_old_gpus
 from tuner.models.compat_experts import fused_in, open_to_peft, pack, packed_in

@@ -16,8 +16,8 @@ from bench.simulation import simulate
 from tests.bench.small_jobs import JOBS, RANKS
 from tests.e2e.runs import environment
 from tests.e2e.warm import of_module, warm
-from tuner.lab import meta_tensors
-from tuner.lab.meta_tensors import META, GpuKernels, Memory
+from tuner.lab import compat_meta_tensors
+from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory
 
 
 def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
@@ -58,8 +58,8 @@ def test_it_takes_nothing_from_what_it_checks() -> None:
     ours = {name for name in modules_of(simulation.__file__) if name.startswith("tuner")}
     of_ranks = {f"tuner.models.{name}" for name in ("attention", "compat", "load", "vision")}
     of_schema = {"tuner.recipes.schema", "tuner.recipes.schema.architecture"}
-    assert ours == {*of_ranks, *of_schema, "tuner.worker.loss", "tuner.lab.meta_tensors"}
-    assert [name for name in modules_of(meta_tensors.__file__) if name.startswith("tuner")] == []
+    assert ours == {*of_ranks, *of_schema, "tuner.worker.loss", "tuner.lab.compat_meta_tensors"}
+    assert [name for name in modules_of(compat_meta_tensors.__file__) if name.startswith("tuner")] == []
 
 
 def held_by_attention(capability: tuple[int, int], *, groups: int = 8, has_mask: bool = False) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from tuner.recipes.schema import measured
-from tuner.recipes.schema.architecture import Architecture, Tower
-from tuner.recipes.schema.four_bit_experts import LARGEST
+from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS, Architecture, Tower
 
 Names = tuple[str, ...]
 
@@ -216,7 +215,7 @@ class Experts(NamedTuple):
     @property
     def quantizable(self) -> int:
         """The weights of the tensors that bitsandbytes can quantize."""
-        return sum(size for size in self.tensors if size <= LARGEST)
+        return sum(size for size in self.tensors if size <= LARGEST_IN_4_BITS)
 
     @property
     def down(self) -> int:

@@ -17,8 +17,7 @@ from tuner.fit.families import Experts, Layer, Linear, layer_of_tower, pixels_of
 from tuner.fit.levels import Level
 from tuner.fit.parameters import Built, adapted, built, on_experts, rank_on_tower, trains_projector, trains_tower
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.four_bit_experts import LARGEST
+from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS, Architecture
 
 
 class _Weight(NamedTuple):
@@ -150,7 +149,7 @@ def _without_inputs(model: Built) -> Layer:
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:
     """Yield the two fused weights of a layer, each with its bias; two weights in 4 bits are one byte."""
     for count, size in zip((experts.parameters - experts.down, experts.down), experts.tensors, strict=True):
-        is_packed = recipe.packs_experts and size <= LARGEST
+        is_packed = recipe.packs_experts and size <= LARGEST_IN_4_BITS
         yield _Weight(count // 2, count / 2) if is_packed else _whole(count, weight_bytes)
 
 

@@ -25,7 +25,7 @@ from transformers.initialization import no_init_weights
 
 import tuner.models  # noqa: F401  registers InternLM
 from tuner.files import JsonObject
-from tuner.lab.meta_tensors import META, GpuKernels, Memory, without_autocast
+from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, attention_of, without_autocast
 from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.schema.measured import Curve, Experts, Layers, Linear, Measured, at
 
@@ -206,7 +206,7 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
     parts = {index: _parts(layers[index], text) for index in first.values()}
     outside = _outside(model, layers)
-    attention = getattr(text, "_attn_implementation", None) or "eager"
+    attention = attention_of(text)
     watch = _Watch(memory)
     for index, kind in enumerate(kinds):
         if index == first[kind]:

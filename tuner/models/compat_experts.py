@@ -24,7 +24,7 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from tuner.errors import ModelError
 from tuner.machine.libraries import require_names
-from tuner.recipes.schema.four_bit_experts import LARGEST
+from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS
 
 _BLOCK = 64
 """The numbers that share a scale, as in the linear layers of transformers."""
@@ -94,7 +94,7 @@ def fused_in(module: nn.Module) -> dict[str, nn.Parameter]:
     if not type(module).__name__.endswith("Experts"):
         return {}
     weights = module.named_parameters(recurse=False)
-    return {name: weight for name, weight in weights if weight.ndim == 3 and weight.numel() <= LARGEST}
+    return {name: weight for name, weight in weights if weight.ndim == 3 and weight.numel() <= LARGEST_IN_4_BITS}
 
 
 def _is_fused(model: PreTrainedModel, name: str) -> bool:

@@ -11,8 +11,6 @@ from typing import Any
 from tuner.errors import Key, RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
 
-LARGEST = 2**31 - 1
-"""The numbers that bitsandbytes' kernels can count; a larger tensor of experts keeps its 16 bits."""
 _WITHOUT = Key("quantization.experts", False)
 _ALL_AT_ONCE = (
     "experts in 4 bits need recomputation: a layer that is not computed again keeps its experts in 16 bits until its "

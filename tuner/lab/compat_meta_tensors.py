@@ -237,3 +237,9 @@ def without_autocast(dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "get_autocast_dtype", lambda *_: dtype))
         stack.enter_context(mock.patch.object(torch, "autocast", lambda *_, **__: nullcontext()))
         yield
+
+
+def attention_of(config: Any) -> str:
+    """Return the attention that transformers (5.23) has chosen for a model with this config."""
+    name: str | None = getattr(config, "_attn_implementation", None)
+    return name or "eager"
