@@ -6,6 +6,7 @@ A module keeps each such weight packed, and bitsandbytes unpacks it whenever the
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -75,11 +76,10 @@ class Packed(NamedTuple):
 
 def packed_of(module: nn.Module, name: str) -> Packed | None:
     """Return the weight of a module, if it is one in 4 bits."""
-    from bitsandbytes.nn.parametrize import Bnb4bitParametrization
-
-    if not parametrize.is_parametrized(module, name):
+    kind = getattr(sys.modules.get("bitsandbytes.nn.parametrize"), "Bnb4bitParametrization", None)
+    if kind is None or not parametrize.is_parametrized(module, name):
         return None
-    return Packed(module, name) if isinstance(module.parametrizations[name][0], Bnb4bitParametrization) else None
+    return Packed(module, name) if isinstance(module.parametrizations[name][0], kind) else None
 
 
 def packed_in(model: nn.Module) -> list[Packed]:
