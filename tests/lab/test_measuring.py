@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.initialization import no_init_weights
 
 from tests.fit.built import built as built_by_transformers
 from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
+from tests.fit.test_parameters import NATIVE
 from tests.launch.plans import TINY, made
 from tests.machine.gpus import A100, machine
 from tests.models.brought import BROUGHT
 from tuner.fit.activations import layer_bytes, of_recipe
+from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, built, num_parameters
 from tuner.hooks import Measurement
 from tuner.lab import measured, measuring
@@ -89,8 +93,7 @@ def test_a_model_without_a_formula_has_as_many_parameters_as_transformers_builds
 
 def built_by_config(config: Any) -> int:
     """Return the parameters of the model that transformers builds."""
-    model = measuring._build(config, trusts=False)
-    return sum(one.numel() for one in model.parameters())
+    return sum(one.numel() for one in on_meta_by(config).parameters())
 
 
 def test_it_is_measured_once_for_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +151,25 @@ def test_a_run_on_gpus_is_planned_with_what_was_measured(tmp_path: Path, monkeyp
     assert found.fit is not None and found.fit.fits
     assert any(note.endswith("measured") for note in found.notes)
     assert "measured" not in found.recipe.values["architecture"], "a recipe holds the facts alone"
+
+
+MEASURED = {facts.model_type: facts for facts in NATIVE.values() if facts.model_type not in FAMILIES}
+"""The parts of the catalog that no formula counts, one of each type: transformers' defaults complete their facts."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("facts", MEASURED.values(), ids=list(MEASURED))
+def test_a_part_without_a_formula_is_measured_by_its_facts(facts: Architecture) -> None:
+    found = measure(facts.model_dump())
+
+    config = AutoConfig.for_model(**facts.model_dump())
+    assert num_parameters(found) == sum(one.numel() for one in on_meta_by(config).parameters())
+
+
+def on_meta_by(config: Any) -> Any:
+    """Return the model of a config without memory for its weights."""
+    with torch.device("meta"), no_init_weights():
+        return measuring._build(config, trusts=False)
 
 
 OF_FAMILIES = [facts for facts in SMALL if not facts.tie_word_embeddings]

@@ -111,7 +111,7 @@ def of_recipe(
         if layer.measured:
             kept, made = _as_measured(recipe, architecture, layer, layer.measured, old_gpus=old_gpus)
             saved_by[layer] = scale * kept + weight_bytes * _copied_experts(recipe, family, layer)
-            steps_of[layer] = scale * made + weight_bytes * _expert_gradients(recipe, family, layer)
+            steps_of[layer] = _steps_of_measured(recipe, family, layer, scale * made, scale, weight_bytes)
             continue
         of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
         saved_by[layer] = (
@@ -512,6 +512,19 @@ def _as_measured(
     if attention_of(recipe, architecture) != default_attention(architecture):
         kept += _scores(recipe, architecture, score_bytes(architecture))
     return kept, max(0.0, at(found.steps, row) - of_experts)
+
+
+def _steps_of_measured(
+    recipe: RecipeConfig, family: Family, layer: Layer, made: float, scale: float, weight_bytes: int
+) -> float:
+    """Return the bytes at the peak of a layer's backward: what was measured, or the gradients of all its experts.
+
+    When these are there, what the experts have kept between their layers is gone.
+    """
+    of_experts = weight_bytes * _expert_gradients(recipe, family, layer)
+    if layer.experts is None or recipe.adapter is not None:
+        return made + of_experts
+    return max(made, of_experts - scale * 8 * layer.experts.per_token * layer.experts.width)
 
 
 def _shared(recipe: RecipeConfig, architecture: Architecture, scale: float, *, has_mask: bool) -> float:

@@ -1,0 +1,3 @@
+"""Kimi K2.6 1T, Moonshot AI's chat model that reads images; planned from its config.json."""
+
+model = dict(path="moonshotai/Kimi-K2.6")
