@@ -10,7 +10,7 @@ import pytest
 import trl
 
 from tests.data.conftest import CHATML, conversation, make_tokenizer
-from tuner.data import token_estimate
+from tuner.data import formats, token_estimate
 from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.schema import Rows
@@ -58,6 +58,23 @@ def test_the_samples_of_a_conversation_are_as_many_as_training_has(template: str
     assert [len(parts) for parts in token_estimate.lengths([file], rows, "pretrain", None, TEMPLATES[template])] == [
         1
     ] * 5
+
+
+@pytest.mark.parametrize("template", ["chatml", NAMES[0]])
+@pytest.mark.parametrize("choice", ["last", "marked"])
+def test_the_samples_of_chosen_turns_are_as_many_as_training_has(
+    template: str, choice: Any, jsonl: Callable[..., Path]
+) -> None:
+    encoder, every = TextEncoder(make_tokenizer(TEMPLATES[template])), [*CHATS.values()][:4]
+    chats: list[Any] = [formats.read("messages", chat, "x", trained=choice) for chat in every]
+    trained = [len(encoder.encode([("x", chat)])[0]) for chat in chats]
+    rows = Rows(path="rows", format="messages")
+
+    found = token_estimate.lengths([jsonl(every)], rows, "sft", None, TEMPLATES[template], trained=choice)
+    of_all = token_estimate.lengths([jsonl(every)], rows, "sft", None, TEMPLATES[template], trained="everything")
+
+    assert [len(parts) for parts in found] == trained == [1] * 4
+    assert [len(parts) for parts in of_all] == [1] * 4
 
 
 def test_a_row_that_is_left_out_has_no_sample(jsonl: Callable[..., Path]) -> None:

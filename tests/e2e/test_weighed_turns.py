@@ -20,7 +20,7 @@ _MARKS: list[dict[str, Any]] = [{}, {"weight": 0.25}, {"loss": 0}, {"spans": [[0
 
 def rows(folder: Path) -> Path:
     """Write conversations of two answers, most of them with weights."""
-    made = random.Random(0)  # noqa: S311 (the same rows each time)
+    made = random.Random(0)  # noqa: S311
     path = folder / "rows.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number in range(40):

@@ -20,7 +20,7 @@ from tuner import paths
 from tuner.assets import without_generation_marks
 from tuner.data import formats, images, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
-from tuner.data.sample import Chat, Image, Message, images_of, lacks, text_of
+from tuner.data.sample import Chat, Image, Message, TrainedTurns, has_loss, images_of, lacks, text_of
 from tuner.errors import DataError
 from tuner.files import read_bytes
 from tuner.recipes.schema import Rows
@@ -49,6 +49,7 @@ def lengths(
     folder: Path | None,
     chat_template: str | None,
     tokens_of_image: Callable[[tuple[int, int] | None], int] = lambda size: 0,
+    trained: TrainedTurns = "all",
 ) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of the samples of each sampled row; empty if they cannot be known here.
 
@@ -62,12 +63,13 @@ def lengths(
         folder: The model's, with its tokenizer.json; None: texts are counted by their bytes.
         chat_template: The text of the template, if the model has one.
         tokens_of_image: The tokens that an image of this size becomes; None: its file cannot be read.
+        trained: Which turns carry loss.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json") if folder else None
     if folder and tokenizer is None:
         return ()
-    samples = samples_of_rows(files, rows, objective)
-    splits = facts_of(objective).rows == "conversations"
+    samples = samples_of_rows(files, rows, objective, trained)
+    splits = facts_of(objective).rows == "conversations" and trained != "everything"
     texts = [_texts(sample, chat_template, splits=splits) if sample else [] for sample in samples]
     begun = [text[:_MAX_CHARACTERS] for some in texts for text in some]
     if tokenizer:
@@ -84,7 +86,9 @@ def lengths(
     )
 
 
-def samples_of_rows(files: Sequence[Path], rows: Rows, objective: str) -> list[Chat | str | None]:
+def samples_of_rows(
+    files: Sequence[Path], rows: Rows, objective: str, trained: TrainedTurns
+) -> list[Chat | str | None]:
     """Return what is tokenized of sampled rows, without rows that cannot be read; None for a row that is left out."""
     try:
         sampled = [(file, row) for file in files for row in _sampled(file, max(1, _ROWS // len(files)))]
@@ -99,7 +103,7 @@ def samples_of_rows(files: Sequence[Path], rows: Rows, objective: str) -> list[C
     samples: list[Chat | str | None] = []
     for file, row in sampled:
         with suppress(DataError):  # training reports it
-            samples += _sample(name, row, rows, file)
+            samples += _sample(name, row, rows, file, trained)
     return samples
 
 
@@ -131,7 +135,7 @@ def _leave_out(_: DataError) -> None:
     """Leave out a row that cannot be read; training reports it."""
 
 
-def _sample(name: str, row: Row, rows: Rows, file: Path) -> list[Chat | str | None]:
+def _sample(name: str, row: Row, rows: Rows, file: Path, trained: TrainedTurns) -> list[Chat | str | None]:
     """Return what is tokenized of a row; [] if that is not its text.
 
     Raises:
@@ -146,6 +150,7 @@ def _sample(name: str, row: Row, rows: Rows, file: Path) -> list[Chat | str | No
         columns=rows.columns,
         system=rows.system,
         images=places,
+        trained=trained,
         on_left_out=left_out.append,
     )
     if not isinstance(sample, Chat | str):
@@ -190,8 +195,7 @@ def _texts(sample: Chat | str, chat_template: str | None, *, splits: bool) -> li
 
 def answers_of(chat: Chat) -> list[int]:
     """Return the numbers of the turns with loss."""
-    turns = enumerate(chat.messages)
-    return [at for at, turn in turns if turn["role"] == "assistant" and turn.get("weight") != 0]
+    return [at for at, turn in enumerate(chat.messages) if has_loss(turn)]
 
 
 def _goes_on(before: str, end: int, text: str) -> bool:

@@ -25,7 +25,7 @@ from tuner.data.holdout import Holdout, Sides
 from tuner.data.pipeline import Pipeline
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Row
-from tuner.data.sample import Chat, Pair
+from tuner.data.sample import Chat, Pair, TrainedTurns
 from tuner.errors import DataError, Option, TunerError
 from tuner.files import read_json_object
 from tuner.fit import parameters
@@ -237,13 +237,17 @@ def _parts_a_row(rows: Rows, config: RecipeConfig) -> float | None:
         return sum(map(len, sampled)) / len(sampled)
     if config.objective.facts.rows == "texts":
         return 1.0
-    return None if _has_several_answers(_changed(files), _as_json(rows), config.objective.type) else 1.0
+    trained = config.train_dataloader.dataset.trained_turns
+    return None if _has_several_answers(_changed(files), _as_json(rows), config.objective.type, trained) else 1.0
 
 
 @cache  # as `_lengths_once`
-def _has_several_answers(files: tuple[tuple[Path, int], ...], rows: str, objective: str) -> bool:
-    samples = token_estimate.samples_of_rows([file for file, _ in files], Rows.model_validate_json(rows), objective)
-    return any(isinstance(sample, Chat) and len(token_estimate.answers_of(sample)) > 1 for sample in samples)
+def _has_several_answers(files: tuple[tuple[Path, int], ...], rows: str, objective: str, trained: TrainedTurns) -> bool:
+    block = Rows.model_validate_json(rows)
+    samples = token_estimate.samples_of_rows([file for file, _ in files], block, objective, trained)
+    return trained != "everything" and any(
+        isinstance(sample, Chat) and len(token_estimate.answers_of(sample)) > 1 for sample in samples
+    )
 
 
 def _changed(files: Sequence[Path]) -> tuple[tuple[Path, int], ...]:
@@ -287,6 +291,7 @@ def _sampled(rows: Rows, files: Sequence[Path], config: RecipeConfig, folder: Pa
             (dataset.image_max_pixels, dataset.image_min_pixels),
             _pixels_of_processor(folder) if folder and any_size else (None, None),
         ),
+        dataset.trained_turns,
     )
 
 
@@ -312,6 +317,7 @@ def _lengths_once(
     chat_template: str | None,
     tower: Tower | None,
     limits_of_pixels: tuple[_Limits, ...],
+    trained: TrainedTurns,
 ) -> Lengths:
     def tokens_of_image(size: tuple[int, int] | None) -> int:
         if size:
@@ -321,7 +327,7 @@ def _lengths_once(
 
     block = Rows.model_validate(json.loads(rows))
     paths_of_files = [file for file, _ in files]
-    return token_estimate.lengths(paths_of_files, block, objective, folder, chat_template, tokens_of_image)
+    return token_estimate.lengths(paths_of_files, block, objective, folder, chat_template, tokens_of_image, trained)
 
 
 def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset, objective: str) -> DatasetSize:

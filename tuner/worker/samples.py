@@ -25,7 +25,19 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from tuner.data import images
 from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
-from tuner.data.sample import IGNORED, Chat, Feedback, Message, Pair, Prompt, Sample, images_of, spoken, text_of
+from tuner.data.sample import (
+    IGNORED,
+    Chat,
+    Feedback,
+    Message,
+    Pair,
+    Prompt,
+    Sample,
+    images_of,
+    spoken,
+    text_of,
+    unmarked,
+)
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Key, Option, Text, visible
 from tuner.files import write_text
@@ -195,10 +207,9 @@ def right_answer(encoder: Encoder, chat: Chat) -> str:
     *before, answer = chat.messages
     if not answer.get("tool_calls") and answer["content"]:
         return text_of(answer["content"])
-    untrained = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
-    trained = {key: value for key, value in answer.items() if key != "weight"}
+    untrained = [{**unmarked(turn), "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
     try:
-        [parts] = encoder.encode([("the reference", Chat([*untrained, trained], chat.tools))])
+        [parts] = encoder.encode([("the reference", Chat([*untrained, unmarked(answer)], chat.tools))])
     except DataError:  # the preparation of the data has reported the row
         return spoken(answer)
     ids, labels = parts[-1].labelled

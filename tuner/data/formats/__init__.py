@@ -150,7 +150,6 @@ def read(
     sample, mapped = sample_of(name, row, place) if is_own else (None, TrackedRow(row))
     try:
         sample = with_images(FORMATS[name].read(mapped) if sample is None else sample, mapped, images, place)
-        sample = chosen(sample, trained)
         if on_left_out and (column := left_out_by(mapped)):
             on_left_out(column)
         _report_unread(mapped, on_unread)
@@ -162,7 +161,11 @@ def read(
             problem = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
             fix = _other_format(name, mapped)
         raise DataError(problem, where=place, of_row=True, fix=fix) from misfit
-    sample = _with_system(sample, system, place)
+    try:
+        sample = chosen(_with_system(sample, system, place), trained)
+    except Misfit as misfit:
+        fix = "Remove it from the turn, or choose other turns with dataset.trained_turns."
+        raise DataError(str(misfit), where=place, of_row=True, fix=fix) from misfit
     if limits.size(sample) > limits.MAX_SAMPLE_BYTES:
         raise limits.too_long("what the row holds", place)
     return sample
