@@ -11,6 +11,7 @@ An option in a message is an `Option` or a `Key`: `--epochs 3` on the command li
     ├── DataError                 2   a data set, a row of it, a chat template
     ├── ModelError                2   a model that is not there or is no model
     ├── RewardError               2   a reward that cannot be loaded, fails, hangs, or returns no number
+    ├── ToolError                 2   a tool or an environment that cannot be loaded or described
     ├── RunDirectoryError         2   a run directory in use or missing, or a checkpoint that cannot be resumed
     ├── MachineError              3   hardware, drivers, missing or too old libraries
     ├── DiskError                74   no space, no permission, input/output errors

@@ -77,7 +77,7 @@ def test_a_wrong_reward_is_refused(rewards: object, message: str) -> None:
 
 
 def test_every_built_in_reward_has_a_block() -> None:
-    assert set(BUILT_IN) == {"math", "exact", "contains", "format", "json", "length", "model"}
+    assert set(BUILT_IN) == {"math", "exact", "contains", "format", "json", "length", "model", "environment"}
 
 
 def test_a_reward_of_an_objective_without_rewards_is_refused() -> None:

@@ -10,6 +10,7 @@ import trl
 from trl.chat_template_utils import add_response_schema
 
 from tuner.errors import Key, ModelError
+from tuner.files import read_text
 
 _FOLDER = Path(trl.__file__).parent / "chat_templates"
 _OF_TRAINING = "_training"
@@ -37,11 +38,7 @@ def refuse_unknown(template: object, response_template: object = None) -> None:
 def known() -> tuple[str, ...]:
     """Return the names of the templates of TRL in which it finds calls."""
     files = sorted(_FOLDER.glob("*.jinja"))
-    return tuple(
-        file.stem
-        for file in files
-        if not file.stem.endswith(_OF_TRAINING) and _is_known(file.read_text(encoding="utf-8"))
-    )
+    return tuple(file.stem for file in files if not file.stem.endswith(_OF_TRAINING) and _is_known(read_text(file)))
 
 
 def _is_known(template: object) -> bool:

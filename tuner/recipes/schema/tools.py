@@ -21,13 +21,13 @@ class Tools(Block):
     # docstring that describes each argument.
     tools: Annotated[tuple[_Tool, ...], Lax] = ()
     # A class whose methods the model may call, such as 'my_game.py:Game'. Each completion has an object of its own,
-    # whose method `reset` gets the row.
+    # whose method reset gets the row.
     environment: _Environment | None = None
     # Seconds for one call.
     tool_timeout: PositiveFloat = 10.0
     # Calls of a completion; it ends at one more.
     max_calls: PositiveInt = 8
-    # Tokens of a result, or of what `reset` adds to the prompt; the rest is cut off.
+    # Tokens of a result, or of what reset adds to the prompt; the rest is cut off.
     max_result_tokens: PositiveInt = 256
 
     @property
