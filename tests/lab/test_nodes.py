@@ -11,10 +11,10 @@ import pytest
 
 from tests.machine.gpus import CPU
 from tuner.lab import nodes
-from tuner.lab.nodes import Figures
 from tuner.lab.probes import Row
 from tuner.machine import health
 from tuner.machine.topology import Topology, local
+from tuner.worker.speed import PARTS, Figures
 
 
 def four(*product_s: float, node_reduce_s: tuple[float, float] = (0.01, 0.01)) -> list[Figures]:
@@ -90,3 +90,12 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path, port: int) -> None:
 
     (row,) = (row for row in rows if row.status == "failed")
     assert row.text.startswith("node 1 did not join")
+
+
+def test_a_rank_that_computes_wrong_fails_with_its_node_and_what_rests_on_it_is_not_blamed() -> None:
+    ranks = [one._replace(wrong=PARTS[2]) for one in four(0.1, 0.1, 0.1, 0.1)]
+    ranks[2] = ranks[2]._replace(wrong=PARTS[0])
+
+    (row,) = (row for row in nodes.compared(ranks) if row.status == "failed")
+
+    assert row.name == "node-1" and row.text.startswith("rank 2: a matrix product")

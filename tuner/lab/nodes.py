@@ -15,32 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from tuner.fit.sizes import gib
 from tuner.lab.probes import Row, text_in
 from tuner.machine import health
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
-from tuner.worker.speed import WAIT
+from tuner.worker.speed import WAIT, Figures, by_node, slow
 
 WAIT_S = 60.0
 """How long nodes wait for each other: they load torch meanwhile."""
 _MEASURING_S = 30.0
-_SLOW = 1.3
-"""A rank or node that takes this many times the median is named."""
 _FEW_BYTES = 10 * 1024**3
-
-
-class Figures(NamedTuple):
-    """What one rank measured, in seconds: a matrix product, and all-reduces within its node and over all."""
-
-    rank: int
-    node: int
-    host: str
-    product_s: float
-    node_reduce_s: float
-    all_reduce_s: float
 
 
 def examine(
@@ -144,22 +131,13 @@ def _json(stream: IO[bytes]) -> dict[str, Any]:
 
 
 def compared(ranks: Sequence[Figures]) -> Iterator[Row]:
-    """Name the ranks that compute slowly and the nodes that reduce slowly, by the median of all."""
-    usual_s = median_low([rank.product_s for rank in ranks])
-    for rank in ranks:
-        if rank.product_s >= _SLOW * usual_s:
-            text = f"rank {rank.rank}: a matrix product takes {rank.product_s / usual_s:.1f} x the median of all ranks"
-            yield Row(rank.host, "warning", text, "Look at its clocks, temperature and other programs.")
-    nodes = {rank.node: rank for rank in reversed(ranks)}  # its first rank stands for a node
-    usual_reduce_s = median_low([rank.node_reduce_s for rank in nodes.values()])
-    has_peers = len(ranks) > len(nodes) > 1  # a rank alone on its node reduces nothing there
-    for rank in nodes.values() if has_peers else ():
-        if rank.node_reduce_s >= _SLOW * usual_reduce_s:
-            ratio = f"{rank.node_reduce_s / usual_reduce_s:.1f} x"
-            text = f"an all-reduce within this node takes {ratio} the median of all nodes"
-            yield Row(rank.host, "warning", text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
-    times = [("a matrix product", usual_s), ("an all-reduce over all", ranks[0].all_reduce_s)]
+    """Name the ranks that compute wrong or slowly and the nodes that reduce slowly, by the median of all."""
+    for host, text, fix, is_wrong in slow(ranks):
+        yield Row(host, "failed" if is_wrong else "warning", text, fix)
+    nodes = by_node(ranks)
+    product_s = median_low([one.product_s for one in ranks])
+    times = [("a matrix product", product_s), ("an all-reduce over all", ranks[0].all_reduce_s)]
     if len(ranks) > len(nodes):
-        times.insert(1, ("an all-reduce within a node", usual_reduce_s))
+        times.insert(1, ("an all-reduce within a node", median_low([one.node_reduce_s for one in nodes])))
     shown = ", ".join(f"{what} {seconds * 1000:,.2f} ms" for what, seconds in times)
     yield Row("speed", "ok", f"ranks: {len(ranks)}, nodes: {len(nodes)}; {shown}")

@@ -1,7 +1,8 @@
-"""`python -m tuner.worker.speed`: one of the ranks that measure how fast each computes, and how fast all reduce.
+"""How fast each rank computes and all reduce, compared with the others: a matrix product, and all-reduces.
 
-For `tuner doctor --nodes`, which sets the variables of `Rank` and those of the meeting, and `WAIT_S`. Rank 0 prints the
-figures of all ranks, or the nodes that did not join, as its last line.
+`python -m tuner.worker.speed` is one of the ranks of `tuner doctor --nodes`, which sets the variables of `Rank` and
+those of the meeting, and `WAIT_S`. Rank 0 prints the figures of all ranks, or the nodes that did not join, as its last
+line. After a failure, the ranks of a restart measure the same before they load the model.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from statistics import median
-from typing import TYPE_CHECKING
+from statistics import median, median_low
+from typing import TYPE_CHECKING, NamedTuple
 
 from tuner.machine.topology import Rank
 from tuner.progress import POLL_S
@@ -22,6 +23,7 @@ from tuner.worker.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 WAIT = "TUNER_DOCTOR_WAIT_S"
 """The variable that says how long ranks wait for others."""
@@ -30,6 +32,34 @@ _SIDE, _GPU_SIDE = 1024, 8192
 """Of the matrices: 2 and 1,100 GFLOP a product."""
 _NUMBERS, _GPU_NUMBERS = 1 << 20, 1 << 26
 """What is reduced: 4 and 256 MiB."""
+SLOW = 1.3
+"""A rank or node that takes this many times the median is named."""
+
+
+PARTS = ("a matrix product", "an all-reduce within this node", "an all-reduce over all nodes")
+"""What is measured. Each rests on the one before, so of several that are wrong the first is named."""
+
+
+class Figures(NamedTuple):
+    """What one rank measured, in seconds: a matrix product, and all-reduces within its node and over all."""
+
+    rank: int
+    node: int
+    host: str
+    product_s: float
+    node_reduce_s: float
+    all_reduce_s: float
+    wrong: str = ""
+    """What has given wrong numbers, one of `PARTS`; empty: nothing."""
+
+
+class Slow(NamedTuple):
+    """What is slow or wrong on a host, in words."""
+
+    host: str
+    text: str
+    fix: str
+    is_wrong: bool = False
 
 
 def main() -> None:
@@ -51,25 +81,76 @@ def main() -> None:
         sys.exit(1)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=limit)
-    node = rank.rank // ranks_here
-    groups = [
-        dist.new_group(range(first, first + ranks_here)) for first in range(0, rank.world_size, ranks_here)
-    ]  # each rank makes all of them
-    numbers = torch.ones(_GPU_NUMBERS if kind else _NUMBERS, device=device)
-    own = {
-        "rank": rank.rank,
-        "node": node,
-        "host": socket.gethostname(),
-        "product_s": _product_s(device),
-        "node_reduce_s": _timed(lambda: dist.all_reduce(numbers, group=groups[node]), device),
-        "all_reduce_s": _timed(lambda: dist.all_reduce(numbers), device),
-    }
-    of_all: list[dict[str, object]] = [{}] * rank.world_size
-    dist.all_gather_object(of_all, own)
+    of_all = measured(device, ranks_here)
     if rank.rank == 0:
-        print("\n" + json.dumps({"ranks": of_all}), flush=True)
+        print("\n" + json.dumps({"ranks": [one._asdict() for one in of_all]}), flush=True)
     dist.barrier()
     os._exit(0)  # gloo may abort in its destructors
+
+
+def measured(device: torch.device, ranks_here: int) -> list[Figures]:
+    """Return what each rank measures; all ranks of the process group call it.
+
+    Args:
+        device: This rank's.
+        ranks_here: The ranks of each node.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    node = rank // ranks_here
+    groups = [
+        dist.new_group(range(first, first + ranks_here)) for first in range(0, num_ranks, ranks_here)
+    ]  # each rank makes all of them
+    own = groups[node]
+    numbers = torch.zeros(_NUMBERS if device.type == "cpu" else _GPU_NUMBERS, device=device)
+    product_s, has_multiplied = _product(device)
+    node_reduce_s = _timed(lambda: dist.all_reduce(numbers, group=own), device)
+    all_reduce_s = _timed(lambda: dist.all_reduce(numbers), device)
+    first = node * ranks_here
+    are_right = [
+        has_multiplied,
+        _sums(numbers, range(first, first + ranks_here), own),
+        _sums(numbers, range(num_ranks), None),
+    ]
+    wrong = next((part for part, is_right in zip(PARTS, are_right, strict=True) if not is_right), "")
+    figures = Figures(rank, node, socket.gethostname(), product_s, node_reduce_s, all_reduce_s, wrong)
+    of_all: list[Figures] = [figures] * num_ranks
+    dist.all_gather_object(of_all, figures)
+    dist.destroy_process_group(own)
+    return of_all
+
+
+def slow(ranks: Sequence[Figures], times: float = SLOW) -> Iterator[Slow]:
+    """Name the ranks that compute wrong or slowly, and the nodes that reduce slowly.
+
+    Args:
+        times: Of the median of all, from which on a time is slow.
+    """
+    first = min((PARTS.index(one.wrong) for one in ranks if one.wrong), default=None)
+    for one in ranks:
+        if first is not None and one.wrong == PARTS[first]:
+            text = f"rank {one.rank}: {one.wrong} gives wrong numbers"
+            yield Slow(one.host, text, "Leave this node out, and have its GPUs and links tested.", is_wrong=True)
+    usual_s = median_low([one.product_s for one in ranks])
+    for one in ranks:
+        if one.product_s >= times * usual_s:
+            text = f"rank {one.rank}: a matrix product takes {one.product_s / usual_s:.1f} x the median of all ranks"
+            yield Slow(one.host, text, "Look at its clocks, temperature and other programs.")
+    nodes = by_node(ranks)
+    usual_reduce_s = median_low([one.node_reduce_s for one in nodes])
+    has_peers = len(ranks) > len(nodes) > 1  # a rank alone on its node reduces nothing there
+    for one in nodes if has_peers else ():
+        if one.node_reduce_s >= times * usual_reduce_s:
+            ratio = f"{one.node_reduce_s / usual_reduce_s:.1f} x"
+            text = f"an all-reduce within this node takes {ratio} the median of all nodes"
+            yield Slow(one.host, text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
+
+
+def by_node(ranks: Sequence[Figures]) -> list[Figures]:
+    """Return the figures of each node's first rank, which stands for it."""
+    return list({one.node: one for one in reversed(ranks)}.values())
 
 
 def _missing(store: torch.distributed.TCPStore, num_ranks: int, wait_s: float) -> list[int]:
@@ -81,12 +162,23 @@ def _missing(store: torch.distributed.TCPStore, num_ranks: int, wait_s: float) -
     return missing
 
 
-def _product_s(device: torch.device) -> float:
+def _product(device: torch.device) -> tuple[float, bool]:
+    """Return the time of a matrix product in seconds, and whether its numbers are right."""
     import torch
 
     side, dtype = (_SIDE, torch.float32) if device.type == "cpu" else (_GPU_SIDE, torch.bfloat16)
     left, right = torch.ones(2, side, side, device=device, dtype=dtype)
-    return _timed(lambda: left @ right, device)
+    seconds = _timed(lambda: left @ right, device)
+    return seconds, bool((left @ right == side).all())  # a power of two: exact in each type
+
+
+def _sums(numbers: torch.Tensor, ranks: range, group: dist.ProcessGroup | None) -> bool:
+    """Return whether an all-reduce of the ranks' numbers, each its own from 1, gives their sum."""
+    import torch.distributed as dist
+
+    numbers.fill_(dist.get_rank() + 1)
+    dist.all_reduce(numbers, group=group)
+    return bool((numbers == sum(ranks) + len(ranks)).all())
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:

@@ -27,7 +27,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainingArguments
 
 from tuner.data.prepared import Prepared
-from tuner.errors import Option, Stopped, UsageError
+from tuner.errors import MachineError, Option, Stopped, UsageError
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source
@@ -39,7 +39,7 @@ from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
 from tuner.runs.time_limits import TimeLimits
 from tuner.runs.verdict import Trained, judge
-from tuner.worker import agreement, compat, compat_tensor_parallel, compat_update, experts, resume, trainer_setup
+from tuner.worker import agreement, compat, compat_tensor_parallel, compat_update, experts, resume, speed, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
     CheckHead,
@@ -70,6 +70,9 @@ from tuner.worker.samples import show_samples
 from tuner.worker.stations import RankProcess, RunFiles
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
 from tuner.worker.trainer_types import BuiltTrainer
+
+_SLOW_ON_CPU = 3.0
+"""Of the median: cores are shared with other programs, and a warning is for machines that are ill."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
         agreement.require(agreement.environment(run_dir, needs_bitsandbytes=files.record.needs_bitsandbytes))
         if (names := agreement.differing_variables()) and rank.rank == 0:
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
+    if rank.world_size > 1 and files.record.attempts:
+        _compare_ranks(run_dir, guard, process.device, rank.world_size // files.record.num_nodes)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments_of(files, process.device)
     rows = prepare_rows(files, process, encoder_of(config, path, run_dir.day))
@@ -162,6 +167,22 @@ def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
         problem = f"{rank.world_size} ranks were started, and node 0 has planned {record.world_size}"
         fix = f"Give every node the same number: {Option('nproc_per_node', 'N')}, and as many GPUs."
         raise UsageError(problem, where=Option("nproc_per_node"), fix=fix)
+
+
+def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device, ranks_here: int) -> None:
+    """After a failure, measure what each rank computes and all reduce, and warn of what is slow, with its machine.
+
+    Raises:
+        MachineError: a rank computes wrong numbers.
+    """
+    guard.heart.beat("comparing what the ranks compute")
+    times = _SLOW_ON_CPU if device.type == "cpu" else speed.SLOW
+    for host, text, fix, is_wrong in speed.slow(speed.measured(device, ranks_here), times):
+        if is_wrong:
+            raise MachineError(text, where=host, fix=fix)
+        if guard.rank.rank == 0:
+            warn(run_dir, f"{host}: {text}. {fix}")
+    get_accelerator().empty_cache()
 
 
 def _require_same_inputs(config: RecipeConfig, path: str, rows: RankRows) -> None:

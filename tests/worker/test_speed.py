@@ -1,0 +1,49 @@
+"""What ranks of a restart measure of each other before they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tuner.errors import MachineError
+from tuner.runs.directory import RunDirectory
+from tuner.worker import speed, train
+from tuner.worker.speed import PARTS, Figures
+
+EQUAL = [Figures(rank, rank // 2, f"node-{rank // 2}", 0.1, 0.01, 0.02) for rank in range(4)]
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, run: RunDirectory, changed: Figures, rank: int = 0) -> None:
+    figures = [changed if one.rank == changed.rank else one for one in EQUAL]
+    monkeypatch.setattr(speed, "measured", lambda device, ranks_here: figures)
+    guard: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), heart=SimpleNamespace(beat=lambda text: None))
+    train._compare_ranks(run, guard, torch.device("cpu"), 2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    (tmp_path / "ranks").mkdir()
+    return RunDirectory(tmp_path)
+
+
+def test_a_slow_rank_is_a_warning_of_rank_0_with_its_machine(
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(4):
+        compare(monkeypatch, run, EQUAL[3]._replace(product_s=0.4), rank)
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "node-1" in line and "rank 3" in line
+
+
+def test_a_rank_that_computes_wrong_ends_every_rank_with_its_machines_name(
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory
+) -> None:
+    for rank in range(4):
+        with pytest.raises(MachineError) as caught:
+            compare(monkeypatch, run, EQUAL[2]._replace(wrong=PARTS[0]), rank)
+        assert caught.value.where == "node-1"
