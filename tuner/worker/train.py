@@ -30,8 +30,9 @@ from tuner.data.prepared import Prepared
 from tuner.errors import MachineError, Option, Stopped, UsageError
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
+from tuner.models import compat_experts
 from tuner.models.load import load_model, load_reference, source
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, four_bit_experts
 from tuner.runs import beats, checkpoints, ledger, metrics, promises
 from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
@@ -256,6 +257,8 @@ def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
         load_model(*where, shards=shards, vocabulary=vocabulary),
         load_reference(*where, shards=shards, vocabulary=vocabulary),
     )
+    if compat_experts.packed_in(models[0]):  # the plan knows it of models that it can count
+        four_bit_experts.refuse_disks(files.zero["zero_optimization"])
     heart = process.guard.heart
     tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
     for model in filter(None, models):
