@@ -204,6 +204,20 @@ def test_a_library_without_a_name_that_is_built_on_is_refused(monkeypatch: pytes
         loaded("gpt_oss")
 
 
+@pytest.mark.parametrize("experts", [True, False])
+def test_a_router_learns_its_balance_although_trl_wants_reentrant_checkpoints_at_zero_3(experts: bool) -> None:
+    config = recipe(f"quantization.experts={experts}")
+    model = load_model(config, str(folder_of("qwen3_moe")), torch.float32, "cpu", shards=True)
+    model.get_base_model().config.output_router_logits = True
+
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    outputs = model(input_ids=IDS, labels=IDS)
+
+    assert outputs.aux_loss.requires_grad
+    outputs.aux_loss.backward()
+    assert all(w.grad is not None and w.grad.any() for name, w in model.named_parameters() if "gate.lora_B" in name)
+
+
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

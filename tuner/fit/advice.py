@@ -19,7 +19,6 @@ from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
 
 _LORA = options(Key("adapter", dict(r=64, lora_alpha=16, lora_dropout=0.1)), Key("optim_wrapper.optimizer.lr", 2e-4))
-_QLORA = Key("quantization", dict(bits=4, experts=True))
 _NOTHING = options()
 WITHOUT_OFFLOADING = "Without offloading, each of these changes fits:"
 """What stands above the changes of a recipe that fits by offloading alone."""
@@ -162,7 +161,9 @@ def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     if recipe.quantization:
         return None
     changed, flags = _lora(recipe) or (recipe, _NOTHING)
-    return changed.with_values({"quantization": Quantization(experts=True)}), options(flags, _QLORA)
+    has_experts = bool(recipe.architecture and recipe.architecture.num_experts)
+    flag = Key("quantization", {"bits": 4, **({"experts": True} if has_experts else {})})
+    return changed.with_values({"quantization": Quantization(experts=has_experts)}), options(flags, flag)
 
 
 _FREE: tuple[tuple[str, Step], ...] = (
