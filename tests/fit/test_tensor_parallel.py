@@ -21,7 +21,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.tensor_parallel import SPLIT_BY, heads_of_fullest, of_rank, refuse_across_nodes, uneven_heads
 
-NAME, LORA, HALF = "qwen3_8b_full_alpaca_e3", "qwen3_8b_lora_alpaca_e3", "tensor_parallel_size=2"
+NAME, LORA, HALF = "qwen3_8b_full_alpaca_e3", "qwen3_8b_lora_alpaca_e3", "autotp_size=2"
 H100 = Machines(8, 80 * 2**30)
 
 
@@ -42,13 +42,13 @@ def level(name: str) -> Level:
 
 def test_ranks_that_split_the_layers_count_once() -> None:
     assert data_parallel_ranks(recipe(HALF), 8) == 4
-    assert data_parallel_ranks(recipe("tensor_parallel_size=8"), 8) == 1
+    assert data_parallel_ranks(recipe("autotp_size=8"), 8) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "sets", "kind", "where"),
     [
-        (NAME, ("tensor_parallel_size=3",), RecipeError, SPLIT_BY),
+        (NAME, ("autotp_size=3",), RecipeError, SPLIT_BY),
         ("qwen3_8b_qlora_alpaca_e3", (HALF,), RecipeError, "quantization"),
         (NAME, (HALF, "sequence_parallel_size=2"), RecipeError, "train_cfg.sequence_parallel_size"),
         ("llama2_7b_dpo_full_custom_e3", (HALF, "train_dataloader.dataset.path=my.jsonl"), RecipeError, SPLIT_BY),

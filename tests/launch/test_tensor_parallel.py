@@ -19,7 +19,7 @@ from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.runs.resume_point import IncompatibleStates
 
-DS, SET = "autotp_size=2", "tensor_parallel_size=2"
+DS, SET = "autotp_size=2", "autotp_size=2"
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def split(*ds: str, ranks: int = 4, deepspeed: str | None = None, hardware: Hard
 
 
 def facts(run: ResolvedRun) -> tuple[int, int, int, object]:
-    size = run.recipe.config.train_cfg.tensor_parallel_size
+    size = run.recipe.config.train_cfg.autotp_size
     return run.batch.ranks, run.batch.global_batch, size, run.final.config["tensor_parallel"]["autotp_size"]
 
 
@@ -66,11 +66,11 @@ def test_auto_takes_a_level_with_zero_on_gpus() -> None:
 
 
 def test_ranks_that_cannot_be_grouped_are_refused() -> None:
-    with refused(RecipeError, "train_cfg.tensor_parallel_size", 3, 2):
+    with refused(RecipeError, "train_cfg.autotp_size", 3, 2):
         split(DS, ranks=3)
 
 
-@pytest.mark.parametrize("then", [(), ("tensor_parallel_size=4",)])
+@pytest.mark.parametrize("then", [(), ("autotp_size=4",)])
 def test_a_run_resumes_with_the_same_split_alone(tmp_path: Path, then: tuple[str, ...]) -> None:
     shape = ("accumulative_counts=auto", "global_batch_size=8")
     ranks = {"flags": {"nproc_per_node": 4}, "deepspeed": "zero1"}

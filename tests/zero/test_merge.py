@@ -745,7 +745,7 @@ def test_the_sample_of_the_guides_becomes_a_config_that_deepspeed_accepts(hardwa
 
 # Layers that ranks split
 
-_SPLIT = "tensor_parallel_size=2"
+_SPLIT = "autotp_size=2"
 
 
 def test_the_recipe_says_over_how_many_ranks_layers_are_split_and_the_head_stays_whole() -> None:

@@ -205,7 +205,7 @@ train_cfg = dict(
     sequence_parallel_size=1,
     # Tensor parallelism (DeepSpeed's AutoTP): ranks that share each matrix of the layers and see the same samples; also
     # --ds autotp_size=2 (docs/deepspeed.md). 1: every rank has whole matrices, or ZeRO's shards of them.
-    tensor_parallel_size=1,
+    autotp_size=1,
     # Compute each layer's MLP in chunks of tokens, and again in the backward pass: for long rows.
     tiled_mlp=False,
     # Keep activations in host memory between forward and backward pass, with TRL's offloading; needs GPUs.

@@ -204,7 +204,7 @@ def _is_worth_it(higher: Candidate, lower: Candidate) -> bool:
 
 def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level) -> Traffic:
     """Return what a rank sends for one step of the recipe at a level."""
-    size = config.train_cfg.tensor_parallel_size
+    size = config.train_cfg.autotp_size
     parameters, ranks = count(config, of_fullest_rank(config, architecture)), machines.world_size // size
     trained = machines.weight_bytes * parameters.trainable
     frozen = frozen_bytes(parameters, machines.weight_bytes)
@@ -222,7 +222,7 @@ def _between_layers(config: RecipeConfig, architecture: Architecture, weight_byt
     An all-reduce sums the hidden states behind each of a layer's two last matrices, and their gradients before each of
     the others (DeepSpeed 0.19.8, module_inject/layers.py). LoRA's are as narrow as its rank, and left out.
     """
-    size, split = config.train_cfg.tensor_parallel_size, config.split
+    size, split = config.train_cfg.autotp_size, config.split
     layers, trained = built(architecture).layers, config.train_cfg.trainable_layers
     again = split.num_recomputed(len(layers))
     states = weight_bytes * split.samples * tokens_per_sample(config) * architecture.hidden_size

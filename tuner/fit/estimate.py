@@ -57,7 +57,7 @@ def peak(
         old_gpus: As `Machines` says.
         loads: False: of a step alone.
     """
-    whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.tensor_parallel_size
+    whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
     architecture = of_fullest_rank(recipe, architecture)
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, world_size, weight_bytes)

@@ -115,7 +115,7 @@ def of_step(
         weight_bytes: Of a number of the compute type.
         lora: How adapters are computed; None: as the worker computes them.
     """
-    architecture, ranks = of_fullest_rank(recipe, architecture), ranks // recipe.train_cfg.tensor_parallel_size
+    architecture, ranks = of_fullest_rank(recipe, architecture), ranks // recipe.train_cfg.autotp_size
     model, micro_batches = built(architecture), recipe.split.accumulation
     row = tokens_per_sample(recipe) // recipe.objective.facts.sequences_per_sample
     tokens = recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size

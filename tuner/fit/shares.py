@@ -1,4 +1,4 @@
-"""How the ranks of a run share a global batch, and samples (`sequence_parallel_size`, `tensor_parallel_size`).
+"""How the ranks of a run share a global batch, and samples (`sequence_parallel_size`, `autotp_size`).
 
 It takes a recipe and a number of ranks. `worker.long_rows` computes with shared samples; `fit.advice` knows which split
 is fast.

@@ -287,7 +287,7 @@ def longest(config: RecipeConfig, architecture: Architecture, machines: Machines
     MLPs and offloaded activations are as the recipe has them.
     """
     shares = config.objective.facts.packs and architecture.model_type in TESTED_TYPES
-    shares = shares and config.train_cfg.tensor_parallel_size == 1
+    shares = shares and config.train_cfg.autotp_size == 1
     each = sizes(architecture, machines.world_size) if shares else [1]
     every = product(presets.rungs(has_disk=bool(machines.nvme_path)), each)
     return [Longest(rung.name, size, _tokens(config, architecture, machines, rung.name, size)) for rung, size in every]

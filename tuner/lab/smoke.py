@@ -265,6 +265,7 @@ def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
     values["train_cfg"] |= {
         "activation_offloading": False,
         "sequence_parallel_size": min(values["train_cfg"]["sequence_parallel_size"], _RANKS),
+        "autotp_size": min(values["train_cfg"]["autotp_size"], _RANKS),
         "global_batch_size": None,
         "max_steps": _STEPS,
         "val_interval": None,

@@ -157,7 +157,7 @@ def _machines(run: ResolvedRun) -> str:
 
 
 def _split(run: ResolvedRun) -> str:
-    size = run.recipe.config.train_cfg.tensor_parallel_size
+    size = run.recipe.config.train_cfg.autotp_size
     return f", each layer split over {_counted(size, 'process', 'es')} (AutoTP)" if size > 1 else ""
 
 

@@ -154,7 +154,7 @@ def choose_level_and_split(
 
 
 def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
-    sharing = inputs.machines.topology.world_size // inputs.config.train_cfg.tensor_parallel_size
+    sharing = inputs.machines.topology.world_size // inputs.config.train_cfg.autotp_size
     part = of_fullest_rank(inputs.config, architecture)
     inputs = inputs._replace(large=_large_buckets(inputs.recipe, part, sharing))
     documents = {named.preset or named.name: named} if named else inputs.rungs()

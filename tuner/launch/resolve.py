@@ -134,7 +134,7 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
         deepspeed=resolved.level,
         stage=zero.get("stage", 0),
         nvme=states == "nvme",
-        tensor_parallel=resolved.recipe.config.train_cfg.tensor_parallel_size,
+        tensor_parallel=resolved.recipe.config.train_cfg.autotp_size,
         nvme_weights_alone=weights == "nvme" != states,
         dtype=resolved.precision.dtype,
         optimizer=resolved.recipe.config.optim_wrapper.optimizer.type,

@@ -145,7 +145,7 @@ def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tu
         yield f"has its states {where}, this run {here}", take_level
     if saved.tensor_parallel != current.tensor_parallel:
         was = f"has layers that are split over {saved.tensor_parallel} ranks, this run splits them over "
-        yield f"{was}{current.tensor_parallel}", f"use {Key('train_cfg.tensor_parallel_size', saved.tensor_parallel)}"
+        yield f"{was}{current.tensor_parallel}", f"use {Key('train_cfg.autotp_size', saved.tensor_parallel)}"
     elif saved.world_size != current.world_size and (why_not := why_not_redistributed(current)):
         ranks = f"was saved by {saved.world_size} ranks, this run has {current.world_size} ({why_not})"
         yield ranks, f"use {saved.world_size} ranks"

@@ -133,7 +133,7 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
-    if config.train_cfg.tensor_parallel_size > 1:
+    if config.train_cfg.autotp_size > 1:
         compat_tensor_parallel.prepare()
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)

@@ -265,7 +265,7 @@ class _Merger:
 
     def tensor_parallel(self) -> None:
         """Write how many ranks split the layers, which the recipe knows; embeddings and head stay whole on each."""
-        size, there = self.recipe.config.train_cfg.tensor_parallel_size, lookup(self.config, AUTOTP, 0)
+        size, there = self.recipe.config.train_cfg.autotp_size, lookup(self.config, AUTOTP, 0)
         if size > 1 or there > 1:
             self.own(AUTOTP, size, recipe_source(self.recipe, SPLIT_BY))
         if size > 1:
@@ -274,7 +274,7 @@ class _Merger:
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]
-        if zero.get("stage") == 3 or self.recipe.config.train_cfg.tensor_parallel_size > 1:
+        if zero.get("stage") == 3 or self.recipe.config.train_cfg.autotp_size > 1:
             self.own(("zero_optimization", _GATHER), True, "derived: the result is saved whole")
         elif zero.get(_GATHER) == AUTO:
             del zero[_GATHER]

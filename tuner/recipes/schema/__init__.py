@@ -454,7 +454,7 @@ class TrainCfg(Block):
     loss: Literal["auto", "whole", "chunked"]
     torch_compile: bool | Literal["deepcompile"]
     sequence_parallel_size: PositiveInt
-    tensor_parallel_size: PositiveInt
+    autotp_size: PositiveInt
     tiled_mlp: bool
     activation_offloading: bool
     hang_timeout: PositiveFloat | Literal["auto"]
@@ -463,7 +463,7 @@ class TrainCfg(Block):
     @property
     def ranks_a_sample(self) -> int:
         """How many ranks train on the same samples: each has a part of the tokens, or of the layers."""
-        return self.sequence_parallel_size * self.tensor_parallel_size
+        return self.sequence_parallel_size * self.autotp_size
 
 
 class Checkpoint(Block):
@@ -648,7 +648,7 @@ class RecipeConfig(Block):
         adapter = self.adapter
         is_plain = adapter is not None and not (adapter.use_dora or self.quantization or self.drops_inputs)
         # A compiler fuses by itself, and DeepSpeed splits each matrix of a layer for a layer that calls it.
-        return is_plain and not (shards or self.train_cfg.torch_compile or self.train_cfg.tensor_parallel_size > 1)
+        return is_plain and not (shards or self.train_cfg.torch_compile or self.train_cfg.autotp_size > 1)
 
     @property
     def may_recompute_some_layers(self) -> bool:
@@ -763,8 +763,8 @@ class RecipeConfig(Block):
             yield "log.generate", why
         if self.train_cfg.sequence_parallel_size > 1:
             yield "log.generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0"
-        if self.train_cfg.tensor_parallel_size > 1:
-            yield "log.generate", "does not work with train_cfg.tensor_parallel_size above 1; use 0"
+        if self.train_cfg.autotp_size > 1:
+            yield "log.generate", "does not work with train_cfg.autotp_size above 1; use 0"
 
 
 def resolved_document(config: RecipeConfig) -> JsonObject:

@@ -14,7 +14,7 @@ from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
 
-SPLIT_BY = "train_cfg.tensor_parallel_size"
+SPLIT_BY = "train_cfg.autotp_size"
 SPLIT_TYPES = frozenset(
     (
         *("arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "gpt_neox", "granite", "internlm"),
@@ -45,7 +45,7 @@ def of_fullest_rank(recipe: RecipeConfig, architecture: Architecture) -> Archite
 
     Embeddings, norms and head are whole on each rank.
     """
-    size = recipe.train_cfg.tensor_parallel_size
+    size = recipe.train_cfg.autotp_size
     return of_rank(architecture, size) if size > 1 else architecture
 
 
@@ -58,7 +58,7 @@ def of_rank(architecture: Architecture, size: int) -> Architecture:
 
 def uneven_heads(config: RecipeConfig) -> str | None:
     """Return a warning if ranks that split the layers get different numbers of heads."""
-    size, architecture = config.train_cfg.tensor_parallel_size, config.architecture
+    size, architecture = config.train_cfg.autotp_size, config.architecture
     if architecture is None or size == 1 or architecture.num_key_value_heads % size == 0:
         return None
     most, all_heads = heads_of_fullest(architecture, size)[0], architecture.num_attention_heads
@@ -76,7 +76,7 @@ def refuse_across_nodes(config: RecipeConfig, ranks_of_node: int, num_nodes: int
     Raises:
         RecipeError: a group of them would be on two nodes.
     """
-    size = config.train_cfg.tensor_parallel_size
+    size = config.train_cfg.autotp_size
     if num_nodes > 1 and ranks_of_node % size:
         problem = f"nodes of {ranks_of_node} rank{'s' * (ranks_of_node > 1)} cannot be grouped by {size}"
         problem += ": a layer would be split between two nodes"
@@ -86,7 +86,7 @@ def refuse_across_nodes(config: RecipeConfig, ranks_of_node: int, num_nodes: int
 
 def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
     """Yield what is wrong with splitting the layers of a recipe over its ranks; nothing if they are not split."""
-    size, architecture = config.train_cfg.tensor_parallel_size, config.architecture
+    size, architecture = config.train_cfg.autotp_size, config.architecture
     if size == 1:
         return
     over = f"tensor parallelism over {size} ranks"
