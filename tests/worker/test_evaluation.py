@@ -119,6 +119,7 @@ def loaded(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
     )
     collator = DataCollatorForLanguageModeling(0, padding_free=True)
     trainer: Any = SimpleNamespace(args=args, eval_dataset=rows(), data_collator=collator, generates=False)
+    trainer.get_tp_size = lambda: 1
     return list(TunerTrainer.get_eval_dataloader(trainer))
 
 
