@@ -74,6 +74,11 @@ END = "<|im_end|>"
         ("marked", {"t1": {"train": True}}, [(f"two{END}", 1)]),
         ("marked", {"t1": {"loss": 0.5}, "t3": {"weight": 0}}, [(f"two{END}", 0.5)]),
         ("marked", {"t3": {"spans": [[0, 1, 1]]}}, [("f", 1)]),
+        (
+            "marked",
+            {"t3": {"train_detail": [{"begin_offset": 0, "end_offset": 0, "train": True}]}},
+            [("f", 1), (END, 1)],
+        ),
         ("marked", {}, []),
     ],
 )

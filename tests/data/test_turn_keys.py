@@ -70,6 +70,8 @@ REFUSED: list[dict[str, Any]] = [
     {"spans": [[0, 2, "1"]]},
     {"spans": [[0, 2]]},
     {"spans": [[0, True, 1]]},
+    {"spans": [[0, 1.5, 1]]},
+    {"spans": [[0, float("inf"), 1]]},
     {"spans": {"0": 2}},
     {"spans": [[0, 1, 1]], "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": True}]},
     {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]},
@@ -82,6 +84,8 @@ WEIGHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"loss_scale": 0.1}, {"weight": 0.1}),
     ({"weight": 1, "spans": [[1, 3, False]]}, {"spans": [(1, 3, 0)]}),
     ({"weight": 0, "spans": [[2, 3, 1], [0, 1, 0.5]]}, {"weight": 0, "spans": [(0, 1, 0.5), (2, 3, 1)]}),
+    ({"spans": [[0.0, 1.0, 0.5]]}, {"spans": [(0, 1, 0.5)]}),
+    ({"train": False, "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": True}]}, {"weight": 0}),
     # Axolotl's: the end belongs to a span, and what no span holds is not trained.
     (
         {"train_detail": [{"begin_offset": 1, "end_offset": 1, "train": True}]},

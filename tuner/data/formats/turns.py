@@ -149,6 +149,10 @@ def marks_of(turn: Row, number: int, content: str | list[Message]) -> Message:
     _refuse_contradiction(values, weights, where)
     marks: Message = {"weight": next(iter(weights.values()))} if weights else {}
     spans = _spans(turn, where, content)
+    if spans and any(turn.get(key) for key in _DETAILS):
+        if marks.get("weight") == 0:  # it counts more than its parts do in Axolotl
+            return marks
+        marks = {"weight": 1, **marks}
     return {**marks, SPANS: spans} if spans else marks
 
 
@@ -197,14 +201,15 @@ def _detail(value: Any, where: str, length: int) -> Mark:
     """Read one of Axolotl's; the character at its end belongs to it."""
     if not isinstance(value, Mapping) or set(value) - {*_DETAIL} or not {*_DETAIL} <= set(value):
         raise Misfit(f"{where} is not an object of {', '.join(_DETAIL)}")
-    begin, end = value["begin_offset"], value["end_offset"]
-    after = end + 1 if isinstance(end, int) and not isinstance(end, bool) else end
-    return _placed(begin, after, where, length, _weight_of(value["train"], f"{where} has train"))
+    weight = _weight_of(value["train"], f"{where} has train")
+    return _placed(value["begin_offset"], value["end_offset"], where, length, weight, behind=1)
 
 
-def _placed(begin: Any, end: Any, where: str, length: int, weight: float) -> Mark:
-    if any(not isinstance(at, int) or isinstance(at, bool) for at in (begin, end)):
+def _placed(first: Any, last: Any, where: str, length: int, weight: float, *, behind: int = 0) -> Mark:
+    """Return a span that ends `behind` characters behind `last`. In Parquet the numbers of a list are all floats."""
+    if any(not isinstance(at, int | float) or isinstance(at, bool) or at != at // 1 for at in (first, last)):
         raise Misfit(f"{where} does not begin and end at numbers of characters")
+    begin, end = int(first), int(last) + behind
     if not 0 <= begin < end <= length:
         raise Misfit(f"{where} is from character {begin} to {end}, and the text has {length}")
     return begin, end, weight
