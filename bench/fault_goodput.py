@@ -19,7 +19,7 @@ import psutil
 from fault_runs import RANKS, RECIPE, TUNER
 
 _POLL_S = 0.02
-_WORKER = "tuner.worker"
+_WORKER, _WARM = "tuner.worker", "tuner.worker.warm"
 
 
 def table(scratch: Path, seconds: float, every_s: float, interval: int) -> list[str]:
@@ -65,8 +65,9 @@ def _ranks(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children():
         try:
-            if _WORKER in child.cmdline():
-                found.append(child)
+            # After a restart the ranks are children of the process that has forked them.
+            forked = child.children() if _WARM in child.cmdline() else [child]
+            found += [rank for rank in forked if _WORKER in rank.cmdline()]
         except psutil.NoSuchProcess:
             continue
     return found

@@ -135,6 +135,18 @@ def test_ranks_end_with_the_process_that_forked_them(fork: Fork, warm: Warm) -> 
     assert fork("pass") is None
 
 
+def test_when_it_is_killed_its_ranks_stop_and_the_attempt_has_failed(fork: Fork, warm: Warm, run: RunDirectory) -> None:
+    assert warm._process
+    saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    saves += f"os.kill({warm._process.pid}, signal.SIGKILL) if os.environ['RANK'] == '1' else 0\ntime.sleep(60)"
+
+    code = supervise.run(
+        argv(run), ENV, run, ranks=[{"RANK": str(rank), "CODE": saves} for rank in range(2)], grace_s=5, warm=warm
+    )
+
+    assert code == 1, "and not 75, which nobody would start again"
+
+
 def test_a_supervisor_watches_forked_ranks_as_it_does_started_ones(fork: Fork, warm: Warm, run: RunDirectory) -> None:
     failing = "sys.exit(74) if os.environ['RANK'] == '1' else time.sleep(60)"
     ranks = [{"RANK": str(rank), "CODE": f"import os, sys, time\n{failing}"} for rank in range(2)]

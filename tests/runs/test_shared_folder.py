@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.processes import wait_until
 from tuner.errors import DiskError
-from tuner.launch import shared_folder
+from tuner.runs import shared_folder
 
 
 @pytest.fixture

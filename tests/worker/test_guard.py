@@ -396,6 +396,26 @@ def test_a_job_that_is_being_cancelled_is_not_started_again(run: RunDirectory, s
     assert _requeues(slurm) == []
 
 
+HANGING_FOLDER = """
+from tuner.runs import shared_folder
+shared_folder._ask, shared_folder._LOOK_S = (lambda folder: time.sleep(60)), 0.05
+watched = shared_folder.watched
+shared_folder.watched = lambda *given, **more: watched(*given, **more, look_s=0.05)
+guard.watch(TimeLimits(0.3))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("local_rank", "is_told"), [(0, True), (1, False)])
+def test_a_folder_that_hangs_ends_a_rank_without_a_supervisor_and_one_of_its_node_says_so(
+    run: RunDirectory, local_rank: int, is_told: bool
+) -> None:
+    code, _, err = _ended(run, HANGING_FOLDER.strip(), rank=1, LOCAL_RANK=str(local_rank))
+
+    assert code == 74
+    assert (f"{run.path} has not answered" in err) == is_told
+
+
 def test_a_slurm_that_refuses_does_not_change_how_a_run_ends(run: RunDirectory, slurm: FakeSlurm) -> None:
     slurm.fails("scontrol: error: Requeue disabled")
 

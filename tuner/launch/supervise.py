@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
-from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, exit_code_of
-from tuner.launch import builds, render, shared_folder
+from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, TunerError, exit_code_of
+from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Forked, Warm
 from tuner.machine.hostfile import MEETING
@@ -34,7 +34,7 @@ from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_m
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
 from tuner.progress import POLL_S, say
-from tuner.runs import beats, checkpoints, ending, swapped
+from tuner.runs import beats, checkpoints, ending, shared_folder, swapped
 from tuner.runs.beats import Phase
 from tuner.runs.diagnose import OtherNode, Watched
 from tuner.runs.directory import RunDirectory
@@ -209,6 +209,8 @@ class _Watch:
         self.began_s = time.monotonic()
         self.are_ranks = are_ranks
         self.warm = warm
+        self.are_orphans = False
+        """The process that forked the ranks has ended: they got SIGTERM, and nobody asked for that."""
         self.children: list[subprocess.Popen[bytes] | Forked] = []
         self.exits: dict[int, int] = {}
         """How the children have ended, by their place, the first that was seen to end at the head."""
@@ -311,6 +313,7 @@ class _Watch:
         """See whether ranks that were forked have trained; else those of a restart are not."""
         were_forked = any(isinstance(child, Forked) for child in self.children)
         last_beats = beats.here(self.directory).values()
+        self.are_orphans = were_forked and self.warm is not None and self.warm.is_gone
         have_trained = any(beat.phase == Phase.STEPS or beat.seconds.get(Phase.STEPS) for beat in last_beats)
         if self.warm and were_forked and not (have_trained or self.received):
             self.warm.distrust()
@@ -474,6 +477,9 @@ class _Watch:
             return self._end("failed", exit_code_of(self.received[-1]), "killed at the second signal")
         if child_code == 0 and not reports and not self.overdue:
             return 0
+        if self.are_orphans and not self.received:
+            text = "the process that had forked the ranks has ended, and they ended with it"
+            return self._end("failed", TunerError.exit_code, text)
         if self.forwarded and not reports and not self.overdue:
             text = f"stopped by {signal.Signals(self.forwarded).name}"
             return self._end("failed", exit_code_of(self.forwarded), text)

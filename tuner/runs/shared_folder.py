@@ -27,6 +27,7 @@ def watched(
     kill: Callable[[], None],
     *,
     leave: Callable[[int], object] = os._exit,  # effect: threads that hang in a folder would hold any other exit
+    tell: Callable[[str], object] = say,
     look_s: float = _LOOK_S,
     say_s: float = _SAY_S,
 ) -> Iterator[None]:
@@ -35,10 +36,11 @@ def watched(
     Args:
         limit_s: When it has not answered for so long, this process ends with the code of a disk error.
         kill: Ends the ranks of this node; it must ask nothing of the folder.
+        tell: Shows a line to the user; it must not write to the folder.
     """
     over = threading.Event()
     watching = threading.Thread(
-        target=_watch, args=(folder, limit_s, kill, leave, look_s, say_s, over), daemon=True, name="shared-folder"
+        target=_watch, args=(folder, limit_s, kill, leave, tell, look_s, say_s, over), daemon=True, name="shared-folder"
     )
     watching.start()
     try:
@@ -52,6 +54,7 @@ def _watch(
     limit_s: float,
     kill: Callable[[], None],
     leave: Callable[[int], object],
+    tell: Callable[[str], object],
     look_s: float,
     say_s: float,
     over: threading.Event,
@@ -65,15 +68,15 @@ def _watch(
             asking.join(min(look_s, 1.0))
             silent_s = time.monotonic() - asked_s
             if asking.is_alive() and silent_s >= limit_s:
-                say(f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends.")
+                tell(f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends.")
                 kill()
                 leave(DiskError.exit_code)
                 return
             if asking.is_alive() and time.monotonic() - said_s >= say_s:
                 said_s = time.monotonic()
-                say(f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.")
+                tell(f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.")
         if said_s > asked_s and not over.is_set():
-            say(f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
+            tell(f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
 
 
 def _ask(folder: Path) -> None:

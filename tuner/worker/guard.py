@@ -23,7 +23,8 @@ from tuner.machine import slurm
 from tuner.machine.kernel import INSISTING, STOPS, die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
-from tuner.runs import attempts, beats, ending, lock
+from tuner.runs import attempts, beats, ending, lock, shared_folder
+from tuner.runs.beats import Phase
 from tuner.runs.causes import without_greeting
 from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
@@ -72,6 +73,8 @@ class Guard:
         """The folders on disks that this rank claimed; only a rank without a supervisor claims any."""
         self._stdout, self._stderr = os.dup(1), os.dup(2)
         self._follower: Follower | None = None
+        self._folder = contextlib.ExitStack()
+        """What watches the run directory of a rank without a supervisor, to the end of its process."""
 
     def install(self) -> None:
         """Listen for stop signals in a thread: Python's handlers do not run while a collective blocks."""
@@ -112,6 +115,12 @@ class Guard:
     def watch(self, limits: TimeLimits) -> None:
         """From now on end this rank, with its stacks in its log, if no rank makes progress within the limits."""
         self.heart.watch(limits, self._hang)
+        if not self.rank.supervised:  # else the supervisor does it for the ranks of its node
+            tell = self._show if self.rank.local_rank == 0 else lambda _: None
+            folder_limit_s = limits.of(Phase.SAVES)
+            self._folder.enter_context(
+                shared_folder.watched(self.run_dir.path, folder_limit_s, lambda: None, tell=tell)
+            )
 
     def _hang(self, error: Hang) -> NoReturn:
         self.heart.fail()

@@ -100,7 +100,7 @@ def _computes() -> bool:
 
 def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
     """Fork ranks as they are asked for, and tell how they end, until nobody listens."""
-    num_ranks = 0
+    num_ranks, own_pid = 0, os.getpid()
     while True:
         if select.select([control], [], [], _LOOK_S if num_ranks else None)[0]:
             data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 3)
@@ -109,7 +109,7 @@ def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
             pid = os.fork()  # effect: a rank
             if pid == 0:
                 control.close()
-                _become_rank(json.loads(data), fds, worker, run_path)
+                _become_rank(json.loads(data), fds, worker, run_path, own_pid)
             for fd in fds:
                 os.close(fd)
             num_ranks += 1
@@ -122,12 +122,14 @@ def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
             _send(control, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str) -> NoReturn:
+def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str, parent: int) -> NoReturn:
     """Be what `python -m WORKER RUN` is with this environment and these streams, and the store's socket of rank 0."""
     code: Any = 1
     try:
         os.setsid()
         die_with_parent()
+        if os.getppid() != parent:  # it has died before
+            os._exit(1)
         for number, fd in enumerate(fds[:2], start=1):
             os.dup2(fd, number)
             os.close(fd)
