@@ -90,3 +90,20 @@ def test_a_host_that_is_cut_off_ends_the_run_in_seconds_where_nothing_restarts(t
         print(f"ended after {time.monotonic() - cut_s:.0f} s")
         assert time.monotonic() - cut_s < 120, "and not after hang_timeout, or never"
         assert "h1, 10.77.0.2) is gone" in log.read_text()
+
+
+def test_the_doctor_compares_hosts_over_ssh_and_names_the_one_that_does_not_answer(tmp_path: Path) -> None:
+    with network.hosts(2, tmp_path) as hosts, reachable(hosts, tmp_path / "ssh") as ssh:
+        (tmp_path / "hosts.txt").write_text("h0 slots=1\nh1 slots=1\n")
+        words = ("doctor", "--nodes", "--hostfile", tmp_path / "hosts.txt", "--ssh", ssh)
+        command = hosts[0].inside(sys.executable, "-m", "tuner", *words)
+        env = environment(PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+
+        both = subprocess.run(command, env=env, capture_output=True, text=True, timeout=STARTS_S)
+        hosts[1].cut()
+        one = subprocess.run(command, env=env, capture_output=True, text=True, timeout=STARTS_S)
+
+    assert both.returncode == 0, both.stdout + both.stderr
+    assert "ranks: 2, nodes: 2" in both.stdout
+    assert one.returncode != 0
+    assert "h1" in one.stdout + one.stderr

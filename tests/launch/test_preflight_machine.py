@@ -409,6 +409,18 @@ def test_one_node_has_no_port_to_be_in_use() -> None:
     assert list(host.port(made())) == []
 
 
+def test_an_mpirun_that_would_not_notice_a_lost_host_is_told() -> None:
+    several = made(flags={"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"})
+    of_orte = {"OMPI_MCA_orte_num_nodes": "2"}
+
+    (warning,) = host.lost_hosts(replace(several, environ=of_orte))
+
+    assert "oob_tcp_keepalive_time" in str(warning)
+    is_set = {**of_orte, "OMPI_MCA_oob_tcp_keepalive_time": "10"}
+    for plan, environ in ((made(), of_orte), (several, {}), (several, is_set)):
+        assert list(host.lost_hosts(replace(plan, environ=environ))) == []
+
+
 def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
     job = {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2"}
     several = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"}

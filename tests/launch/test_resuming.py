@@ -688,3 +688,4 @@ def test_what_no_smaller_number_of_nodes_could_go_on_with_is_refused_before_the_
         made(*sets, flags=flags, work_dir=tmp_path / "run", deepspeed="zero2")
 
     assert str(caught.value.where).startswith("--nnodes")
+    assert reason or "--batch-size 12" in str(caught.value), "which 2 and 3 nodes of 2 ranks divide"

@@ -53,6 +53,18 @@ def test_four_ranks_on_two_nodes_train_one_recipe(slurm: dict[str, str], tmp_pat
     assert done.stdout.count("Trained 4 steps") == 1
 
 
+@pytest.mark.long  # two nodes that this machine starts: tests/lab/test_nodes.py
+def test_the_doctor_compares_the_nodes_of_a_job(slurm: dict[str, str], tmp_path: Path) -> None:
+    command = ["srun", "-N2", "-n4", "--ntasks-per-node=2", sys.executable, "-m", "tuner", "doctor", "--nodes"]
+
+    done = subprocess.run(
+        [*command, "--launcher", "slurm"], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=400
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ranks: 4, nodes: 2" in done.stdout
+
+
 @pytest.mark.long  # a mistake is told once: below
 def test_a_bad_row_is_told_once_whatever_the_other_ranks_make_of_it(slurm: dict[str, str], tmp_path: Path) -> None:
     data = tmp_path / "my.jsonl"

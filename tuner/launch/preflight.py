@@ -121,6 +121,7 @@ CHECKS = (
     Check(host.port, {"start"}),
     Check(deepspeed_config.swap_disks, {"start"}),
     Check(host.forgotten_nodes, {"start"}),
+    Check(host.lost_hosts, {"start"}),
     Check(host.shadows, {"start"}),
 )
 """All checks, in the order in which their findings are shown."""

@@ -5,6 +5,7 @@ It reads checkpoints and does not change them. `runs.resume_point` knows how a c
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from datetime import datetime
@@ -222,7 +223,10 @@ def on_fewer_nodes(config: RecipeConfig, topology: Topology, state: CheckpointSt
     if not fits:
         each = f"{topology.nproc_per_node} ranks on each"
         problem = f"the global batch of {state.global_batch} cannot be kept on fewer than {most} nodes with {each}"
-        raise UsageError(problem, where=flag, fix=fix)
+        unit = topology.nproc_per_node * math.lcm(most, most - 1) * config.objective.least_batch_size
+        near = -(-state.global_batch // unit) * unit
+        another = f"Or set one that {most - 1} nodes can share: {Option('batch_size', near)}."
+        raise UsageError(problem, where=flag, fix=f"{fix} {another}")
     numbers = ", ".join(map(str, fits))
     return (f"{flag}: the global batch of {state.global_batch} can be kept with {numbers} of {most} nodes.",)
 
