@@ -661,6 +661,22 @@ def test_a_node_that_is_lost_is_left_out_of_the_next_attempt(place: Place, tmp_p
     assert first.members == third.members == (0, 2)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_node_that_stands_by_ends_well_if_the_run_does(place: Place, tmp_path: Path, code: int) -> None:
+    first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
+    assert at_once(first.wait) == [None]
+    first.go("first")
+    late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON), tmp_path)
+    wait_until(lambda: late._stands_by)
+
+    first.ended(code, "", None, None)
+    first.close()
+
+    (ended,) = at_once(late.wait)
+    assert ended is None if code == 0 else isinstance(ended, NodeError)
+    second.close()
+
+
 def test_a_node_that_stands_by_ends_with_the_run_and_its_reason(place: Place, tmp_path: Path) -> None:
     first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
     assert at_once(first.wait) == [None]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # asyncio, which a run of one node does not need
     from tuner.launch.meeting.leader import Leader
 
 
-def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun:
-    """Wait for the nodes of an attempt, and return its plan for as many as are there.
+def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun | None:
+    """Wait for the nodes of an attempt, and return its plan for as many as are there; None: the run was done without.
 
     Args:
         resolved: Planned for all nodes, or for those of the attempt before.
@@ -35,6 +35,9 @@ def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun:
     refused: set[int] = set()
     while True:
         launch_id = meeting.wait(refused)
+        if launch_id is None and not meeting.topology.leads:
+            print("The run is done. This node was not needed for it.", file=sys.stderr)
+            return None
         there = meeting.place
         if launch_id:
             return replace(resolved, launch_id=launch_id, machines=resolved.machines._replace(topology=there))

@@ -48,7 +48,10 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     try:
         while True:
             if meeting:
-                resolved = elastic.gathered(resolved, meeting)
+                there = elastic.gathered(resolved, meeting)
+                if there is None:
+                    return 0
+                resolved = there
             run_dir, leads = _directory(resolved, meeting), resolved.topology.leads
             if meeting:
                 meeting.go(resolved.launch_id)

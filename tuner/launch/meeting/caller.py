@@ -33,6 +33,10 @@ class _Refused(Exception):
     """Node 0 has decided against another attempt."""
 
 
+class _Done(Exception):
+    """The run is done, and this node was no member of its last attempt."""
+
+
 class Caller(Meeting):
     """Another node's part: it calls node 0 until it answers, and again when the connection is lost."""
 
@@ -52,7 +56,7 @@ class Caller(Meeting):
         self._lost: JsonObject | None = None
         self._other_folder = ""
         self._shares = False
-        self._has_left = self._knows = False
+        self._has_left = self._is_done = self._knows = False
         self._gone_s: float | None = None
         self._refusal: str | None = None
 
@@ -76,6 +80,8 @@ class Caller(Meeting):
                 return None, self._refusal
         try:
             return super().wait(), None
+        except _Done:
+            return None, "node 0 was started anew, and the run is done"
         except _Refused:
             return None, self._refusal
 
@@ -84,6 +90,8 @@ class Caller(Meeting):
             raise _Refused
         if self.launched is not None and self.own_end is None:
             return []
+        if self._has_left and self._is_done and self.launched is None:
+            raise _Done
         if self._has_left:
             raise NodeError("it has ended", where="node 0")
         address = f"{self.topology.master_addr}:{self.port}"
@@ -105,6 +113,8 @@ class Caller(Meeting):
     def wait(self, refused: Container[int] = ()) -> str | None:
         try:
             return super().wait(refused)
+        except _Done:
+            return None
         except _Refused:
             raise NodeError(str(self._refusal), where="node 0") from None
 
@@ -177,7 +187,7 @@ class Caller(Meeting):
             elif kind == "error":
                 self.end(NodeError.of(message))
             elif kind == "bye":
-                self._has_left = True
+                self._has_left, self._is_done = True, bool(message.get("is_done"))
             self.changed.notify_all()
 
     def _send(self, message: JsonObject) -> None:

@@ -465,7 +465,7 @@ class Leader(Meeting):
             await asyncio.sleep(CALL_S)
 
     async def leave(self) -> None:
-        self._broadcast({"kind": "bye"})
+        self._broadcast({"kind": "bye", "is_done": bool(self.own_end and self.own_end["code"] == 0)})
         await asyncio.gather(*(node.lines.closed() for node in self._nodes.values() if node.lines))
 
 

@@ -254,7 +254,7 @@ class Meeting(ABC):
             refused: Numbers of nodes that the run cannot go on with.
 
         Returns:
-            The launch's id for other nodes, None for node 0.
+            The launch's id for other nodes, None for node 0, and for a node that the others were done without.
 
         Raises:
             TunerError: another node's error; the nodes do not fit each other; the time is over.
