@@ -84,6 +84,11 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "a filter without a hostfile": ([TINY, "--include", "a"], ("--include without --hostfile",)),
     "no hostfile": ([TINY, "--hostfile", "none"], ("'none'", "NAME slots=N")),
     "a node beside a hostfile": ([TINY, "--hostfile", "h", "--node-rank", "1"], ("--node-rank=1 with --hostfile",)),
+    "spares without a hostfile": ([TINY, "--spare-nodes", "1"], ("--spare-nodes without --hostfile",)),
+    "more needed than there are": (
+        [TINY, "--nnodes", "3:2", "--node-rank", "0", "--master-addr", "h"],
+        ("3 is more than 2", "Use 2:3"),
+    ),
     "unknown launcher": ([TINY, "--launcher", "pdsh"], ("'pdsh'", "--launcher")),
     "no model": ([TINY, "--model", "./no model"], ("'./no model'", "model.path", "Check the path")),
     "no data": (

@@ -144,6 +144,29 @@ def test_a_dry_run_of_a_hostfile_shows_its_hosts_and_reaches_none(tuner: Tuner) 
     assert "not shown" not in shown.out + shown.err
 
 
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (("--max-restarts", "1", "--spare-nodes", "1", "--nnodes", "1:2"), None),
+        (("--max-restarts", "1", "--spare-nodes", "1", "--nnodes", "1:3"), "Use --nnodes 1:2."),
+        (("--spare-nodes", "1"), "--max-restarts"),
+        (("--max-restarts", "1", "--spare-nodes", "3"), "none is left to train"),
+        (("--nnodes", "3"), "--nnodes=3 with --hostfile"),
+    ],
+)
+def test_spare_hosts_and_fewer_nodes_of_a_hostfile(tuner: Tuner, flags: tuple[str, ...], refusal: str | None) -> None:
+    Path("hosts").write_text("n1 slots=1\nn2 slots=1\nn3 slots=1\n")
+
+    shown = tuner("train", TINY, "--hostfile", "hosts", *flags, "--dry-run")
+
+    if refusal:
+        assert shown.code == 2 and refusal in shown.err
+    else:
+        assert shown.code == 0, shown.err
+        assert "n2: node 1 of 2, 1 processes\n" in shown.out and "n3: takes the place" in shown.out
+
+
 def test_code_that_is_not_allowed_is_refused_before_a_host_is_reached(tuner: Tuner) -> None:
     Path("hosts").write_text("n1 slots=2\nn2 slots=2\n")
     Path("ssh").write_text("#!/bin/sh\ntouch reached\nexit 255\n")

@@ -37,7 +37,7 @@ from pathlib import Path
 from tests.lab.test_hosts import launch
 from tuner.lab import hosts as over_ssh
 over_ssh._AFTER_FAILURE_S, over_ssh._GONE_S, over_ssh._AGAIN_S = 0.5, 0.1, 0.1
-spare = sum(name.startswith("spare") for name in sys.argv[2:])
+spare = sum("spare" in name for name in sys.argv[2:])
 plan = launch(Path(sys.argv[1]), *sys.argv[2:], num_spare=spare, replaces_lost=spare > 0)
 sys.exit(over_ssh.run(plan, "10.0.0.1"))
 """
@@ -217,6 +217,23 @@ def test_the_first_host_is_started_again_where_it_was_and_goes_on_from_its_check
     assert child.returncode == 0, text
     name, *words = (tmp_path / "there").read_text().split()
     assert (name, words[-2:]) == ("once", ["--resume", "auto"])
+
+
+def test_a_run_that_is_done_without_a_lost_host_ends_well(started: Any, tmp_path: Path) -> None:
+    does(tmp_path, "time.sleep(1)")
+
+    child = started("n1", "dies", "gone-spare")
+
+    text, _ = child.communicate(timeout=30)
+    assert child.returncode == 0, text
+
+
+def test_with_fewer_nodes_allowed_each_host_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    does(tmp_path, "print(os.environ['NNODES'])")
+
+    assert over_ssh.run(launch(tmp_path, min_nodes=1), "10.0.0.1") == 0
+
+    assert sorted(capfd.readouterr().out.splitlines()) == ["n1: 1:2", "n2: 1:2"]
 
 
 def test_a_lost_host_that_nothing_replaces_ends_with_the_code_of_those_that_waited(

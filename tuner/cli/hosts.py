@@ -15,7 +15,7 @@ from tuner.cli.say import say
 from tuner.errors import UsageError
 from tuner.machine import hostfile as hostfiles
 from tuner.machine.topology import DEFAULT_PORT
-from tuner.machine.variables import count, settings_of, text
+from tuner.machine.variables import LaunchSettings, count, node_counts, settings_of, text
 from tuner.recipes import loading
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def start(
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
     settings = settings_of(request.flags._asdict(), os.environ)
-    _refuse_beside({**settings["--nnodes"], **settings["--node-rank"]}, request.flags.launcher)
+    nodes, fewest = settings["--nnodes"], 0
+    if any(":" in value for value in nodes.values()):
+        fewest, nodes = _fewest(settings, hostfile, include, exclude, spare_nodes), {}
+    _refuse_beside({**nodes, **settings["--node-rank"]}, request.flags.launcher)
     # A mistake is told once, and here.
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     for warning in loaded.warnings if dry_run else ():  # a start warns of them itself
@@ -73,12 +76,25 @@ def start(
         master_addr=text(settings, "--master-addr"),
         master_port=count(settings, "--master-port", maximum=65535),
         num_spare=spare_nodes,
+        min_nodes=fewest,
         replaces_lost=bool(request.max_restarts),
     )
     if dry_run:
         _print(launch)
         sys.exit(0)
     sys.exit(hosts_over_ssh.run(launch, hosts_over_ssh.look(launch)))
+
+
+def _fewest(
+    settings: LaunchSettings, hostfile: Path, include: str | None, exclude: str | None, spare_nodes: int
+) -> int:
+    """Return MIN of `--nnodes MIN:MAX`; MAX must be the hosts that train."""
+    least, most = node_counts(settings)
+    in_use = len(hostfiles.read(hostfile, include, exclude)) - spare_nodes
+    if most != in_use:
+        fix = f"Use --nnodes {min(least, in_use)}:{in_use}."
+        raise UsageError(f"{most} nodes, and {in_use} hosts that train", where="--nnodes / NNODES", fix=fix)
+    return least
 
 
 def _refuse_beside(settings: dict[str, str], launcher: str) -> None:

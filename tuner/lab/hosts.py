@@ -74,6 +74,8 @@ class Launch:
     master_port: int | None
     spare: tuple[Host, ...] = ()
     """Hosts that take the place of those that are lost."""
+    min_nodes: int = 0
+    """With `--nnodes MIN:MAX`, the fewest that go on; 0: all are needed."""
     replaces_lost: bool = False
     """The nodes restart (`--max-restarts`) and wait for a lost one, so it is started again."""
     secret: str = field(default_factory=secrets.token_hex, repr=False)
@@ -94,7 +96,8 @@ class Launch:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
         if len(self.hosts) > 1:
             port = str(self.master_port or DEFAULT_PORT)
-            variables |= {"NNODES": str(len(self.hosts)), "NODE_RANK": str(number), "ADDR": address, "PORT": port}
+            nodes = f"{self.min_nodes}:{len(self.hosts)}" if self.min_nodes else str(len(self.hosts))
+            variables |= {"NNODES": nodes, "NODE_RANK": str(number), "ADDR": address, "PORT": port}
             variables[MEETING] = " ".join((self.secret, *(each.name for each in hosts)))
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         # A node 0 that is started again is a new start of its run, which the others are in already.
@@ -127,6 +130,7 @@ def plan(
     master_addr: str | None = None,
     master_port: int | None = None,
     num_spare: int = 0,
+    min_nodes: int = 0,
     replaces_lost: bool = False,
 ) -> Launch:
     """Return what to start.
@@ -152,6 +156,7 @@ def plan(
     return Launch(
         hosts=hosts[:in_use],
         spare=hosts[in_use:],
+        min_nodes=min_nodes,
         replaces_lost=replaces_lost and in_use > 1,
         ssh=tuple(words_of(ssh, "--ssh")),
         argv=tuple(argv),
@@ -322,6 +327,8 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int], replacements: _Repla
         if time.monotonic() >= ends_s:
             for node in nodes:
                 node.give_up()
+    if not (failed or nodes[0].code):  # the run is done, perhaps without a host that was lost
+        return 0
     codes = [node.code for node in failed] or [node.code for node in nodes if node.code]
     # A killed rank makes ranks on other hosts fail, and these may end first. Their exit code 1 does not tell the cause.
     return next((code for code in codes if code != TunerError.exit_code), max(codes, default=0))
