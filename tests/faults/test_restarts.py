@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.runs import Finished, finish, ok, quick, start, train, wait_until
+from tests.e2e.runs import Finished, finish, ok, processes_of, quick, start, train, wait_until
 from tests.faults.conftest import ROOT, Faulty
-from tuner.runs import beats, ledger
+from tuner.runs import beats, checkpoints, ledger
 from tuner.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.e2e
@@ -65,13 +67,11 @@ def test_two_nodes_start_again_together(tmp_path: Path) -> None:
     assert all(node.returncode not in (0, None) for node in nodes)
 
 
-@pytest.mark.long  # without torch: tests/launch/test_warm.py
-def test_ranks_of_a_restart_are_forked_from_a_process_with_the_libraries_and_no_bit_changes(tmp_path: Path) -> None:
-    recipe, short = quick(tmp_path, "full"), ("--set", "max_steps=40", "--deepspeed", "zero2")
-    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *short))
+def forked(tmp_path: Path, recipe: Path, *arguments: object) -> tuple[subprocess.Popen[str], RunDirectory]:
+    """Start a run and kill a rank; return it when it has started again with ranks that are forked."""
     run = RunDirectory(tmp_path / "run")
-    command = start(recipe, "--work-dir", run.path, *short, "--set", "checkpoint.interval=2", "--max-restarts", 1)
-
+    how = ("--deepspeed", "zero2", "--set", "checkpoint.interval=2", "--max-restarts", 1)
+    command = start(recipe, "--work-dir", run.path, *how, *arguments)
     wait_until(lambda: (run.ranks / "warm.log").exists(), 120)
     ranks = {rank: psutil.Process(beat.pid) for rank, beat in beats.here(run).items()}
     for rank in ranks.values():  # until the libraries are loaded
@@ -80,10 +80,34 @@ def test_ranks_of_a_restart_are_forked_from_a_process_with_the_libraries_and_no_
     ranks[1].kill()
     ranks[0].resume()
     wait_until(lambda: any(beat.pid != ranks[0].pid for beat in beats.here(run).values() if beat.rank == 0), 120)
-    forked = psutil.Process(beats.here(run)[0].pid)
+    assert "tuner.worker.warm" in psutil.Process(beats.here(run)[0].pid).cmdline()
+    return command, run
 
-    assert "tuner.worker.warm" in forked.cmdline()
+
+@pytest.mark.long  # without torch: tests/launch/test_warm.py
+def test_ranks_of_a_restart_are_forked_from_a_process_with_the_libraries_and_no_bit_changes(tmp_path: Path) -> None:
+    recipe, short = quick(tmp_path, "full"), ("--set", "max_steps=40")
+    undisturbed = ok(train(recipe, tmp_path / "undisturbed", "--deepspeed", "zero2", *short))
+
+    command, run = forked(tmp_path, recipe, *short)
+
     ended = ok(finish(command, run.path))
     losses = {line["step"]: line["loss"] for line in ended.metrics if "loss" in line}
     assert list(losses.values()) == undisturbed.losses
     assert len(ended.json("run.json")["attempts"]) == 1
+
+
+@pytest.mark.long  # started ranks: tests/e2e/test_runs.py
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_forked_ranks_save_and_end_when_their_launcher_is_told_to_stop_or_killed(tmp_path: Path, number: int) -> None:
+    command, run = forked(tmp_path, quick(tmp_path, "full"), "--set", "max_steps=100000")
+    began = run.read_run().resume_step or 0
+    wait_until(lambda: any(beat.step > began for beat in beats.here(run).values()), 120)
+
+    command.send_signal(number)
+
+    assert command.wait(120) == (75 if number == signal.SIGTERM else -9)
+    command.communicate()
+    wait_until(lambda: not processes_of(run.path), 60)
+    newest, passed = checkpoints.newest_valid(run.checkpoints)
+    assert newest and newest.step > began and not passed

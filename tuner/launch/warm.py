@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import psutil
 
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.topology import STORE_FD
+from tuner.progress import POLL_S
 
 _MODULE = "tuner.worker.warm"
 _ANSWER_S = 10.0
@@ -52,12 +54,11 @@ class Forked:
             return bool(process and process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
         return False
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end."""
-        with contextlib.suppress(psutil.TimeoutExpired):
-            if self._process:
-                self._process.wait(timeout)
-        return self.poll()
+    def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
+        while (code := self.poll()) is None:
+            time.sleep(POLL_S)
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if it has not ended."""
