@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests import pages
-from tests.launch.plans import TINY
+from tests.launch.plans import TINY, written_run
 from tuner.cli import COMMANDS, tuner
+from tuner.recipes.recipe_file import read_part
 
 SKILL = pages.ROOT / "docs/skill/SKILL.md"
 TEXT = SKILL.read_text(encoding="utf-8")
@@ -32,8 +34,14 @@ JSON_KEYS = {
 def commands_with(flag: str) -> set[str]:
     """Return the commands that have an option."""
     context = click.Context(tuner)
-    found = {name: tuner.get_command(context, name) for name in COMMANDS}
-    return {name for name, command in found.items() if command and any(flag in one.opts for one in command.params)}
+    found = {name: [*below(tuner.get_command(context, name))] for name in COMMANDS}
+    return {name for name, each in found.items() if all(any(flag in one.opts for one in of.params) for of in each)}
+
+
+def below(command: click.Command | None) -> Iterator[click.Command]:
+    """Yield a command, or those of a group."""
+    assert command
+    yield from command.commands.values() if isinstance(command, click.Group) else (command,)
 
 
 @pytest.mark.parametrize("page", [SKILL, pages.ROOT / "docs/llms.txt"], ids=["skill", "llms.txt"])
@@ -56,34 +64,66 @@ def test_the_skill_has_the_exit_codes_and_the_commands_with_json() -> None:
     named = re.findall(r"^\| (\d+(?: \+ n)?) \|", TEXT, re.M)
 
     assert named == [code.replace("`", "") for code in re.findall(r"^\| (`\d+`(?: \+ n)?) \|", codes, re.M)]
-    assert {words.split()[0] for words in JSON_KEYS} | {"train"} == commands_with("--json")
+    assert {words.split()[0] for words in JSON_KEYS} | {"train"} == commands_with("--json") == {*COMMANDS}
 
 
 def printed(words: str) -> Any:
     """Return the JSON that a command prints; of a list its first item."""
-    stand_ins = {"RECIPE": TINY, "CODE": "bad-recipe", "FILE": "mine.yaml"}
-    result = CliRunner().invoke(tuner, [stand_ins.get(word, word) for word in words.split()])
+    stand_ins = {"RECIPE": TINY, "CODE": "bad-recipe", "SHELL": "bash", "RUN": "work_dirs/run", "FOLDER": "folder"}
+    stand_ins |= {"FILE": "rows.jsonl" if "dataset" in words else "mine.yaml", "NAME": "rtx4090"}
+    arguments = [stand_ins.get(word, word) for word in words.split()]
+    beside = ("--method", "lora") if "--gpu" in arguments else _BESIDE.get(arguments[0], ())
+    result = CliRunner().invoke(tuner, [*arguments, *beside])
     assert result.exit_code == 0, result.output
     value = json.loads(result.stdout)
     return value[0] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(
-    "words", [one for one in JSON_KEYS if one.split()[0] in ("show", "plan", "explain", "train", "import")]
+_BESIDE = {"submit": ("--dry-run",), "copy": ("copied.py",)}
+_PRINTED = (
+    "show",
+    "plan",
+    "explain",
+    "train",
+    "import",
+    "copy",
+    "new",
+    "completion",
+    "report",
+    "submit",
+    "list",
+    "runs",
 )
+
+
+@pytest.mark.parametrize("words", [one for one in JSON_KEYS if one.split()[0] in _PRINTED])
 def test_the_json_of_a_command_has_the_keys_that_the_skill_names(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: x/y\n")
 
-    assert set(JSON_KEYS[words]) - set(printed(words)) == set()
+    Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')
+    Path("folder").mkdir()
+    Path("folder/config.json").write_text(json.dumps(read_part("models", "qwen3_8b").values["architecture"]))
+    written_run(Path("work_dirs/run"))
+
+    found = printed(words)
+    assert set(JSON_KEYS[words]) - set(found) == set()
+    assert found["version"] == 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("words", [one for one in JSON_KEYS if one.split()[0] in ("list", "check", "data", "doctor")])
 def test_the_json_of_a_slow_command_has_the_keys_that_the_skill_names(words: str) -> None:
-    assert set(JSON_KEYS[words]) - set(printed(words)) == set()
+    Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')
+    Path("folder").mkdir()
+    Path("folder/config.json").write_text(json.dumps(read_part("models", "qwen3_8b").values["architecture"]))
+    written_run(Path("work_dirs/run"))
+
+    found = printed(words)
+    assert set(JSON_KEYS[words]) - set(found) == set()
+    assert found["version"] == 1
 
 
 @pytest.mark.long

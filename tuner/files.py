@@ -229,6 +229,10 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, dump_json(value))
 
 
+JSON_VERSION = 1
+"""The version of what commands print with --json, errors too. Raise it when a key changes its meaning."""
+
+
 def dump_json(value: object) -> str:
     """Return `value` as the text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

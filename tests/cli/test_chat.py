@@ -34,6 +34,7 @@ def test_stdin_is_one_prompt_and_the_answer_alone_goes_to_stdout(tuner: Tuner, m
     assert told.code == as_json.code == other.code == 0
     value = json.loads(as_json.out)
     assert value == {
+        "version": 1,
         "prompt": "Why?\nTell me.",
         "answer": told.out.removesuffix("\n"),
         "tokens": 6,

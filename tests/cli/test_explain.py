@@ -64,7 +64,7 @@ def test_json_holds_the_same(tuner: Tuner) -> None:
     (one,) = json.loads(tuner("explain", "stopped", "--json").out)
 
     assert (one["code"], one["exit_code"]) == ("stopped", 75)
-    assert one.keys() == {"code", "exit_code", "means", "cause", "example", "command", "fix"}
+    assert one.keys() == {"version", "code", "exit_code", "means", "cause", "example", "command", "fix"}
     assert len(json.loads(tuner("explain", "--json").out)) == len(explanations())
 
 

@@ -99,7 +99,7 @@ def test_what_is_not_there_is_told_with_the_nearest_name(tuner: Tuner, arguments
 def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tuner) -> None:
     found = json.loads(tuner("list", "--json").out)
 
-    assert [*found] == [*catalog.KINDS, "presets", "own"]
+    assert [*found] == ["version", *catalog.KINDS, "presets", "own"]
     for kind in catalog.KINDS:
         assert [*found[kind]] == [*catalog.names(kind)]
     facts = {
@@ -117,7 +117,7 @@ def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tun
 def test_as_json_a_filter_filters(tuner: Tuner) -> None:
     found = json.loads(tuner("list", "--json", "--methods", "q").out)
 
-    assert [*found] == ["methods", "presets", "own"]
+    assert [*found] == ["version", "methods", "presets", "own"]
     assert [*found["methods"]] == ["qlora"]
 
 
@@ -156,7 +156,7 @@ def test_names_as_json_come_with_how_many_there_are(tuner: Tuner, monkeypatch: p
 
     found = json.loads(tuner("list", "--json", "tiny_[lq]*ora_alpaca_e2").out)
 
-    assert found == {"names": ["tiny_lora_alpaca_e2"], "total": 2}
+    assert found == {"version": 1, "names": ["tiny_lora_alpaca_e2"], "total": 2}
 
 
 # Completion

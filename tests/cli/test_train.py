@@ -54,6 +54,7 @@ def test_a_dry_run_as_json_is_json_and_nothing_else(tuner: Tuner, tmp_path: Path
     found = _json(tuner, "--deepspeed", GUIDE)
 
     assert set(found) == {
+        "version",
         "argv",
         "env",
         "ranks",

@@ -25,7 +25,7 @@ import click
 
 from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean, exit_code_of
-from tuner.files import DISK_IS_FULL
+from tuner.files import DISK_IS_FULL, JSON_VERSION
 from tuner.machine import libraries
 from tuner.machine.variables import speaks
 from tuner.progress import show_on
@@ -213,7 +213,7 @@ def _shown(error: TunerError) -> str:
         return "\n".join((*error.for_people(), f"More: tuner explain {' '.join(codes)}"))
     import json  # only on the way to an error
 
-    return json.dumps({"error": error.to_json()})
+    return json.dumps({"version": JSON_VERSION, "error": error.to_json()})
 
 
 def main() -> None:
@@ -243,5 +243,5 @@ def main() -> None:
         if error.filename == _Output.NAME:  # Python would flush it once more
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         failure = DiskError(f"cannot write {error.filename or 'a file'}: {error.strerror}", fix="Free space.")
-        click.echo("\n".join(failure.for_people()), err=True)
+        click.echo(_shown(failure) if _wants_json() else "\n".join(failure.for_people()), err=True)
         sys.exit(failure.exit_code)

@@ -12,9 +12,8 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.options import Finite, OptionValue
-from tuner.cli.say import say
+from tuner.cli.say import say, say_json
 from tuner.errors import TunerError, UsageError, nearest
-from tuner.files import dump_json
 from tuner.machine.hardware import detect
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _answer_once(chat: Chat, prompt: str, seed: int, *, as_json: bool) -> None:
         click.echo(f"The answer was cut off after {answer.num_tokens} tokens; raise --max-new-tokens.", err=True)
     if as_json:
         value: dict[str, object] = {"prompt": prompt, "answer": answer.text, "tokens": answer.num_tokens}
-        click.echo(dump_json(value | {"is_whole": answer.is_whole, "seed": seed}), nl=False)
+        say_json(value | {"is_whole": answer.is_whole, "seed": seed})
     else:
         click.echo(answer.text.translate(_UNSHOWN) if sys.stdout.isatty() else answer.text)
 

@@ -8,8 +8,8 @@ import click
 
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, picked, recipe_options, refuse_changes
+from tuner.cli.say import say_json
 from tuner.errors import visible
-from tuner.files import dump_json
 from tuner.recipes.names import CONFIGS, Name, NameKind
 
 _WRONG = 2
@@ -48,7 +48,7 @@ def command(
     request = Request(name, overrides(**changes), deepspeed, allow_code=allow_code)
     report = checking.check(request, MachineFlags(**flags), dict(os.environ))
     if as_json:
-        click.echo(dump_json(report.to_json()), nl=False)
+        say_json(report.to_json())
     else:
         for finding in report.findings:
             click.echo(str(finding))

@@ -10,7 +10,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, all_of, debug_option
+from tuner.cli.options import OptionValue, all_of, debug_option, json_option
 from tuner.cli.say import say
 from tuner.errors import UsageError, did_you_mean
 
@@ -49,6 +49,7 @@ _options = all_of(
         expose_value=False,
         help="Accepted for XTuner's sake; weights are always safetensors.",
     ),
+    json_option,
     debug_option,
 )
 
@@ -59,7 +60,7 @@ _options = all_of(
 )
 @click.option("--fp32", is_flag=True, help="Write the weights in fp32.")
 @_options
-def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
+def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str, as_json: bool) -> None:
     """Export a trained model: SOURCE is a run directory or a checkpoint, DEST a new folder.
 
     XTuner's CONFIG argument is not needed: a run directory holds its recipe.
@@ -69,7 +70,7 @@ def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
     source, dest = paths[-2:]
     words = ["--dtype", "fp32"] if fp32 else []
     words += ["--max-shard-size", max_shard_size]
-    _export(source, dest, words, dtype="fp32" if fp32 else None, max_shard_size=max_shard_size)
+    _export(source, dest, words, dtype="fp32" if fp32 else None, max_shard_size=max_shard_size, as_json=as_json)
 
 
 @command.command("merge", cls=Command, examples=("tuner convert merge Qwen/Qwen3-8B work_dirs/NAME/TIME my-model",))
@@ -88,18 +89,20 @@ def merge(
     adapter: Path,
     dest: Path,
     max_shard_size: str,
+    as_json: bool,
 ) -> None:
     """Merge an adapter into its base model and write the whole model to DEST.
 
     BASE is a model's folder or an id on the hub; ADAPTER is a run directory or a folder with an adapter.
     """
     words = ["--merge", "--base", base, "--max-shard-size", max_shard_size]
-    _export(adapter, dest, words, merge=True, base=base, max_shard_size=max_shard_size)
+    _export(adapter, dest, words, merge=True, base=base, max_shard_size=max_shard_size, as_json=as_json)
 
 
 def _export(source: Path, dest: Path, words: Sequence[str], **options: OptionValue) -> None:
     """Print the `tuner export` command that does the same, with its flags `words`, and call it with its `options`."""
-    say(f"Running: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
+    if not options["as_json"]:
+        say(f"Running: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
     context = click.get_current_context()
     tuner = context.find_root().command
     assert isinstance(tuner, click.Group)

@@ -8,8 +8,8 @@ import click
 
 from tuner import paths
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, override_options, overrides, recipe_argument
-from tuner.cli.say import say
+from tuner.cli.options import OptionValue, json_option, override_options, overrides, recipe_argument
+from tuner.cli.say import say, say_json
 from tuner.files import write_new_text
 from tuner.recipes import loading
 from tuner.recipes.names import Name
@@ -20,7 +20,8 @@ from tuner.zero import choice
 @recipe_argument("name")
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
-def command(name: Name | None, dest: Path | None, allow_code: bool, **changes: OptionValue) -> None:
+@json_option
+def command(name: Name | None, dest: Path | None, allow_code: bool, as_json: bool, **changes: OptionValue) -> None:
     """Write a recipe as one file of its own, with every value and a comment on each.
 
     NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]
@@ -35,4 +36,7 @@ def command(name: Name | None, dest: Path | None, allow_code: bool, **changes: O
     recipe = choice.without_catalog(recipe)
     text = recipe.standalone_yaml if path.suffix == ".yaml" else recipe.standalone
     write_new_text(path, text(f" Train it: tuner train {path.name}"))
-    say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")
+    if as_json:
+        say_json({"recipe": recipe.name, "written": [str(path)], "warnings": list(recipe.warnings)})
+    else:
+        say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

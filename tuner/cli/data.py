@@ -15,8 +15,8 @@ import click
 from tuner.cli.data_tables import print_changed, print_differences, print_samples, print_split
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, recipe_options
+from tuner.cli.say import say_json
 from tuner.errors import DataError, visible
-from tuner.files import dump_json
 from tuner.recipes import loading
 from tuner.recipes.names import Name
 from tuner.recipes.schema import Dataset
@@ -138,7 +138,7 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
         rows = [
             {"where": error.where, "what": error.what, "fix": fix} for error, fix in zip(listed, fixes, strict=True)
         ]
-        click.echo(dump_json({"num_bad_rows": count, "bad_rows": rows}), nl=False)
+        say_json({"num_bad_rows": count, "bad_rows": rows})
     if count < 2 or is_mixed:
         return first
     for error in listed:
@@ -158,7 +158,7 @@ def _print_json(
     if "validation" in views:
         data["validation"]["in_training"] = views["validation"].prepared.in_training(views["train"].prepared)
     check = {} if differences is None else {"template_check": [asdict(difference) for difference in differences]}
-    click.echo(dump_json({"recipe": name, "objective": objective, "data": data, **check}), nl=False)
+    say_json({"recipe": name, "objective": objective, "data": data, **check})
 
 
 def _leak_warning(views: Mapping[str, View]) -> str | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from tuner.cli.help import Command
+from tuner.cli.say import say_json
 from tuner.errors import MachineError, UsageError
-from tuner.files import dump_json
 from tuner.machine import hardware, launchers
 from tuner.machine import hostfile as hostfiles
 from tuner.machine.hostfile import NODE
@@ -55,7 +55,7 @@ def command(as_json: bool, nodes: bool, launcher: Launcher, hostfile: Path | Non
         _start_on_hosts(hostfile, ssh)
     report = _of_nodes(launcher) if nodes else _of_installation()
     if as_json:
-        click.echo(dump_json(report.to_json()), nl=False)
+        say_json(report.to_json())
     else:
         _print(report)
     if report.failed:

@@ -11,9 +11,8 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
 from tuner.cli.options import OptionValue, picked
-from tuner.cli.say import say
+from tuner.cli.say import say, say_json
 from tuner.errors import DiskError, UsageError
-from tuner.files import dump_json
 from tuner.machine.hardware import detect
 
 
@@ -82,7 +81,7 @@ def command(
         wanted = Wanted(num_answers=generate or 0, out=out, tasks=names, **picked(Wanted._fields, options))
         done = evaluate(source, wanted, detect(os.environ), tell=lambda line: say(line, err=True), **options)
     if as_json:
-        click.echo(dump_json(done.to_json()), nl=False)
+        say_json(done.to_json())
         return
     say(f"{done.description}.")
     for name, number in done.scores():

@@ -12,9 +12,9 @@ from textwrap import fill
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.say import say, wrapped
+from tuner.cli.say import say, say_json, wrapped
 from tuner.errors import TunerError, UsageError, did_you_mean
-from tuner.files import dump_json, read_text
+from tuner.files import read_text
 from tuner.runs import causes
 
 _TEXTS = Path(__file__).with_name("explanations.toml")
@@ -98,7 +98,7 @@ def command(codes: tuple[str, ...], as_json: bool) -> None:
             raise UsageError(f"no error code {code!r}", where="CODE", fix=fix)
     chosen = [known[code] for code in codes or known]
     if as_json:
-        click.echo(dump_json([asdict(explanation) for explanation in chosen]), nl=False)
+        say_json([asdict(explanation) for explanation in chosen])
     elif codes:
         say("\n\n".join(map(_page, chosen)))
     else:

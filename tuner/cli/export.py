@@ -13,10 +13,10 @@ import click
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.models import source_of
-from tuner.cli.options import debug_option, remote_code_option
-from tuner.cli.say import say
+from tuner.cli.options import debug_option, json_option, remote_code_option
+from tuner.cli.say import say, say_json
 from tuner.errors import DiskError, Text, UsageError
-from tuner.files import scratch_folder
+from tuner.files import JsonObject, scratch_folder
 from tuner.fit.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option("--private", is_flag=True, help="Create the repository of --push as a private one.")
 @remote_code_option
+@json_option
 @debug_option
 def command(
     source: str,
@@ -74,6 +75,7 @@ def command(
     repository_name: str | None,
     private: bool,
     trust_remote_code: bool,
+    as_json: bool = False,
 ) -> None:
     """Export a trained model to a folder that transformers, peft, vLLM or Ollama load without tuner.
 
@@ -92,7 +94,8 @@ def command(
     if dest:
         check_dest(dest)
     saved = find(Path(source_of(source)), trust_remote_code=trust_remote_code)
-    say(f"Exporting {saved.description}.")
+    if not as_json:
+        say(f"Exporting {saved.description}.")
     if repository_name:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     quiet_libraries()
@@ -105,12 +108,14 @@ def command(
         assert repository is not None
         with scratch_folder(Path(tempfile.gettempdir()), "tuner-export-") as temporary:
             try:
-                _export(saved, temporary / repository.name.split("/")[1], options, repository, kept=False)
+                _export(
+                    saved, temporary / repository.name.split("/")[1], options, repository, kept=False, as_json=as_json
+                )
             except DiskError as error:
                 error.fix = Text("Free space, set TMPDIR to a folder on another disk, or give DEST there.")
                 raise
     else:
-        _export(saved, dest, options, repository, kept=True)
+        _export(saved, dest, options, repository, kept=True, as_json=as_json)
 
 
 def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
@@ -120,7 +125,9 @@ def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
         raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
 
 
-def _export(saved: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
+def _export(
+    saved: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool = False, as_json: bool
+) -> None:
     """Export to `dest`, and upload that; `kept` where the user named the folder."""
     from tuner.hub.push import upload
     from tuner.results.export import export
@@ -128,6 +135,10 @@ def _export(saved: SavedModel, dest: Path, options: Options, repository: Reposit
     started = time.monotonic()
     done = export(saved, dest, options, os.environ)
     seconds = time.monotonic() - started
+    if as_json:
+        url = upload(dest, done.private_base, repository, kept=kept) if repository else None
+        say_json(_answer(saved, dest if kept else None, done, seconds, url))
+        return
     if done.modelfile:
         _tell_gguf(dest, done, done.modelfile, seconds)
     else:
@@ -136,6 +147,24 @@ def _export(saved: SavedModel, dest: Path, options: Options, repository: Reposit
         say(f"Uploading to {repository.name}.")
         url = upload(dest, done.private_base, repository, kept=kept)
         say(f"Uploaded: {url}. Its card has no license: add the one that follows from the base and the data.")
+
+
+def _answer(saved: SavedModel, dest: Path | None, done: Exported, seconds: float, url: str | None) -> JsonObject:
+    """Return what --json prints; the folder of an upload alone is gone by then."""
+    files = [path for path in (dest, done.modelfile) if path]
+    return {
+        "source": saved.description,
+        "kind": done.kind,
+        "written": [str(path) for path in files],
+        "tensors": done.num_tensors,
+        "files": done.num_files,
+        "bytes": done.num_bytes,
+        "seconds": round(seconds, 1),
+        "compared": done.compared,
+        "private_base": done.private_base,
+        "needs_tuner": done.needs_tuner,
+        "uploaded": url,
+    }
 
 
 def _tell_gguf(dest: Path, done: Exported, modelfile: Path, seconds: float) -> None:

@@ -10,9 +10,9 @@ import click
 from tuner import paths
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.say import Style, columns, say
+from tuner.cli.say import Style, columns, say, say_json
 from tuner.errors import UsageError
-from tuner.files import JsonObject, dump_json, write_new_text
+from tuner.files import JsonObject, write_new_text
 from tuner.importers import deepspeed, recipe_text, tools
 from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Outcome
@@ -52,7 +52,7 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     path = paths.new_recipe(dest, _name(source), "-o")
     written = _write(imported, path)
     if as_json:
-        click.echo(dump_json(_json(imported, written)), nl=False)
+        say_json(_json(imported, written))
         return
     _print(imported)
     if imported.obstacle:

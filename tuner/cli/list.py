@@ -14,9 +14,9 @@ from tuner.assets import TEMPLATES
 from tuner.cli import complete, parts
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
-from tuner.cli.say import say, wrapped
+from tuner.cli.say import say, say_json, wrapped
 from tuner.errors import RecipeError, Text, TunerError, did_you_mean, visible
-from tuner.files import JsonObject, dump_json
+from tuner.files import JsonObject
 from tuner.recipes import catalog, patterns
 from tuner.recipes.catalog import PRESETS
 from tuner.zero import choice, lint
@@ -114,7 +114,7 @@ def _print_names(pattern: str, *, as_json: bool) -> None:
         hint = f"Did you mean {nearest!r}? " if nearest else ""
         raise RecipeError(f"no recipe's name matches {pattern!r}", fix=f"{hint}See: tuner list")
     if as_json:
-        click.echo(dump_json({"names": expansion.names, "total": expansion.total}), nl=False)
+        say_json({"names": expansion.names, "total": expansion.total})
         return
     click.echo("\n".join(expansion.names))
     if expansion.total > (shown := len(expansion.names)):
@@ -181,7 +181,7 @@ def _mistake(kind: str, name: str) -> TunerError | None:
 def _print_json(parts: Parts) -> None:
     by_kind: JsonObject = {kind: {name: _details(kind, name) for name in names} for kind, names in parts.items()}
     own = {kind: {name: _details(kind, name) for name in _own(kind)} for kind in _others()}
-    click.echo(dump_json({**by_kind, "presets": catalog.presets(), "own": own}), nl=False)
+    say_json({**by_kind, "presets": catalog.presets(), "own": own})
 
 
 def _print_summaries(parts: Parts) -> None:

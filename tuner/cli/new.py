@@ -9,8 +9,8 @@ import click
 from tuner import paths
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import all_of, catalog_option, debug_option
-from tuner.cli.say import say
+from tuner.cli.options import all_of, catalog_option, debug_option, json_option
+from tuner.cli.say import say, say_json
 from tuner.errors import ModelError, Text, UsageError
 from tuner.files import JsonObject, make_folder, write_new_text
 from tuner.fit.parameters import num_parameters
@@ -27,7 +27,7 @@ def command() -> None:
     """
 
 
-_options = all_of(click.argument("name"), catalog_option, debug_option)
+_options = all_of(click.argument("name"), catalog_option, json_option, debug_option)
 
 
 @command.command(cls=Command, examples=("tuner new model my_llama --from ./my-llama",))
@@ -44,21 +44,30 @@ _options = all_of(click.argument("name"), catalog_option, debug_option)
 @click.option(
     "--path", metavar="PATH", help="Where the weights are, if not in that folder: another folder or an id on the hub."
 )
-def model(name: str, source: Path, path: str | None) -> None:
+def model(name: str, source: Path, path: str | None, as_json: bool) -> None:
     """Add a model: NAME is its word in recipe names."""
     dest = _dest("models", name)
     facts = new_part.facts_of(source)
     where = path or _lasting(new_part.path_of(source))
     text = new_part.model(f"{where.rstrip('/').rpartition('/')[2]}: {_size(facts)}.", where, source, facts)
-    _write("models", name, dest, text)
-    say(f"Next: tuner plan {name}_qlora_custom_e1 --gpu a100-80g{_again()}")
+    answer = _write("models", name, dest, text, as_json=as_json)
+    if as_json:
+        say_json({**answer, "path": where, "model_type": facts["model_type"], "parameters": _parameters(facts)})
+    else:
+        say(f"Next: tuner plan {name}_qlora_custom_e1 --gpu a100-80g{_again()}")
+
+
+def _parameters(facts: JsonObject) -> int | None:
+    try:
+        return num_parameters(Architecture.model_validate(facts))
+    except ModelError:  # of a type that the plan has no formula for
+        return None
 
 
 def _size(facts: JsonObject) -> str:
     """Return the model_type, and the number of parameters if they can be counted."""
-    try:
-        count = num_parameters(Architecture.model_validate(facts))
-    except ModelError:
+    count = _parameters(facts)
+    if count is None:
         return f"{facts['model_type']}; the memory of this type cannot be planned"
     return f"{facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"
 
@@ -89,7 +98,13 @@ def _size(facts: JsonObject) -> str:
     help="The folder in which the paths of images begin. [default: that of the data set's file]",
 )
 def dataset(
-    name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...], image_folder: str | None
+    name: str,
+    path: str,
+    split: str,
+    row_format: str | None,
+    columns: tuple[str, ...],
+    image_folder: str | None,
+    as_json: bool,
 ) -> None:
     """Add a data set: NAME is its word in recipe names. Its first rows are read."""
     from tuner.data import formats, pipeline
@@ -117,7 +132,12 @@ def dataset(
         objectives=rows.objectives,
         image_folder=folder,
     )
-    _write("datasets", name, dest, text)
+    answer = _write("datasets", name, dest, text, as_json=as_json)
+    if as_json:
+        of_rows = {"format": rows.format, "objectives": list(rows.objectives), "bad_rows": rows.num_bad}
+        looked_at = {"rows": rows.num_rows, "is_all": rows.is_all}
+        say_json({**answer, "path": where, **of_rows, **looked_at})
+        return
     if rows.num_bad:
         say(f"{rows.num_bad:,} of the first {rows.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
     training = catalog.training_name(rows.objectives[0], catalog.DEFAULT_METHOD)
@@ -150,14 +170,17 @@ def _lasting(path: str) -> str:
     return str(local.absolute()) if local and catalog.given_folders() else path
 
 
-def _write(kind: str, name: str, dest: Path, text: str) -> None:
-    """Check and write a part, and print which parts of the same name it hides."""
+def _write(kind: str, name: str, dest: Path, text: str, *, as_json: bool) -> JsonObject:
+    """Check and write a part, and tell which parts of the same name it hides; return the same for --json."""
     loading.check_file(read_text(text, str(dest)))
     make_folder(dest.parent)
     write_new_text(dest, text)
-    say(f"Wrote {dest}.")
-    if note := catalog.shadowing(kind, name):
+    note = catalog.shadowing(kind, name)
+    if not as_json:
+        say(f"Wrote {dest}.")
+    if note:
         say(f"NOTE: {note}", err=True)
+    return {"kind": kind, "name": name, "written": [str(dest)], "note": note}
 
 
 def _again() -> str:

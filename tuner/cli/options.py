@@ -44,6 +44,7 @@ catalog_option = click.option(
     "times. [env: TUNER_CATALOG]",
 )
 """It holds until the command ends; `catalog.given_folders` returns the folders."""
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
 """`cli.main` looks for it."""
 

@@ -12,9 +12,8 @@ import click
 from tuner.cli import plan_table
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, picked, recipe_options
-from tuner.cli.say import say, say_table, wrapped
+from tuner.cli.say import say, say_json, say_table, wrapped
 from tuner.errors import UsageError
-from tuner.files import dump_json
 from tuner.fit import summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.candidates import Candidate
@@ -118,7 +117,7 @@ def command(
         _refuse_levels(deepspeed, changed, shows="the table")
         table = trainable.table(flags, os.environ, parts, changed, allow_code=allow_code)
         if as_json:
-            click.echo(dump_json(table.to_json()), nl=False)
+            say_json(table.to_json())
         else:
             plan_table.show(table)
         return
@@ -133,7 +132,7 @@ def command(
     plan = planning.make(loaded, flags, os.environ, deepspeed, on_cpus)
     rates = measured_rates.of(plan, measured_in) if measured_in else None
     if as_json:
-        click.echo(dump_json({**plan.to_json(), "measured": rates and rates.to_json()}), nl=False)
+        say_json(plan.to_json() | ({"measured": rates.to_json()} if rates else {}))
         return
     if plan.report:
         _print(plan.report, plan)
@@ -159,7 +158,7 @@ def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_j
         longest["with_everything"] = summary.longest(whole, architecture, machines)
     if as_json:
         values = {name: [vars(row) for row in rows] for name, rows in longest.items()}
-        click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)
+        say_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes})
         return
     title = "the longest row in units of 1,024 tokens, by the number of ranks that share it"
     say(wrapped(f"{loaded.name} on {machine_name}: {title}"))

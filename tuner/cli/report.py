@@ -11,7 +11,7 @@ import click
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.models import newest_of
-from tuner.cli.say import say
+from tuner.cli.say import say, say_json
 from tuner.errors import UsageError, visible
 from tuner.files import open_regular
 from tuner.report import page
@@ -41,7 +41,10 @@ def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) ->
 )
 @click.option("--watch", is_flag=True, help="Serve the report on this machine and keep it up to date.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of --watch. [default: a free one]")
-def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | None) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the answer as one JSON object; with --watch, a first line of JSON."
+)
+def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | None, as_json: bool) -> None:
     """Write a report of one or several runs as one HTML file: curves, memory, samples, time, warnings.
 
     The curves of several runs are overlaid, with the values in which their recipes differ; the file is then
@@ -52,23 +55,29 @@ def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | N
     if port and not watch:
         raise UsageError("--port without --watch", where="--port", fix="Add --watch, or leave --port out.")
     if watch:
-        _watch(list(dict.fromkeys(_place(name) for name in runs)), port or 0)
+        _watch(list(dict.fromkeys(_place(name) for name in runs)), port or 0, as_json=as_json)
         return
     paths = list(dict.fromkeys(map(listing.require_run, runs)))
     file = output or (RunDirectory(paths[0]).report if len(paths) == 1 else Path("report.html"))
     _check_free(file, page.MARK)
     page.write(paths, file.absolute())
-    say(str(file))
+    if as_json:
+        say_json({"written": [str(file)], "runs": [str(path) for path in paths]})
+    else:
+        say(str(file))
 
 
-def _watch(paths: Sequence[Path], port: int) -> None:
+def _watch(paths: Sequence[Path], port: int, *, as_json: bool) -> None:
     try:
         server = Server(paths, port)
     except OSError as error:
         fix = "Choose another, or leave --port out: a free one is taken."
         raise UsageError(f"port {port} cannot be opened: {error.strerror}", where="--port", fix=fix) from None
     with server:
-        say(server.url)
+        if as_json:
+            say_json({"address": server.url, "runs": [str(path) for path in paths]}, is_first=True)
+        else:
+            say(server.url)
         say("Press Ctrl-C to stop. Open the address above in a browser.", err=True)
         with suppress(KeyboardInterrupt):
             server.serve_forever()

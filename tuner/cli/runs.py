@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.say import say
+from tuner.cli.say import say, say_json
 from tuner.errors import UsageError, visible
-from tuner.files import dump_json
 from tuner.machine import slurm
 from tuner.runs import ledger, listing, promises
 from tuner.runs.directory import RunDirectory
@@ -66,7 +65,7 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
         _watch(folder)
     elif as_json:
         found = [{**run.to_json(), "ledger": _ledger(run).to_json()} for run in _below(folder)]
-        click.echo(dump_json(found), nl=False)
+        say_json(found)
     else:
         _print(folder, _below(folder))
 

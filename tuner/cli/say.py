@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TypedDict, Unpack
@@ -9,6 +10,7 @@ from typing import TypedDict, Unpack
 import click
 
 from tuner.errors import visible
+from tuner.files import JSON_VERSION, JsonObject, dump_json
 
 
 class Style(TypedDict, total=False):
@@ -22,6 +24,19 @@ class Style(TypedDict, total=False):
 def say(text: str = "", *, err: bool = False, **style: Unpack[Style]) -> None:
     """Print text without control characters on standard output or standard error, in a style of `click.style`."""
     click.echo(click.style(visible(text), **style) if style else visible(text), err=err)
+
+
+def say_json(answer: JsonObject | Sequence[JsonObject], *, is_first: bool = False) -> None:
+    """Print the answer of a command for programs on standard output; each object says the version of its shape.
+
+    Args:
+        is_first: It is one line, and a program that goes on reading gets it at once.
+    """
+    objects = [{"version": JSON_VERSION, **each} for each in ([answer] if isinstance(answer, dict) else answer)]
+    value = objects[0] if isinstance(answer, dict) else objects
+    click.echo(json.dumps(value) if is_first else dump_json(value), nl=is_first)
+    if is_first:
+        sys.stdout.flush()
 
 
 def columns(*, err: bool = False) -> int | None:

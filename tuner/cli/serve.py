@@ -13,7 +13,7 @@ import click
 
 from tuner.cli.help import Command
 from tuner.cli.models import model_options, source_of
-from tuner.cli.say import say
+from tuner.cli.say import say, say_json
 from tuner.errors import MachineError, UsageError
 from tuner.machine.hardware import detect, tool_path
 
@@ -42,6 +42,7 @@ from tuner.machine.hardware import detect, tool_path
     type=click.Choice(("transformers", "vllm")),
     help="Library that generates. [default: vllm if it is installed and a GPU is here, else transformers]",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print a first line of JSON: the address, the model, the key.")
 def command(
     source: str,
     adapter: str | None,
@@ -53,6 +54,7 @@ def command(
     api_key: str | None,
     allowed_hosts: tuple[str, ...],
     engine: Literal["transformers", "vllm"] | None,
+    as_json: bool,
 ) -> None:
     """Serve a trained model, or any other one, to OpenAI clients at http://HOST:PORT/v1.
 
@@ -89,6 +91,11 @@ def command(
 
     def on_open() -> None:
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        if as_json:
+            by = "vllm" if by_vllm else "transformers"
+            new_key = key if api_key is None else None  # a key of the user's own is not printed
+            say_json({"address": where, "model": called, "api_key": new_key, "engine": by}, is_first=True)
+            return
         say(f"Serving {spec.description} as {called!r} at {where}. Stop it with Ctrl-C.", err=True)
         if api_key is None:
             say(f"Its key, for clients (OPENAI_API_KEY): {key}", err=True)

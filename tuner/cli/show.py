@@ -13,10 +13,10 @@ import click
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import Changes, OptionValue, identified, overrides, picked, recipe_options, refuse_changes
-from tuner.cli.say import columns, say
+from tuner.cli.say import columns, say, say_json
 from tuner.cli.text import differing, origins_json, with_origins
 from tuner.errors import UsageError
-from tuner.files import JsonObject, dump_json
+from tuner.files import JsonObject
 from tuner.recipes import loading
 from tuner.recipes.merging import Kind, Origin, Place, Section, differences, leaves
 from tuner.recipes.names import CONFIGS, Name, NameKind
@@ -162,7 +162,7 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
         values: JsonObject = {name: section.values for name, section in shown.sections.items()}
         origins = {key: origins_json(shown.sections[name].origins) for key, name in named.items()}
-        click.echo(dump_json({**values, **origins, **shown.facts}), nl=False)
+        say_json({**values, **origins, **shown.facts})
         return
     lines, alone = [*shown.head], len(shown.sections) == 1
     for title, section in shown.sections.items():
@@ -190,7 +190,7 @@ def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, a
             name: {difference.key: difference.to_json() for difference in several}
             for name, several in by_section.items()
         }
-        click.echo(dump_json({"left": left_name, "right": right_name, "differences": by_key}), nl=False)
+        say_json({"left": left_name, "right": right_name, "differences": by_key})
         return
     say(f"--- {left_name}", fg="red")
     say(f"+++ {right_name}", fg="green")

@@ -11,8 +11,7 @@ import click
 
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, recipe_options
-from tuner.cli.say import say
-from tuner.files import dump_json
+from tuner.cli.say import say, say_json
 from tuner.recipes.names import Name
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def command(
             "kept": str(result.kept) if result.kept else None,
             "not_tried": UNKNOWN,
         }
-        click.echo(dump_json(value), nl=False)
+        say_json(value)
         sys.exit(result.exit_code)
     if result.kept:
         say(f"{result.name} failed at {result.stages[-1].name}. Its files are kept in {result.kept}", err=True)

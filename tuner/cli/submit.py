@@ -14,8 +14,17 @@ import click
 
 from tuner import remote_code
 from tuner.cli.help import Command
-from tuner.cli.options import ONE_VALUE, Changes, OptionValue, overrides, picked, plain_name, recipe_options
-from tuner.cli.say import say
+from tuner.cli.options import (
+    ONE_VALUE,
+    Changes,
+    OptionValue,
+    json_option,
+    overrides,
+    picked,
+    plain_name,
+    recipe_options,
+)
+from tuner.cli.say import say, say_json
 from tuner.cli.text import announce
 from tuner.errors import UsageError
 from tuner.files import disk_errors, write_text
@@ -104,6 +113,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.option("--work-dir", type=click.Path(path_type=Path), help="Folder of the run. [default: work_dirs/RECIPE/TIME]")
 @click.option("--ignore-fit", is_flag=True, help="Submit even if the estimated memory does not fit.")
 @click.option("--dry-run", is_flag=True, help="Print the job script without submitting it.")
+@json_option
 def command(
     recipe: Name | None,
     deepspeed: str | None,
@@ -116,6 +126,7 @@ def command(
     work_dir: Path | None,
     ignore_fit: bool,
     dry_run: bool,
+    as_json: bool,
     allow_code: bool,
     **rest: OptionValue,
 ) -> None:
@@ -169,13 +180,21 @@ def command(
     # No torch.py of the working directory is imported in place of the real one.
     python = [sys.executable, "-P", "-m"]
     text = sbatch.script(job, folder, [*python, "tuner", "train", *train], Path.cwd(), [*python, AFTER])
-    announce(run, warnings)
+    if not as_json:
+        announce(run, warnings)
     if dry_run:
-        click.echo(text, nl=False)
+        if as_json:
+            say_json({**_answer(run, job, folder, None, warnings), "script": text})
+        else:
+            click.echo(text, nl=False)
         return
     if code:
         remote_code.record(code)
-    _announce(run, job, folder, _submit(job, folder, text))
+    number = _submit(job, folder, text)
+    if as_json:
+        say_json({**_answer(run, job, folder, number, warnings), "script": text})
+    else:
+        _announce(run, job, folder, number)
 
 
 def _host_bytes(size: str | None, mem: str | None) -> int:
@@ -243,8 +262,29 @@ def _submit(job: Job, folder: Path, text: str) -> str:
     return number
 
 
+def _answer(
+    run: ResolvedRun, job: Job, folder: Path, number: str | None, warnings: tuple[str, ...]
+) -> dict[str, OptionValue]:
+    """Return what --json prints; `number` None: nothing was submitted."""
+    return {
+        "recipe": run.recipe.name,
+        "job": number,
+        "run_directory": str(folder),
+        "log": str(_log(job, folder, number)) if number else None,
+        "array": job.array,
+        "nodes": run.topology.num_nodes,
+        "ranks": run.topology.world_size,
+        "level": run.level,
+        "warnings": [*run.warnings, *warnings],
+    }
+
+
+def _log(job: Job, folder: Path, number: str) -> Path:
+    return folder / (f"slurm-{number}_{job.first_index}.out" if job.array else f"slurm-{number}.out")
+
+
 def _announce(run: ResolvedRun, job: Job, folder: Path, number: str) -> None:
-    log = folder / (f"slurm-{number}_{job.first_index}.out" if job.array else f"slurm-{number}.out")
+    log = _log(job, folder, number)
     for line in (
         f"{run.recipe.name}: job {number}, {run.topology.describe()}; DeepSpeed: {run.level}",
         f"run directory: {folder}{'/INDEX' if job.array else ''}",

@@ -13,10 +13,9 @@ import click
 from tuner.cli import guide, hosts
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, overrides, picked, recipe_options
-from tuner.cli.say import columns, say
+from tuner.cli.say import columns, say, say_json
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
-from tuner.files import dump_json
 from tuner.machine import hardware, slurm
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
 from tuner.recipes.names import Name
@@ -241,7 +240,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
             "run_directory": str(run.run_path),
             "resume": str(run.resume.path) if run.resume else None,
         }
-        click.echo(dump_json(value), nl=False)
+        say_json(value)
         return
     announce(run, warnings)
     sections = {

@@ -11,8 +11,8 @@ import click
 
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, overrides, recipe_options
-from tuner.cli.say import say
-from tuner.files import JsonObject, dump_json, write_new_text
+from tuner.cli.say import say, say_json
+from tuner.files import JsonObject, write_new_text
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
 from tuner.recipes.names import Name
@@ -75,7 +75,7 @@ def command(
         except FileExistsError:  # it was not there when the measuring began
             say(f"{tuned.path} already exists and was not changed.", err=True)
     if as_json:
-        click.echo(dump_json(_json(tuned, written)), nl=False)
+        say_json(_json(tuned, written))
     else:
         _print(tuned, written)
     sys.exit(tuned.exit_code)

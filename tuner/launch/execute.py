@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tuner import hooks, remote_code
 from tuner.errors import TunerError
-from tuner.files import JsonObject
+from tuner.files import JSON_VERSION, JsonObject
 from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Warm
@@ -130,7 +130,7 @@ class Events:
         """Print the events of an attempt from its start until its ranks have ended."""
         record = self._run_dir.run_or_none
         started = record.model_dump(include=_STARTED, exclude_unset=True) if record else {}
-        self._write("started", {"run": str(self._run_dir.path), **started})
+        self._write("started", {"version": JSON_VERSION, "run": str(self._run_dir.path), **started})
         poller = Poller(self._look, "events")
         poller.start()
         try:

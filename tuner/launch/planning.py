@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tuner.errors import ModelError, Text, marked
-from tuner.files import JsonObject
+from tuner.files import JSON_VERSION, JsonObject
 from tuner.fit import sizes, summary
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.fit.candidates import Candidate
@@ -25,8 +25,6 @@ from tuner.zero.recipe_values import is_auto
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3
 """How many lines of each a plan prints in Python."""
-VERSION = 1
-"""The version of a plan's JSON. Raise it when a key changes its meaning."""
 
 
 class Plan(NamedTuple):
@@ -97,7 +95,7 @@ class Plan(NamedTuple):
     def to_json(self) -> JsonObject:
         """Return the plan as plain values; sizes are whole bytes."""
         empty: JsonObject = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
-        value = {"version": VERSION, **(summary.to_json(self.report) if self.report else empty), "chosen": None}
+        value = {"version": JSON_VERSION, **(summary.to_json(self.report) if self.report else empty), "chosen": None}
         if chosen := self.chosen:
             value |= {"chosen": {"name": chosen.level, "split": chosen.split._asdict(), **chosen.fit.to_json()}}
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}

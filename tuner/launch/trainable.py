@@ -26,8 +26,6 @@ from tuner.recipes.recipe import Overrides
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import Architecture
 
-VERSION = 1
-"""The version of the table's JSON. Raise it when a key changes its meaning."""
 METHODS = ("lora", "qlora", "full")
 SERIES = (
     "qwen3",
@@ -118,7 +116,6 @@ class Table(NamedTuple):
         """Return the table as plain values; sizes are whole bytes, lengths are tokens."""
         node = self.machines.hardware
         return {
-            "version": VERSION,
             "machines": {
                 "nodes": self.machines.topology.num_nodes,
                 "gpus_per_node": len(node.gpus),
@@ -187,10 +184,12 @@ def table(
         TunerError: no GPU is named and none is here, flags contradict each other, or no size of the models is known.
     """
     if not (flags.gpu or flags.gpu_memory or hardware.detect(environ).gpus):
+        missing = "no GPU is" if parts else "neither a recipe nor a GPU is"
+        recipe = "" if parts else " For a recipe: tuner plan RECIPE."
         raise UsageError(
-            "neither a recipe nor a GPU is given, and this machine has no GPU",
+            f"{missing} given, and this machine has none",
             where="tuner plan",
-            fix=f"For what a GPU can train: {Option('gpu', 'rtx4090')}. For a recipe: tuner plan RECIPE.",
+            fix=f"For what a GPU can train: {Option('gpu', 'rtx4090')}.{recipe}",
         )
     changes = overrides or Overrides()
     methods = (changes.method,) if changes.method else METHODS
