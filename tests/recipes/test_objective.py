@@ -15,6 +15,7 @@ from tuner.recipes.schema.objectives.dpo import Dpo, DpoLoss
 from tuner.recipes.schema.objectives.kto import Kto
 
 DPO = "tiny_dpo_full_sample_preferences_e1"
+GRPO = "tiny_grpo_full_sample_e1"
 OWNERS_OF_LOSS_TYPE = f"objective.loss_type belongs to {', '.join(objectives_with('loss_type'))}"
 
 
@@ -38,6 +39,11 @@ def changed(name: str, *pairs: str) -> Recipe:
         (DPO, "beta=0", ("objective.beta = 0", "greater than 0")),
         (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),
         (DPO, "objective.loss_weights=(1,2)", ("2 weights for 1 losses",)),
+        (GRPO, "objective.loss_type=cispo", ("epsilon_high", "0.2", "5.0")),
+        (GRPO, "objective.loss_type=luspo", ("importance_sampling_level", "'sequence'")),
+        (GRPO, "objective.sapo_temperature_pos=2.0", ("nothing reads it with the loss dapo",)),
+        (GRPO, "objective.top_entropy_quantile=0", ("objective.top_entropy_quantile = 0",)),
+        (GRPO.replace("grpo", "rloo"), "objective.reward_clip_range=(1.0,-1.0)", ("the least reward first",)),
         (
             "tiny_orpo_full_sample_e1",
             "loss_type=ipo",
@@ -168,3 +174,10 @@ def test_the_objective_decides_the_learning_rate_and_an_adapter_takes_ten_times_
     )
     assert "for an adapter" in own.origins["optim_wrapper.optimizer.lr"].source
     assert changed(adapter, "lr=1e-6").config.optim_wrapper.optimizer.lr == 1e-6
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_the_micro_batch_is_not_chosen_where_tokens_are_chosen_in_it(share: float) -> None:
+    objective = changed(GRPO, f"objective.top_entropy_quantile={share}").config.objective
+
+    assert objective.depends_on_micro_batch is objective.depends_on_ranks is (share < 1)

@@ -285,3 +285,119 @@ def test_vllm_gets_the_prepared_prompts_and_answers_a_validation_greedily(
     assert made.evaluate()["eval_completion_length"] == 2
     assert {temperature for _, temperature in engine.calls[1:]} == {0.0}
     assert engine.temperature == 0.7
+
+
+OFF_POLICY = {
+    "cispo": ("objective.epsilon_high=1.1",),
+    "sapo": ("objective.sapo_temperature_pos=1.5", "objective.sapo_temperature_neg=2.0"),
+    "vespo": ("objective.vespo_k_pos=1.5", "objective.vespo_lambda_neg=2.5"),
+    "luspo": ("objective.importance_sampling_level=sequence",),
+}
+
+
+def off_policy_by_hand(
+    loss_type: str, new_BC: torch.Tensor, old_BC: torch.Tensor, advantages_B: torch.Tensor, mask_BC: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss with the settings of `OFF_POLICY`: MiniMax-M1 (arXiv:2506.13585), equation 4 (cispo); SAPO
+    (arXiv:2511.20347), equations 5 and 6; VESPO, its gamma weights; LUSPO, the sum over a completion's tokens.
+    """
+    ratio_BC, advantages_B1 = (new_BC - old_BC).exp(), advantages_B[:, None]
+    is_good_B1, num = advantages_B1 > 0, mask_BC.sum()
+    match loss_type:
+        case "cispo":
+            weight_BC = ratio_BC.clamp(max=1.1).detach()
+            return -(weight_BC * advantages_B1 * new_BC * mask_BC).sum() / num
+        case "sapo":
+            heat_B1 = torch.where(is_good_B1, 1.5, 2.0)
+            gate_BC = 4 / heat_B1 * torch.sigmoid(heat_B1 * (ratio_BC - 1))
+            return -((gate_BC * advantages_B1 * mask_BC).sum(1) / mask_BC.sum(1)).mean()
+        case "vespo":
+            whole_B1 = ((new_BC - old_BC) * mask_BC).sum(1, keepdim=True).exp().detach()
+            power_B1, decay_B1 = torch.where(is_good_B1, 1.5, 3.0), torch.where(is_good_B1, 3.0, 2.5)
+            weight_B1 = decay_B1.exp() * whole_B1**power_B1 * (-decay_B1 * whole_B1).exp()
+            return -(weight_B1 * advantages_B1 * new_BC * mask_BC).sum() / num
+    mean_B1 = (((new_BC - old_BC) * mask_BC).sum(1) / mask_BC.sum(1))[:, None].exp()
+    each_B1 = torch.minimum(mean_B1 * advantages_B1, mean_B1.clamp(0.8, 1.2) * advantages_B1)
+    return -(each_B1 * mask_BC).sum(1).mean()
+
+
+def log_probs_of(made: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the log-probability of every word at each place of the completions."""
+    prompt_BP, tokens_BC = inputs["prompt_ids"], inputs["completion_ids"]
+    seen_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    logits_BTV = made.model(input_ids=torch.cat([prompt_BP, tokens_BC], 1), attention_mask=seen_BT).logits
+    log_probs_BCV: torch.Tensor = logits_BTV[:, prompt_BP.shape[1] - 1 : -1].log_softmax(-1)
+    return log_probs_BCV
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+@pytest.mark.parametrize("loss_type", OFF_POLICY)
+def test_the_losses_that_weigh_otherwise_are_their_papers_in_micro_batches_of_any_size(
+    loss_type: str, num_batches: int, tmp_path: Path
+) -> None:
+    made, inputs = trainer_with(
+        tmp_path, "objective.rewards=['length']", f"objective.loss_type={loss_type}", *OFF_POLICY[loss_type]
+    )
+    inputs["completion_mask"] *= torch.arange(6) < torch.tensor([1, 6, 3, 2])[:, None]
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    new_BC = log_probs_of(made, inputs).gather(-1, inputs["completion_ids"][..., None])[..., 0]
+    drift_BC = 0.3 * torch.randn(new_BC.shape, generator=torch.Generator().manual_seed(1))
+    inputs["old_per_token_logps"] = new_BC.detach() - drift_BC  # as after a step on the same completions
+    advantages, mask = inputs["advantages"], inputs["completion_mask"]
+    expected = off_policy_by_hand(loss_type, new_BC, inputs["old_per_token_logps"], advantages, mask)
+    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
+    assert any(gradient.abs().max() > 1e-3 for gradient in expected_grads)
+
+    size, total = 4 // num_batches, 0.0
+    made.args.steps_per_generation = made.current_gradient_accumulation_steps = num_batches
+    for start in range(0, 4, size):
+        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        loss = made.compute_loss(made.model, rows)
+        loss.backward()
+        total += loss.item()
+
+    assert total == pytest.approx(expected.item(), abs=1e-5)
+    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
+        assert torch.allclose(weight.grad, gradient, atol=1e-5)
+
+
+def test_only_the_tokens_that_are_hardest_to_predict_carry_the_loss(tmp_path: Path) -> None:
+    """Wang et al., 2025 (arXiv:2506.01939): the policy gradient of the tokens of high entropy alone."""
+    made, inputs = trainer_with(tmp_path, "objective.rewards=['length']", "objective.top_entropy_quantile=0.25")
+    log_probs_BCV, mask_BC = log_probs_of(made, inputs), inputs["completion_mask"].bool()
+    entropy_BC = -(log_probs_BCV.exp() * log_probs_BCV).sum(-1).detach()
+    is_hard_BC = (entropy_BC >= torch.quantile(entropy_BC[mask_BC], 0.75)) & mask_BC
+    new_BC = log_probs_BCV.gather(-1, inputs["completion_ids"][..., None])[..., 0]
+    each_BC = -(new_BC - new_BC.detach()).exp() * inputs["advantages"][:, None]
+    expected_grads = torch.autograd.grad((each_BC * is_hard_BC).sum() / mask_BC.sum(), [*made.model.parameters()])
+
+    grads = torch.autograd.grad(made.compute_loss(made.model, inputs), [*made.model.parameters()])
+
+    assert 0 < is_hard_BC.sum() < mask_BC.sum() and any(one.abs().max() > 1e-3 for one in grads)
+    for one, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_each_reward_is_normalized_in_its_group_before_they_are_added_up(tmp_path: Path) -> None:
+    """GDPO: advantages of each reward in its group, their weighted sum, and that normalized over the batch."""
+    rewards = "objective.rewards=[dict(type='length', weight=2.0), dict(type='length', target=20)]"
+    made, inputs = trainer_with(tmp_path, rewards, "objective.multi_objective_aggregation=normalize_then_sum")
+    lengths = [len(text) for text in made._logs["completion"]]
+    scores_BK = torch.tensor([[-min(1.0, abs(length - by) / by) for by in (200, 20)] for length in lengths])
+    grouped_G4K = scores_BK.view(-1, 4, 2)
+    each_G4K = (grouped_G4K - grouped_G4K.mean(1, keepdim=True)) / (grouped_G4K.std(1, keepdim=True) + 1e-4)
+    summed = (each_G4K * torch.tensor([2.0, 1.0])).sum(-1).flatten()
+    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
+
+    assert torch.allclose(expected, torch.tensor(made._logs["advantages"]), atol=1e-5)
+    assert torch.allclose(expected.sort()[0], inputs["advantages"].sort()[0], atol=1e-5)
+
+
+def test_rewards_of_rloo_are_clipped_before_they_are_compared(tmp_path: Path) -> None:
+    clipped = "objective.reward_clip_range=(-0.9, -0.5)"
+    made, _ = trainer_with(tmp_path, "objective.rewards=['length']", clipped, "objective.beta=0.0", objective="rloo")
+    texts = made._logs["completion"]
+    rewards_G4 = torch.tensor([-min(1.0, abs(len(text) - 200) / 200) for text in texts]).clamp(-0.9, -0.5).view(-1, 4)
+    others_G4 = (rewards_G4.sum(1, keepdim=True) - rewards_G4) / 3
+
+    assert torch.allclose((rewards_G4 - others_G4).flatten(), torch.tensor(made._logs["advantages"]), atol=1e-5)

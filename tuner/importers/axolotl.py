@@ -374,7 +374,7 @@ TABLE: Mapping[str, Rule] = {
 _OF_TRL = (
     *("num_generations", "num_iterations", "generation_batch_size", "max_completion_length", "temperature", "top_p"),
     *("min_p", "repetition_penalty", "epsilon", "epsilon_high", "importance_sampling_level", "beta"),
-    *("mask_truncated_completions", "use_bias_correction_kl"),
+    *("mask_truncated_completions", "use_bias_correction_kl", "multi_objective_aggregation"),
 )
 """Keys of the block `trl` that a recipe's objective has under the same name."""
 TABLE = {

@@ -1,15 +1,29 @@
 """Group relative policy optimization."""
 
+<<<<<<< HEAD
 from collections.abc import Mapping
 from typing import ClassVar, Literal
+=======
+from typing import Annotated, ClassVar, Literal
+>>>>>>> 3a3170b5 (GRPO's losses cispo, sapo, vespo and luspo, rewards normalized one by one, the tokens hardest to predict; RLOO's clipped rewards)
 
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from tuner.recipes.schema.block import Contradictions
 from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.recipes.schema.sampling import DROPPED
 from tuner.recipes.schema.tools import TOOL_KEYS, Tools
+
+_CLIPPED = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "luspo"})
+READERS = {
+    "epsilon": _CLIPPED,
+    "epsilon_high": _CLIPPED | {"cispo"},
+    "delta": _CLIPPED,
+    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), frozenset({"sapo"})),
+    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), frozenset({"vespo"})),
+}
+"""The losses that read a key, in TRL 1.16."""
 
 
 class Grpo(GroupRewards, Tools):
@@ -22,9 +36,15 @@ class Grpo(GroupRewards, Tools):
     type: Literal["grpo"]
     # How the loss of tokens is added up: a mean over the tokens of a step ('bnpo', and 'dapo', which counts them in all
     # completions that are generated at once), over completions ('grpo'), or a sum divided by a constant ('dr_grpo').
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    # Others replace the clipping: 'cispo' clips the weight of a token (arXiv 2506.13585; set epsilon_high=5.0), 'sapo'
+    # weighs by a soft gate (arXiv 2511.20347), 'vespo' by the probability of the whole completion; 'luspo' sums the
+    # tokens of a completion (with importance_sampling_level='sequence').
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"] = "dapo"
     # What an advantage is divided by: the spread of the rewards of its prompt, of all prompts, or nothing.
     scale_rewards: Literal["group", "batch", "none"] = "group"
+    # Several rewards are added up and then normalized, or each is normalized in its group before they are added up, so
+    # that one of large numbers does not hide the others (GDPO); scale_rewards is not read then.
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     # Whether probabilities are compared token by token or for whole completions.
     importance_sampling_level: Literal["token", "sequence"] = "token"
     # An upper bound of the ratio of probabilities where an advantage is negative: 1 + epsilon or more. None: no bound.
@@ -34,13 +54,46 @@ class Grpo(GroupRewards, Tools):
     use_bias_correction_kl: bool = True
     # The weight of a bonus for tokens that are hard to predict, a mean over the tokens of a step.
     entropy_coef: NonNegativeFloat = 0.0
+    # The share of tokens that carry the loss: those that are hardest to predict (arXiv 2506.01939 uses 0.2). They are
+    # chosen in each micro-batch of all ranks, so below 1 tuner does not choose its size.
+    top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # The temperatures of 'sapo' for completions above the mean of their prompt, and for the others.
+    sapo_temperature_pos: PositiveFloat = 1.0
+    sapo_temperature_neg: PositiveFloat = 1.05
+    # The power and the decay of the weights of 'vespo', for completions above the mean of their prompt and for others.
+    vespo_k_pos: PositiveFloat = 2.0
+    vespo_lambda_pos: PositiveFloat = 3.0
+    vespo_k_neg: PositiveFloat = 3.0
+    vespo_lambda_neg: PositiveFloat = 2.0
 
     def contradictions(self) -> Contradictions:
+<<<<<<< HEAD
         yield from super().contradictions()
+=======
+        loss = self.loss_type
+        unread = (key for key, readers in READERS.items() if loss not in readers)
+        yield from self.unread(f"with the loss {loss}", *unread)
+        if loss == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            shown = self.epsilon if self.epsilon_high is None else self.epsilon_high
+            why = f"cispo clips weights at epsilon_high, and {shown} scales every gradient down; set it to 5.0"
+            yield "loss_type", why
+        if loss == "luspo" and self.importance_sampling_level != "sequence":
+            yield "loss_type", "luspo compares whole completions: set importance_sampling_level to 'sequence'"
+        if loss == "vespo" and self.importance_sampling_level != "token":
+            yield "loss_type", "vespo weighs whole completions by itself: set importance_sampling_level to 'token'"
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            yield from self.unread("where each reward is normalized by itself", "scale_rewards")
+        if self.top_entropy_quantile < 1 and self.entropy_coef:
+            yield (
+                "entropy_coef",
+                "the bonus is a mean over all tokens, and top_entropy_quantile leaves some out: use one",
+            )
+>>>>>>> 3a3170b5 (GRPO's losses cispo, sapo, vespo and luspo, rewards normalized one by one, the tokens hardest to predict; RLOO's clipped rewards)
         if self.beta == 0:
             yield from self.unread("with beta = 0", "use_bias_correction_kl")
 
     @property
+<<<<<<< HEAD
     def own_functions(self) -> Mapping[str, tuple[str, ...]]:
         environment = (self.environment,) if self.environment else ()
         called = {"tools": self.tools, "environment": environment}
@@ -49,3 +102,13 @@ class Grpo(GroupRewards, Tools):
     @property
     def prompt_tokens(self) -> int:
         return self.max_result_tokens if self.environment else 0
+=======
+    def depends_on_micro_batch(self) -> bool:
+        """TRL 1.16 chooses the tokens of `top_entropy_quantile` in a micro-batch."""
+        return self.top_entropy_quantile < 1
+
+    @property
+    def depends_on_ranks(self) -> bool:
+        """It gathers the entropies of that micro-batch on all ranks."""
+        return self.top_entropy_quantile < 1
+>>>>>>> 3a3170b5 (GRPO's losses cispo, sapo, vespo and luspo, rewards normalized one by one, the tokens hardest to predict; RLOO's clipped rewards)

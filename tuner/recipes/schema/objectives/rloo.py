@@ -1,9 +1,10 @@
 """REINFORCE with a leave-one-out baseline."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
+from tuner.recipes.schema.block import Contradictions, Lax
 from tuner.recipes.schema.group_rewards import GroupRewards
 from tuner.recipes.schema.objective import ObjectiveFacts
 from tuner.recipes.schema.sampling import DROPPED
@@ -21,3 +22,10 @@ class Rloo(GroupRewards):
     beta: NonNegativeFloat = 0.05
     # Divide advantages by their spread.
     normalize_advantages: bool = False
+    # The least and the most that the sum of the rewards of a completion may be, before the distance to the reference
+    # model is subtracted. None: no bounds.
+    reward_clip_range: Annotated[tuple[float, float], Lax] | None = None
+
+    def contradictions(self) -> Contradictions:
+        if self.reward_clip_range is not None and not self.reward_clip_range[0] < self.reward_clip_range[1]:
+            yield "reward_clip_range", "write the least reward first, then the most, such as (-1.0, 1.0)"
