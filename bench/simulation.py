@@ -54,7 +54,7 @@ from bench.gpu_loss import as_on_a_gpu
 from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, without_autocast
 from tuner.models.attention import register
 from tuner.models.compat import repeat_heads_on_old_gpus
-from tuner.models.compat_experts import fused_in, open_to_peft, pack, packed_in
+from tuner.models.compat_experts import fused_in, has_experts, open_to_peft, pack, packed_in
 from tuner.models.load import limit_input_gradients
 from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
@@ -189,8 +189,8 @@ def build(job: Job) -> Any:
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(job.dtype)
     if job.recompute:
-        # TRL 1.16 takes reentrant checkpoints for an adapter at ZeRO-3 (sft_trainer.py).
-        is_reentrant = bool(job.adapter) and job.stage == 3
+        # TRL 1.16 takes reentrant checkpoints for an adapter at ZeRO-3 (sft_trainer.py), tuner not for experts.
+        is_reentrant = bool(job.adapter) and job.stage == 3 and not has_experts(model)
         limit_input_gradients(model, reads_images=job.num_images > 0, is_reentrant=is_reentrant)
         model.activation_checkpointing_enable({"use_reentrant": is_reentrant})
     return trained

@@ -97,6 +97,11 @@ def fused_in(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in weights if weight.ndim == 3 and weight.numel() <= LARGEST_IN_4_BITS}
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Return whether a model has fused experts, in 4 bits or not."""
+    return bool(packed_in(model)) or any(fused_in(module) for module in model.modules())
+
+
 def _is_fused(model: PreTrainedModel, name: str) -> bool:
     module, key = get_module_from_name(model, name)
     return key in fused_in(module)

@@ -157,7 +157,7 @@ def load_model(
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     if not config.model.remote_code:
         is_reentrant = config.adapter is not None and shards
-        if is_reentrant and config.objective.generated_by is None and _has_experts(model):
+        if is_reentrant and config.objective.generated_by is None and compat_experts.has_experts(model):
             let_routers_learn(model)
             is_reentrant = False
         limit_input_gradients(model, reads_images=config.reads_images, is_reentrant=is_reentrant)
@@ -179,11 +179,6 @@ def limit_input_gradients(model: PreTrainedModel, *, reads_images: bool, is_reen
         llm = model.get_decoder()
         model.enable_input_require_grads = llm.enable_input_require_grads
         model.disable_input_require_grads = llm.disable_input_require_grads
-
-
-def _has_experts(model: PreTrainedModel) -> bool:
-    modules = model.modules()
-    return bool(compat_experts.packed_in(model)) or any(compat_experts.fused_in(module) for module in modules)
 
 
 def let_routers_learn(model: PreTrainedModel) -> None:
