@@ -265,7 +265,7 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
     with torch.device(META):
         targets = [*ODD_LINEARS[kind]] if kind in ODD_LINEARS else "all-linear"
         adapted = get_peft_model(model, LoraConfig(target_modules=targets, **settings), autocast_adapter_dtype=False)
-        on_experts = any("experts" in name and "lora_A" in name for name, _ in holder.named_parameters())
+        on_experts = any(".experts." in name and "lora_A" in name for name, _ in holder.named_parameters())
         if on_experts:
             adapted.unload()
             plain = {name.rpartition(".")[2] for name, is_plain in linears.items() if is_plain}
