@@ -1,11 +1,7 @@
 """Group relative policy optimization."""
 
-<<<<<<< HEAD
 from collections.abc import Mapping
-from typing import ClassVar, Literal
-=======
 from typing import Annotated, ClassVar, Literal
->>>>>>> 3a3170b5 (GRPO's losses cispo, sapo, vespo and luspo, rewards normalized one by one, the tokens hardest to predict; RLOO's clipped rewards)
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -67,9 +63,7 @@ class Grpo(GroupRewards, Tools):
     vespo_lambda_neg: PositiveFloat = 2.0
 
     def contradictions(self) -> Contradictions:
-<<<<<<< HEAD
         yield from super().contradictions()
-=======
         loss = self.loss_type
         unread = (key for key, readers in READERS.items() if loss not in readers)
         yield from self.unread(f"with the loss {loss}", *unread)
@@ -88,12 +82,10 @@ class Grpo(GroupRewards, Tools):
                 "entropy_coef",
                 "the bonus is a mean over all tokens, and top_entropy_quantile leaves some out: use one",
             )
->>>>>>> 3a3170b5 (GRPO's losses cispo, sapo, vespo and luspo, rewards normalized one by one, the tokens hardest to predict; RLOO's clipped rewards)
         if self.beta == 0:
             yield from self.unread("with beta = 0", "use_bias_correction_kl")
 
     @property
-<<<<<<< HEAD
     def own_functions(self) -> Mapping[str, tuple[str, ...]]:
         environment = (self.environment,) if self.environment else ()
         called = {"tools": self.tools, "environment": environment}
@@ -102,7 +94,8 @@ class Grpo(GroupRewards, Tools):
     @property
     def prompt_tokens(self) -> int:
         return self.max_result_tokens if self.environment else 0
-=======
+
+    @property
     def depends_on_micro_batch(self) -> bool:
         """TRL 1.16 chooses the tokens of `top_entropy_quantile` in a micro-batch."""
         return self.top_entropy_quantile < 1
@@ -111,4 +104,3 @@ class Grpo(GroupRewards, Tools):
     def depends_on_ranks(self) -> bool:
         """It gathers the entropies of that micro-batch on all ranks."""
         return self.top_entropy_quantile < 1
->>>>>>> 3a3170b5 (GRPO's losses cispo, sapo, vespo and luspo, rewards normalized one by one, the tokens hardest to predict; RLOO's clipped rewards)
