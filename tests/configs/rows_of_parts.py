@@ -5,6 +5,7 @@ Of a mixture: one row for each of its data sets, in their order.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Row = dict[str, Any]
@@ -85,6 +86,16 @@ ROWS: dict[str, Row | list[Row]] = {
     "alpaca_gpt4_zh": ALPACA,
     "alpaca_spanish": ALPACA,
     "alpaca_zh": {**ALPACA, "instruction_zh": "为什么？", "input_zh": "", "output_zh": "因为。"},
+    "apigen_mt_5k": {
+        "conversations": [
+            {"from": "human", "value": "Weather?"},
+            {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Rome"}}'},
+            {"from": "observation", "value": '{"sky": "blue"}'},
+            {"from": "gpt", "value": "Blue."},
+        ],
+        "tools": '[{"name": "weather", "description": "", "parameters": {"type": "object", "properties": {}}}]',
+        "system": "Follow the policy.",
+    },
     "arxiv_gentitle": {"abstract": "We show it.", "title": "On It", "categories": "cs.CL", "id": "2001.00001"},
     "aya": {"inputs": "Why?", "targets": "Because.", "language": "English", "language_code": "eng", "user_id": "u"},
     "belle_0_5m": ALPACA,
@@ -121,6 +132,8 @@ ROWS: dict[str, Row | list[Row]] = {
     "cosmopedia_v2": {**TEXT, "prompt": "Write a page.", "audience": "general", "format": "textbook"},
     "custom_pretrain": TEXT,
     "custom_sft": {"messages": TURNS},
+    "dapo_math_17k": {"prompt": "1 + 1?", "solution": "2", "data_source": "math_dapo", "ability": "MATH"},
+    "deepmath_103k": {"question": "1 + 1?", "final_answer": "2", "difficulty": 1.0, "r1_solution_1": "It is 2."},
     "deita_10k": {"prompt": "Why?", "prompt_id": "0", "messages": TURNS},
     "dialogsum": {"id": "train_0", "dialogue": "#Person1#: Hi.", "summary": "A greeting.", "topic": "greeting"},
     "distilabel_orca_dpo_pairs": {
@@ -239,6 +252,7 @@ ROWS: dict[str, Row | list[Row]] = {
         ],
     },
     "no_robots": {"prompt": "Why?", "prompt_id": "0", "messages": TURNS, "category": "Open QA"},
+    "nemotron_post_training_v2": [{"uuid": "0", "category": "math", "reasoning": "off", "messages": TURNS}] * 4,
     "numina_math_cot": {"source": "aops_forum", **NUMINA},
     "numina_math_tir": NUMINA,
     "oasst1": OASST,
@@ -317,6 +331,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "slimpajama_6b": {**TEXT, "meta": {"redpajama_set_name": "RedPajamaCommonCrawl"}, "__index_level_0__": 0},
     "smol_smoltalk": {"messages": TURNS, "source": "smol-magpie-ultra"},
     "smoltalk": {"messages": TURNS, "source": "smol-magpie-ultra"},
+    "smoltalk2": [{"messages": TURNS, "chat_template_kwargs": {"enable_thinking": False}, "source": "magpie"}] * 4,
     "sql": {"question": "How many?", "context": "CREATE TABLE t (a INTEGER)", "answer": "SELECT COUNT(*) FROM t"},
     "stack_exchange": {"qid": 0, "question": "Why?", "date": "2020", "metadata": [], "response": "Because."},
     "stack_exchange_paired": {
@@ -337,6 +352,7 @@ ROWS: dict[str, Row | list[Row]] = {
     },
     "starcoder_python": {"max_stars_repo_path": "a.py", "max_stars_repo_name": "a/b", "content": "print(1)"},
     "stem_zh": ALPACA,
+    "swe_smith_trajectories": {"messages": json.dumps(TURNS), "instance_id": "0", "resolved": True, "model": "claude"},
     "synthetic_text_to_sql": {
         "id": 0,
         "domain": "forestry",

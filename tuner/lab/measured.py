@@ -26,7 +26,7 @@ from tuner.recipes.schema.measured import Measured
 _VERSION = 1
 """Of what is kept: it grows when `measuring` measures something else."""
 _LIBRARIES = ("torch", "transformers", "peft")
-_LONGEST_S = 300
+_LONGEST_S = 600
 _FOLDER = "measured"
 
 

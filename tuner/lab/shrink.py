@@ -95,6 +95,7 @@ def _layers(architecture: Architecture) -> JsonObject:
         num = 2 * period
     return {
         "num_hidden_layers": num,
+        "first_k_dense_replace": min(architecture.first_k_dense_replace, num - 1),
         "num_kv_shared_layers": period if architecture.num_kv_shared_layers else 0,
         "layer_types": (names * 2)[:num],
         "mlp_layer_types": list(architecture.mlp_layer_types[:num]),

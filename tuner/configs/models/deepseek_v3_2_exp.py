@@ -20,4 +20,5 @@ architecture = dict(
     v_head_dim=128,
     n_routed_experts=256,
     n_shared_experts=1,
+    first_k_dense_replace=3,
 )
