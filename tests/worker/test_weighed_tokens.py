@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -20,6 +21,7 @@ from tuner.data.batches import SampleCollator, WeighedCollator
 from tuner.data.prepared import in_arrays
 from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.loading import load
+from tuner.results.evaluate import likelihood
 from tuner.worker.long_rows import RowPart
 from tuner.worker.objectives.sft_training import Sft
 from tuner.worker.trainer_setup import evaluator
@@ -71,6 +73,20 @@ def test_the_validation_loss_weighs_tokens(config: Any, batch_size: int, tmp_pat
 
     assert found["eval_loss"] == pytest.approx(expected, rel=1e-5)
     assert 0 <= found["eval_mean_token_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_tuner_eval_weighs_tokens_as_a_validation_does(batch_size: int) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(QWEN).eval()
+    spec = SimpleNamespace(model=SimpleNamespace(images=None), description="a model")
+    loaded: Any = SimpleNamespace(encoder=TextEncoder(tokenizer()), spec=spec, model=model)
+    prepared: Any = SimpleNamespace(dataset=weighed())
+
+    found = likelihood(loaded, prepared, batch_size)
+
+    assert found["loss"] == pytest.approx(by_hand(model), rel=1e-5)
+    assert found["tokens"] == sum(label != -100 for row in weighed() for label in row["labels"])
 
 
 def test_a_batch_keeps_the_weights_of_its_tokens_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
