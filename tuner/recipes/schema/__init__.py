@@ -763,8 +763,6 @@ class RecipeConfig(Block):
             yield "log.generate", why
         if self.train_cfg.sequence_parallel_size > 1:
             yield "log.generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0"
-        if self.train_cfg.autotp_size > 1:
-            yield "log.generate", "does not work with train_cfg.autotp_size above 1; use 0"
 
 
 def resolved_document(config: RecipeConfig) -> JsonObject:

@@ -127,6 +127,9 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base):
         why = "is tested with plain LoRA alone, without DoRA, modules_to_save and PiSSA or OLoRA"
         yield "adapter", why, f"Use plain LoRA, or {whole}."
+    if config.log.generate:
+        why = "does not go with log.generate: each rank would answer prompts of its own"
+        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
     if optimizer.type in ("Muon", "Lamb"):
         why = f"does not go with {optimizer.type}, which looks at whole matrices"
         yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {whole}."
