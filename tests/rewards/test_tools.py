@@ -14,6 +14,7 @@ import pytest
 from tests.each import each
 from tuner.errors import ModelError, ToolError
 from tuner.recipes.schema.objectives.grpo import Grpo
+from tuner.rewards.built_in import text_of
 from tuner.rewards.isolated_process import CallFailure
 from tuner.rewards.tool_calls import Rollouts, ToolFailure, calls_in, described
 from tuner.rewards.tool_templates import known, refuse_unknown
@@ -55,6 +56,7 @@ def fails(how: str):
 '''
 GAME = '''
 import time
+from pathlib import Path
 
 class Game:
     def __init__(self):
@@ -79,7 +81,7 @@ class Game:
         return 1.0 / self.steps if self.steps else None
 
     def close(self):
-        open("closed", "a").write("x")
+        Path(__file__).with_name("closed").open("a").write("x")
 
     def _hidden(self):
         """No tool."""
@@ -181,10 +183,7 @@ def test_unknown_tools_wrong_arguments_and_too_many_calls_fail_and_are_listed(tm
     assert [line["tool"] for line in listed(tmp_path)] == ["search", "add", "add", "add"]
 
 
-def test_each_completion_has_an_environment_and_one_that_hangs_ends_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_each_completion_has_an_environment_and_one_that_hangs_ends_no_other(tmp_path: Path) -> None:
     with rollouts(block(tmp_path, game=True), tmp_path) as calls:
         assert calls.begin([{"answer": 3}, {"answer": 4}]) == [" (guess up to 3)", " (guess up to 4)"]
         first, second = calls.table(0), calls.table(1)
@@ -236,3 +235,10 @@ def test_the_calls_of_a_completion_are_told_with_their_results() -> None:
     told = [(each["tool"], each["result"]) for each in calls_in(messages)]
 
     assert told == [("one", "1"), ("two", "2"), ("three", None)]
+
+
+def test_a_completion_that_ends_with_a_result_has_no_answer() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": []}
+
+    assert text_of([called, {"role": "tool", "name": "add", "content": "3"}]) == ""
+    assert text_of([called, {"role": "tool", "name": "add", "content": "3"}, {"role": "assistant", "content": "3"}])

@@ -24,6 +24,7 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.tools import tools_of
 from tuner.rewards.tool_calls import described
+from tuner.worker import compat
 from tuner.worker.objectives import completions
 from tuner.worker.objectives.completions import seed_of
 from tuner.worker.objectives.tool_turns import shorten
@@ -187,3 +188,20 @@ def test_a_prompt_is_rendered_with_the_tools_of_the_objective(tmp_path: Path) ->
         with_tools.prompt_ids(chat) == plain.prompt_ids(Chat(chat.messages, tools=[schema])) != plain.prompt_ids(chat)
     )
     assert with_tools.content() != plain.content(), "prepared rows are kept by it"
+
+
+def test_a_call_that_reached_no_tool_is_listed_and_completions_that_end_with_a_call_are_counted(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _, _ = made(tmp_path, monkeypatch)
+
+    def turn(arguments: object) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    answered = [turn("1, 2"), {"role": "tool", "name": "add", "content": "{'error': 'no mapping'}"}]
+    trainer._note([answered, [turn({"a": 1})]])
+
+    [line] = map(json.loads, (tmp_path / "tool_failures.jsonl").read_text().splitlines())
+    assert (line["tool"], json.loads(line["arguments"])) == ("add", "1, 2")
+    assert compat.metrics_of(trainer, "train")["tools/unanswered"] == [0.0, 0.5]

@@ -234,7 +234,7 @@ def calls_in(completion: object) -> Iterator[JsonObject]:
         results = iter([])  # type: ignore[var-annotated]
         if message.get("tool_calls"):
             following = messages[at + 1 : at + 1 + len(message["tool_calls"])]
-            results = iter([one["content"] for one in following if one["role"] == "tool"])
+            results = iter([told["content"] for told in following if told["role"] == "tool"])
         for call in message.get("tool_calls") or ():
             function = call.get("function", call)
             yield {"tool": function["name"], "arguments": function["arguments"], "result": next(results, None)}
