@@ -135,6 +135,28 @@ def test_ranks_end_with_the_process_that_forked_them(fork: Fork, warm: Warm) -> 
     assert fork("pass") is None
 
 
+def test_ranks_are_told_once_when_their_supervisor_ends_and_may_finish(
+    fork: Fork, warm: Warm, run: RunDirectory
+) -> None:
+    saves = """
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print("ready", flush=True)
+while not told: time.sleep(0.01)
+time.sleep(0.5)
+print(len(told), flush=True)
+"""
+    log = run.ranks / "out.log"
+    assert fork(saves)
+    wait_until(lambda: "ready" in log.read_text())
+    assert warm._control and warm._process
+
+    warm._control.close()
+
+    assert warm._process.wait(30) == 0
+    assert log.read_text() == "ready\n1\n"
+
+
 def test_when_it_is_killed_its_ranks_stop_and_the_attempt_has_failed(fork: Fork, warm: Warm, run: RunDirectory) -> None:
     assert warm._process
     saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"

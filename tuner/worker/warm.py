@@ -4,7 +4,7 @@ The imports are most of what a restart takes. This process makes them while the 
 touches a GPU: a fork of a process that has would find none. Each rank is a child with the environment, the streams, the
 session and the signals that its supervisor would have given it; its exit code goes back over the socket FD.
 
-If this process ends, its ranks get SIGTERM, as they do when the supervisor ends, which ends this process.
+When the supervisor ends, its ranks get SIGTERM, and it ends after them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tuner.worker.quiet import quiet_libraries
 MAX_BYTES = 1 << 20
 """Of a message: the environment of a rank."""
 _TRIAL_S = 30.0
-_LOOK_S = 0.02
+_LOOK_S, _IDLE_S = 0.02, 0.5
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """torch then asks NVML whether there are GPUs, where CUDA would have to be initialized."""
 
@@ -99,27 +99,44 @@ def _computes() -> bool:
 
 
 def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
-    """Fork ranks as they are asked for, and tell how they end, until nobody listens."""
-    num_ranks, own_pid = 0, os.getpid()
-    while True:
-        if select.select([control], [], [], _LOOK_S if num_ranks else None)[0]:
+    """Fork ranks as they are asked for, and tell how they end, until the supervisor has ended; then end them."""
+    told: list[int] = []
+    # Ranks whose parent dies get a signal for each of its threads that outlives another, and a second one kills at
+    # once. So they are told once, and this process ends after them.
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    ranks, own_pid = set[int](), os.getpid()
+    while not told:
+        if select.select([control], [], [], _LOOK_S if ranks else _IDLE_S)[0]:
             data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 3)
             if not data:
-                sys.exit(0)
+                break
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the rank has a handler of its own
             pid = os.fork()  # effect: a rank
             if pid == 0:
                 control.close()
                 _become_rank(json.loads(data), fds, worker, run_path, own_pid)
             for fd in fds:
                 os.close(fd)
-            num_ranks += 1
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            ranks.add(pid)
             _send(control, {"pid": pid})
-        while num_ranks:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            num_ranks -= 1
-            _send(control, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        _reap(ranks, control)
+    for pid in ranks:
+        os.kill(pid, signal.SIGTERM)
+    while ranks:
+        time.sleep(_LOOK_S)
+        _reap(ranks, control)
+    sys.exit(0)
+
+
+def _reap(ranks: set[int], control: socket.socket) -> None:
+    """Take the exit codes of ranks that have ended, and tell them if anybody listens."""
+    while ranks:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        ranks.remove(pid)
+        _send(control, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str, parent: int) -> NoReturn:
@@ -127,6 +144,8 @@ def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str
     code: Any = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         die_with_parent()
         if os.getppid() != parent:  # it has died before
             os._exit(1)
@@ -154,10 +173,8 @@ def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str
 
 
 def _send(control: socket.socket, message: dict[str, object]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # nobody listens
         control.send(json.dumps(message).encode())
-    except OSError:  # nobody listens
-        sys.exit(0)
 
 
 if __name__ == "__main__":
