@@ -190,6 +190,13 @@ def needed(plan: ResolvedRun) -> tuple[float, float]:
     return sizes
 
 
+def test_in_fp32_without_zero_the_weights_are_their_own_masters() -> None:
+    alone, sharded = (needed(made("dtype=fp32", deepspeed=level))[0] for level in ("none", "zero1"))
+
+    assert alone == 803_712 * (4 + 4 + 8)
+    assert sharded - alone == 803_712 * 4
+
+
 def test_checkpoint_sizes_are_those_measured() -> None:
     # On DeepSpeed 0.19.8 with bf16: files of tiny_full_sample (803,712 parameters) and its LoRA (466,944 trained).
     bf16 = "dtype=bf16"

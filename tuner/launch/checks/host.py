@@ -120,7 +120,8 @@ def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
     """Return the bytes of one checkpoint and of the result, without tokenizer; None if the model's size is unknown.
 
     A checkpoint holds the saved model (below stage 3 once more in DeepSpeed's own file), and the fp32 weights and
-    optimizer states of the trained weights. With frozen layers it holds no model. Measured on DeepSpeed 0.19.8 and
+    optimizer states of the trained weights; in fp32 at stage 0 the weights are their own masters. With frozen layers it
+    holds no model. Measured on DeepSpeed 0.19.8 and
     transformers 5.23, stages 0 to 3, full, LoRA and freeze.
     """
     config, facts = run.recipe.config, run.recipe.config.architecture
@@ -130,8 +131,10 @@ def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
     width = run.precision.weight_bytes
     result = width * (trained if config.adapter else num_parameters(facts))
     as_model = 0 if config.train_cfg.trainable_layers else result
-    in_states = 0 if Level.of_config(run.final.config).stage == 3 else width * trained
-    return as_model + in_states + (4 + state_bytes(config)) * trained, result
+    stage = Level.of_config(run.final.config).stage
+    in_states = 0 if stage == 3 else width * trained
+    masters = 0 if stage == 0 and run.precision.dtype == "fp32" else 4
+    return as_model + in_states + (masters + state_bytes(config)) * trained, result
 
 
 def num_checkpoints(run: ResolvedRun) -> int:
