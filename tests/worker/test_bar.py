@@ -120,3 +120,13 @@ def test_on_a_terminal_the_bar_is_there_and_lines_of_others_are_in_the_log(capfd
     os.close(master)
     assert "1/4" in shown and "library" not in shown
     assert capfd.readouterr().out == "step 1/4  validation loss 2.2500\na library's line\n"
+
+
+def test_rewards_without_an_opinion_end_no_run(capfd: pytest.CaptureFixture[str]) -> None:
+    bar = ProgressBar(None)
+    bar.start(2, 0)
+    bar.log(0, 2, {"eval_loss": 0.0, "eval_reward": None})
+    bar.log(1, 2, {**LOGS, "reward": None})
+
+    validation, step = capfd.readouterr().out.splitlines()
+    assert validation.startswith("step 0/2  validation") and "loss 2.5000  grad" in step

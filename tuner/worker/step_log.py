@@ -175,8 +175,8 @@ _BESIDE_LOSS = {"rewards/margins": "margin", "margin": "margin", REWARD: REWARD}
 
 def _beside_loss(logs: Logs, prefix: str = "") -> str:
     """Return what the objective logs that says more than its loss, if there is such a value."""
-    values = [f"  {word} {logs[prefix + key]:.3f}" for key, word in _BESIDE_LOSS.items() if prefix + key in logs]
-    return values[0] if values else ""
+    known = ((word, logs.get(prefix + key)) for key, word in _BESIDE_LOSS.items())
+    return next((f"  {word} {value:.3f}" for word, value in known if value is not None), "")
 
 
 def _answers(logs: Logs) -> str:
@@ -216,7 +216,8 @@ class ProgressBar:
             self.text = "  ".join(_step_values(logs, num_ranks))
         text = self.text
         if f"eval_{REWARD}" in logs:  # the loss is minus that
-            text = f"validation {REWARD} {logs[f'eval_{REWARD}']:.3f}"
+            reward = logs[f"eval_{REWARD}"]
+            text = f"validation {REWARD} {reward:.3f}" if reward is not None else f"validation without a {REWARD}"
         elif "eval_loss" in logs:
             text = f"validation loss {logs['eval_loss']:.4f}{_beside_loss(logs, 'eval_')}{_answers(logs)}"
         if step == self.first:  # a validation before the first step does not count as time of steps
