@@ -183,7 +183,16 @@ QWEN_2_5_VL_3B = {
     "image_token_id": 151655,
     "tie_word_embeddings": True,
 }
+MINIMAX = {"model_type": "minimax", "num_hidden_layers": 4, "num_local_experts": 4}
+MINIMAX_M2 = {"model_type": "minimax_m2", "num_hidden_layers": 4, "num_local_experts": 16}
+GLM_5 = {"model_type": "glm_moe_dsa", "num_hidden_layers": 5, "n_routed_experts": 16}
+AFMOE = {"model_type": "afmoe", "num_hidden_layers": 5, "num_experts": 16}
+"""Models that no formula describes, with few layers and experts; transformers' classes have the other sizes."""
 MODELS: dict[str, dict[str, Any]] = {
+    "MiniMax": MINIMAX,
+    "MiniMax M2": MINIMAX_M2,
+    "GLM-5": GLM_5,
+    "AFMoE": AFMOE,
     "LLaVA 1.5 7B": LLAVA_7B,
     "Qwen2.5-VL 3B": QWEN_2_5_VL_3B,
     "Llama 2 7B": LLAMA_2_7B,
@@ -317,6 +326,14 @@ IMAGES = (
 """Models that read images: 4 of 576 tokens in a row."""
 
 
+MEASURED = tuple(
+    Point(model, method, zero, tokens=2048, recompute=recompute)
+    for model in ("MiniMax", "MiniMax M2", "GLM-5", "AFMoE")
+    for method, zero, recompute in (("full", 3, True), ("lora", 2, False))
+)
+"""The same of models that the plan measures."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """One point: what was simulated, and the lines of the plan's estimate in bytes."""
@@ -429,7 +446,9 @@ def main() -> None:
     parser.add_argument("--lines", action="store_true", help="what the two peaks consist of, too")
     given = parser.parse_args()
     table = Table("simulate", "Peaks of one GPU in GB (10^9 bytes), estimated by the plan and simulated.")
-    for point in (replace(one, layers=given.layers) for one in (*POINTS, *IMAGES) if given.point in str(one)):
+    for point in (
+        replace(one, layers=given.layers) for one in (*POINTS, *IMAGES, *MEASURED) if given.point in str(one)
+    ):
         with tempfile.TemporaryDirectory() as folder:
             found = compare(point, Path(folder))
         row: dict[str, Any] = {

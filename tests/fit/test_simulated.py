@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulate import IMAGES, KINDS, LEAST, MOST, POINTS, Point, compare, lines
+from bench.simulate import IMAGES, KINDS, LEAST, MEASURED, MOST, POINTS, Point, compare, lines
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match"),  # PEFT's, of fused experts
@@ -16,6 +16,11 @@ pytestmark = [
 
 FEW = tuple(replace(point, layers=8 if point is KINDS[4] else 4) for point in KINDS)
 """With fewer layers what is in none of them weighs more; only the one kind is then out of bounds."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured() -> None:
+    """Measure, as the plan does."""
 
 
 def check(point: Point, folder: Path) -> None:
@@ -58,3 +63,9 @@ WHOLE = [point for point in POINTS if point not in KINDS]
 @pytest.mark.parametrize("point", WHOLE[::3], ids=str)  # python -m bench simulate compares them all
 def test_the_estimate_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
     check(point, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", MEASURED, ids=str)
+def test_the_estimate_of_a_model_that_is_measured_is_close_to_the_simulation(point: Point, tmp_path: Path) -> None:
+    assert abs(compare(point, tmp_path).off_by) <= MOST
