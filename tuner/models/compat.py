@@ -197,7 +197,8 @@ def name_parts(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     if hasattr(config, "num_local_experts") and not hasattr(config, "num_experts"):
         kind = type(config)
-        kind.attribute_map = {**kind.attribute_map, "num_experts": "num_local_experts"}
+        known = kind.attribute_map  # DeepSeek V4's name is another one's too
+        kind.attribute_map = {**known, "num_experts": known.get("num_local_experts", "num_local_experts")}
 
 
 def reads_images(config: PreTrainedConfig) -> bool:
