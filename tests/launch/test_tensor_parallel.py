@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_ranks_that_cannot_be_grouped_are_refused() -> None:
 @pytest.mark.parametrize("then", [(), ("autotp_size=4",)])
 def test_a_run_resumes_with_the_same_split_alone(tmp_path: Path, then: tuple[str, ...]) -> None:
     shape = ("accumulative_counts=auto", "global_batch_size=8")
-    ranks = {"flags": {"nproc_per_node": 4}, "deepspeed": "zero1"}
+    ranks: dict[str, Any] = {"flags": {"nproc_per_node": 4}, "deepspeed": "zero1"}
     run = written_run(tmp_path / "run", sets=(SET, *shape), **ranks).path
     saved = checkpoint(run, 2)
 

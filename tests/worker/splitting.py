@@ -53,6 +53,7 @@ def backward(model: Any, engine: Any) -> Tensor:
 def distance(name: str) -> tuple[float, float, int]:
     """Return how far two ranks are from one, in loss and gradients, and the weights of this rank."""
     import deepspeed
+    from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
 
     from tuner.worker import compat_tensor_parallel as split
 
@@ -72,7 +73,7 @@ def distance(name: str) -> tuple[float, float, int]:
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
-        grad, meta = weight.grad, getattr(weight, split.layers.DS_AUTOTP_UC_META, None)
+        grad, meta = weight.grad, getattr(weight, DS_AUTOTP_UC_META, {})
         if split.is_part(weight):
             grad = owners[id(weight)]._all_gather_shards(grad, meta["partition_sizes"], dim=meta["partition_dim"])
         off = max(off, float((grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-6)))

@@ -38,6 +38,6 @@ def test_every_kind_that_is_said_to_be_split_computes_the_same_with_an_adapter_a
 
 def test_groups_of_ranks_that_split_the_layers_are_dealt_each_row_once() -> None:
     """accelerate gives the micro-batches in turns to the groups, each of which counts as one rank."""
-    dealt = list(RoundRobinBatchSampler(range(10), 2, 4 // 2))  # type: ignore[arg-type]
+    dealt = list(RoundRobinBatchSampler(range(10), 2, 4 // 2))
 
     assert sorted(row for batch in dealt for row in batch) == list(range(10)) and len(dealt) % 2 == 0
