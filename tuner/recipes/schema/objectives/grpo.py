@@ -53,13 +53,17 @@ class Grpo(GroupRewards, Tools):
     # The share of tokens that carry the loss: those that are hardest to predict (arXiv 2506.01939 uses 0.2). They are
     # chosen in each micro-batch of all ranks, so below 1 tuner does not choose its size.
     top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # The temperatures of 'sapo' for completions above the mean of their prompt, and for the others.
+    # The temperature of 'sapo' for completions above the mean of their prompt.
     sapo_temperature_pos: PositiveFloat = 1.0
+    # The same for the others.
     sapo_temperature_neg: PositiveFloat = 1.05
-    # The power and the decay of the weights of 'vespo', for completions above the mean of their prompt and for others.
+    # The power of the weights of 'vespo' for completions above the mean of their prompt: w^k e^(lambda (1 - w)).
     vespo_k_pos: PositiveFloat = 2.0
+    # Their decay.
     vespo_lambda_pos: PositiveFloat = 3.0
+    # The power for the others.
     vespo_k_neg: PositiveFloat = 3.0
+    # Their decay.
     vespo_lambda_neg: PositiveFloat = 2.0
 
     def contradictions(self) -> Contradictions:
