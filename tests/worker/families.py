@@ -38,13 +38,13 @@ _SETS = {
 
 @cache
 def examples() -> dict[str, str | None]:
-    """Return each family with the name of a part; None: it is what a user brings."""
+    """Return each family with the name of a part; None: it has none, and is what a user brings."""
     found: dict[str, str | None] = {}
     for name in catalog.names("models"):
         facts = read_part("models", name).values.get("architecture")
         if facts:
             found.setdefault(facts["model_type"], name)
-    return dict(sorted({**found, **dict.fromkeys(BROUGHT)}.items()))
+    return dict(sorted({**dict.fromkeys(BROUGHT), **found}.items()))
 
 
 def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def make_model(kind: str, folder: Path) -> None:
 
     tokenizer, _ = stand_ins.tokenizer_of(load("tiny_full_sample_e1").config.model)
     part = examples()[kind]
-    if part:
+    if part and kind not in BROUGHT:
         facts = Architecture(**read_part("models", part).values["architecture"])
         stand_ins.make_model(facts, tokenizer, folder, 0)
     else:
