@@ -44,13 +44,18 @@ def test_the_commands_of_a_page_work_in_their_order(page: str, tmp_path: Path) -
     assert wrong == {}
 
 
+def flags_of(option: click.Parameter) -> list[str]:
+    return [*option.opts, *option.secondary_opts]
+
+
 def test_a_command_within_a_text_exists_with_its_options() -> None:
     context = click.Context(tuner)
     wrong = []
     for page, text in TEXTS.items():
         for name, rest in re.findall(r"`(?:[A-Z_]+=\S+ )*tuner ([a-z]+)\b([^`]*)`", text):
             command = tuner.get_command(context, name)
-            known = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)} if command else set()
+            of_parts = getattr(command, "commands", {}).values()  # `tuner new model`
+            known = {flag for one in (command, *of_parts) if one for option in one.params for flag in flags_of(option)}
             unknown = {flag for flag in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest) if flag not in {"--help", *known}}
             if not command or unknown:
                 wrong.append((page, name, unknown))

@@ -13,6 +13,11 @@ _DENSE = {**_BASE, **_HEADS, "intermediate_size": 64}
 _OF_GPT_2 = {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 128}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DEEPSEEK_EXPERTS = {**_EXPERTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_LATENT = {
+    **{**_DENSE, **_DEEPSEEK_EXPERTS, "num_key_value_heads": 4, "n_shared_experts": 1},
+    **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"index_n_heads": 4, "index_head_dim": 16, "index_topk": 8},
+}
 _MAMBA = {**_BASE, "state_size": 8, "time_step_rank": 4}
 _MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _BOTH = ["mamba", "attention", "mamba", "attention"]
@@ -24,12 +29,19 @@ BROUGHT: dict[str, dict[str, Any]] = {
     "afmoe": {**_DENSE, **_EXPERTS, "num_experts": 4, "head_dim": 8, "num_dense_layers": 1, "sliding_window": 16},
     "bamba": {**_DENSE, **_MAMBA_2, "attn_layer_indices": [1, 3]},
     "codegen": {**_OF_GPT_2, "rotary_dim": 4},
+    "deepseek_v32": _LATENT,
+    "deepseek_v4": {
+        **{**_DENSE, **_EXPERTS, "num_key_value_heads": 1, "n_routed_experts": 4, "head_dim": 16, "q_lora_rank": 16},
+        **{"o_groups": 2, "o_lora_rank": 16, "hc_mult": 2, "sliding_window": 16},
+        **{"index_n_heads": 4, "index_head_dim": 16, "index_topk": 8},
+    },
     "dots1": {**_DENSE, **_DEEPSEEK_EXPERTS, "n_shared_experts": 1},
     "ernie4_5_moe": {**_DENSE, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "exaone_moe": {**_DENSE, **_EXPERTS, "num_experts": 4, "n_group": 1, "topk_group": 1, "sliding_window": 16},
     "falcon_h1": {**_DENSE, **_MAMBA_2, "mamba_d_ssm": 64},
     "falcon_mamba": _MAMBA,
     "flex_olmo": {**_DENSE, "num_experts": 4, "num_experts_per_tok": 2},
+    "glm_moe_dsa": _LATENT,
     "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
     "gptj": {**_OF_GPT_2, "rotary_dim": 4},
     "granitemoehybrid": {**_DENSE, **_MAMBA_2, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": _BOTH},
