@@ -18,7 +18,7 @@ from tests.fit.small import SMALL, name_of, small
 from tests.fit.test_parameters import NATIVE
 from tests.launch.plans import TINY, made
 from tests.machine.gpus import A100, machine
-from tests.models.brought import BROUGHT
+from tests.models.brought import BROUGHT, brought
 from tuner.fit.activations import layer_bytes, of_recipe
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, built, num_parameters
@@ -82,7 +82,7 @@ LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("afmoe", "kimi_l
 
 @pytest.mark.parametrize("kind", ["minimax", *LONG])
 def test_a_model_without_a_formula_has_as_many_parameters_as_transformers_builds(kind: str) -> None:
-    config = AutoConfig.for_model(kind, **BROUGHT[kind])
+    config = brought(kind)
 
     found = measure(config.to_dict())
 
@@ -172,7 +172,31 @@ def on_meta_by(config: Any) -> Any:
         return measuring._build(config, trusts=False)
 
 
-OF_FAMILIES = [facts for facts in SMALL if not facts.tie_word_embeddings]
+NOT_MEASURED_SMALL = {
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoeshared",
+    "llama4_text",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_moe",
+    "qwen3_next",
+}
+"""Their experts, or latent heads, have odd sizes here, which torch's grouped product refuses."""
+WITH_KEYS_OF_THEIR_OWN = {"falcon", "gemma3n_text", "gemma4_text", "gpt2", "minicpm3", "qwen3_5_text"}
+"""A measurement returns only the keys that all families have; it is for families without a formula."""
+OF_FAMILIES = [
+    facts
+    for facts in SMALL
+    if not facts.tie_word_embeddings and facts.model_type not in NOT_MEASURED_SMALL | WITH_KEYS_OF_THEIR_OWN
+]
 
 
 @pytest.mark.long
