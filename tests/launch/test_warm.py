@@ -116,8 +116,12 @@ def test_a_process_that_cannot_be_forked_is_not_tried_again(warm: Warm, run: Run
     assert warm.fork(ENV, ENV, (), 1, 2) is None
 
 
-def test_where_memory_is_short_there_is_none(warm: Warm, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_module, "_MEMORY_BYTES", 1 << 60)
+@pytest.mark.parametrize("available", [None, 3 << 30])
+def test_where_memory_is_short_in_the_host_or_its_control_group_there_is_none(
+    warm: Warm, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, available: int | None
+) -> None:
+    monkeypatch.setattr(warm_module, "_MEMORY_BYTES", 4 << 30)
+    monkeypatch.setattr(warm_module, "available_host_bytes", lambda: available)
 
     warm.begin(argv(run), ENV, run.ranks / "warm.log")
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.e2e.warm import Forked, warm
@@ -329,6 +330,33 @@ next(batches)
     process.communicate(timeout=60)
 
     assert process.returncode == 7, _log(run, 0)
+
+
+_LAUNCHER = """
+import subprocess, sys, threading, time
+for _ in range(400): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+subprocess.Popen([sys.executable, "-c", *sys.argv[1:]])
+time.sleep(60)
+"""
+
+
+def test_a_killed_launcher_tells_its_ranks_once_however_many_threads_it_had(run: RunDirectory) -> None:
+    saves = """guard.can_stop_at_a_step = True
+guard.heart.beat("a step")
+print("ready", flush=True)
+while not guard.stop_requested: time.sleep(0.01)
+time.sleep(0.5)
+print("saved", flush=True)
+os._exit(0)"""
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", **SUPERVISED}
+    command = [sys.executable, "-c", _LAUNCHER, _code(saves), run.path]
+    with subprocess.Popen(command, cwd=ROOT, env=env) as launcher:
+        wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+        launcher.kill()
+    pid = beats.read(run)[0].pid
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+    assert _log(run, 0) == "ready\nsaved\n"
 
 
 # A job of Slurm that may requeue itself

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from tuner.machine.hardware import available_host_bytes
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.topology import STORE_FD
 from tuner.progress import POLL_S
@@ -25,7 +26,7 @@ _MODULE = "tuner.worker.warm"
 _ANSWER_S = 10.0
 _MAX_BYTES = 1 << 16
 _MEMORY_BYTES = 4 << 30
-"""It is not started where less of the host's memory is free. It takes about 0.8 GiB."""
+"""It is not started where less memory is free, of the host or of its control group. It takes about 0.8 GiB."""
 
 
 class Forked:
@@ -101,7 +102,7 @@ class Warm:
             env: The ranks' variables but for those that differ between them.
             log: For what it says.
         """
-        if not self.is_gone or self._has_failed or psutil.virtual_memory().available < _MEMORY_BYTES:
+        if not self.is_gone or self._has_failed or (available_host_bytes() or 0) < _MEMORY_BYTES:
             return
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_BYTES)
@@ -146,9 +147,12 @@ class Warm:
 
     def hear(self) -> None:
         """Read what it has told: that it is ready, and which rank has ended how."""
-        while self._control and select.select([self._control], [], [], 0)[0]:
+        while control := self._control:
             try:
-                data = self._control.recv(_MAX_BYTES)
+                # At once: the thread that watches the run directory asks too, and one of two would wait for ever.
+                data = control.recv(_MAX_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
             except OSError:
                 data = b""
             if not data:

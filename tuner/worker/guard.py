@@ -79,7 +79,9 @@ class Guard:
     def install(self) -> None:
         """Listen for stop signals in a thread: Python's handlers do not run while a collective blocks."""
         if self.rank.supervised:
-            die_with_parent()  # a launcher that was killed cannot end its ranks
+            # A launcher that was killed cannot end its ranks. The kernel tells them once for each of its threads that
+            # outlives another: a second SIGTERM would end them before they have saved, a second SIGUSR2 does nothing.
+            die_with_parent(signal.SIGUSR2)
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         for number in heard():
