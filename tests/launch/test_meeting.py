@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -473,6 +474,54 @@ def test_a_node_that_comes_back_before_it_was_missed_ends_the_attempt_and_is_tak
     first.go("second")
 
     assert again.wait() == "second"
+
+
+def lose(first: Any, rank: int) -> None:
+    """Let node 0 lose a node whose command and ranks go on, as one that was suspended for a while."""
+    node = first._nodes[rank]
+    lines = node.lines
+    first.loop.call_soon_threadsafe(lambda: (first._lose(node), lines.close()))
+    wait_until(lambda: node.lines not in (None, lines) and first.interruption() is not None)
+
+
+def test_a_lost_node_that_calls_again_stops_its_ranks_before_it_counts_as_ready(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path, times=FAST._replace(back=20))
+    lose(first, 1)
+    first.ended(1, "node 1 is gone", "lost-peer", None)
+    assert first.await_ends() is None
+
+    wait_until(lambda: second.interruption() is not None)
+
+    time.sleep(4 * FAST.again)
+    assert [name for name, _ in first._missing()] == ["node 1"], "its ranks have not ended"
+    second.ended(1, "node 1 is gone", "lost-peer", None)
+    first.wait()
+    first.go("second")
+    assert second.await_next() == ("second", None)
+    assert second.interruption() is None
+
+
+def test_a_node_that_others_have_gone_on_without_stops_its_ranks_and_stands_by(place: Place, tmp_path: Path) -> None:
+    times = FAST._replace(back=20, settled=0.2)
+    first, second, third = met(place, tmp_path, num_nodes=3, min_nodes=2, times=times)
+    node = first._nodes[2]
+    third._call, calls = silent, third._call  # cut off
+    first.loop.call_soon_threadsafe(lambda: (first._lose(node), node.lines.close()))
+    for each in (first, second):
+        wait_until(lambda each=each: each.interruption() is not None)
+        each.ended(1, "node 2 is gone", "lost-peer", None)
+    assert first.await_ends() is None
+    first.wait()
+    first.go("second")
+    assert second.await_next() == ("second", None)
+
+    third._call = calls
+
+    wait_until(lambda: third.interruption() is not None)
+    assert not node.is_ready
+    third.ended(1, "it was left behind", "lost-peer", None)
+    wait_until(lambda: node.is_ready)
+    assert first.interruption() is None and third._stands_by
 
 
 def test_nodes_that_lost_node_0_meet_again_where_it_is_started_anew(place: Place, tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ class Caller(Meeting):
             self._send_plan()
 
     def _send_plan(self) -> None:
-        if self.plan:
+        """Tell node 0 that this node is ready: not before the ranks of an earlier launch have ended."""
+        if self.plan and not self.runs:
             plan = {"kind": "plan", "command": self.plan.command, "values": dict(self.plan.values)}
             self._send({**plan, "digest": self.plan.digest})
         if self.own_end:
@@ -218,7 +219,7 @@ class Caller(Meeting):
 
     def _tell_ended(self, message: JsonObject) -> None:
         if self._shares:
-            self._send(message)
+            self._send_plan()  # node 0 may have gone on without this node, which is ready now
 
     def _read_secret(self) -> bytes | None:
         """Return the folder's secret; None: it is not to be seen, or the folder is not known yet."""

@@ -80,7 +80,9 @@ class _Node:
             return f"gone since {now_s - self.since_s:.0f} s"
         if not self.shares:
             return "has not seen the run directory yet"
-        return "its checks are not done" if not self.is_ready else "ready"
+        if self.is_ready:
+            return "ready"
+        return "its ranks have not ended" if self.launched else "its checks are not done"
 
 
 class Leader(Meeting):
@@ -98,6 +100,8 @@ class Leader(Meeting):
         self._place = names.get(0, "")
         self._settling: tuple[tuple[int, ...], float] = ((), 0.0)
         """The nodes that are ready, and since when they are the same."""
+        self._stop: JsonObject | None = None
+        """Why the ranks of the launch must end, for a node that calls again: it may not have been told."""
 
     def listen(self) -> None:
         try:
@@ -310,8 +314,14 @@ class Leader(Meeting):
         if self.told_error:
             self._send(node, self.told_error)
             node.knows = True
-        elif node.launched and node.launched == self.launched:
+            return node
+        if node.launched and node.launched == self.launched:
             lines.send(self._go())
+            stop = self._stop
+        else:  # it may still run an earlier one
+            stop = _stop(OtherNode("the other nodes have gone on without this one", LOST, 1))
+        if stop and self.launched:
+            lines.send(stop)
         return node
 
     def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
@@ -351,9 +361,10 @@ class Leader(Meeting):
         exit_code = code if isinstance(code, int) and 0 < code < 256 else 1
         interruption = OtherNode(shortened(text, MAX_TEXT), str(cause or LOST), exit_code)
         self.interrupt(interruption)
+        self._stop = self._stop or _stop(interruption)
         for node in self._nodes.values():
             if node is not but and not node.ended:
-                self._send(node, {"kind": "stop", **interruption._asdict()})
+                self._send(node, _stop(interruption))
 
     def _compare(self, node: _Node) -> None:
         """Compare a node's plan with node 0's."""
@@ -394,7 +405,7 @@ class Leader(Meeting):
             self._send(node, {"kind": "shared"})
 
     def _tell_to_go(self, launch_id: str) -> None:
-        self.launched, self._settling = launch_id, ((), 0.0)
+        self.launched, self._settling, self._stop = launch_id, ((), 0.0), None
         self.begin()
         for node in self._nodes.values():
             is_member = node.rank in self.members
@@ -467,6 +478,10 @@ class Leader(Meeting):
     async def leave(self) -> None:
         self._broadcast({"kind": "bye", "is_done": bool(self.own_end and self.own_end["code"] == 0)})
         await asyncio.gather(*(node.lines.closed() for node in self._nodes.values() if node.lines))
+
+
+def _stop(why: OtherNode) -> JsonObject:
+    return {"kind": "stop", **why._asdict()}
 
 
 def _listening(port: int) -> socket.socket:
