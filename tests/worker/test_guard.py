@@ -332,6 +332,26 @@ next(batches)
     assert process.returncode == 7, _log(run, 0)
 
 
+def test_work_with_a_limit_of_its_own_ends_a_rank_that_stands_still_in_it_and_no_other(run: RunDirectory) -> None:
+    work = """with guard.limited(0.5) as begin:
+    for _ in range(4):
+        begin("a product")
+        time.sleep(0.2)
+time.sleep(1)
+print("after it", flush=True)
+with guard.limited(0.5) as begin:
+    begin("a sum")
+    time.sleep(60)"""
+
+    code, _, _ = _ended(run, work, **SUPERVISED)
+
+    assert code == 124
+    (report,) = gather(run).reports
+    assert report["cause"] == "hang" and report["message"].startswith("hang: a sum took longer than 0.5 s")
+    assert _log(run, 0).startswith("after it\n")
+    assert beats.read(run)[0].count == 5
+
+
 _LAUNCHER = """
 import subprocess, sys, threading, time
 for _ in range(400): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()

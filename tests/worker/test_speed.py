@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ EQUAL = [Figures(rank, rank // 2, f"node-{rank // 2}", 0.1, 0.01, 0.02) for rank
 
 def compare(monkeypatch: pytest.MonkeyPatch, run: RunDirectory, changed: Figures, rank: int = 0) -> None:
     figures = [changed if one.rank == changed.rank else one for one in EQUAL]
-    monkeypatch.setattr(speed, "measured", lambda device, ranks_here: figures)
-    guard: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), heart=SimpleNamespace(beat=lambda text: None))
+    monkeypatch.setattr(speed, "measured", lambda device, ranks_here, begin: figures)
+    guard: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), limited=lambda limit_s: nullcontext())
     train._compare_ranks(run, guard, torch.device("cpu"), 2)
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn, TextIO
 
 from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError, exit_code_of
@@ -116,7 +116,7 @@ class Guard:
 
     def watch(self, limits: TimeLimits) -> None:
         """From now on end this rank, with its stacks in its log, if no rank makes progress within the limits."""
-        self.heart.watch(limits, self._hang)
+        self.heart.watch(limits, self.hang)
         if not self.rank.supervised:  # else the supervisor does it for the ranks of its node
             tell = self._show if self.rank.local_rank == 0 else lambda _: None
             folder_limit_s = limits.of(Phase.SAVES)
@@ -124,12 +124,33 @@ class Guard:
                 shared_folder.watched(self.run_dir.path, folder_limit_s, lambda: None, tell=tell)
             )
 
-    def _hang(self, error: Hang) -> NoReturn:
+    def hang(self, error: Hang) -> NoReturn:
+        """End this rank, with its stacks in its log."""
         self.heart.fail()
         faulthandler.dump_traceback()
         if not self.rank.supervised:  # this rank may write the diagnosis, which reads the others' stacks
             time.sleep(_STACKS_S)
         self._fail(error)
+
+    @contextlib.contextmanager
+    def limited(self, limit_s: float) -> Iterator[Callable[[str], None]]:
+        """Yield what notes that this rank begins something; it ends as hung where that takes longer than `limit_s`."""
+        timers: list[threading.Timer] = []
+
+        def begin(doing: str) -> None:
+            self.heart.beat(doing)
+            for timer in timers:
+                timer.cancel()
+            error = Hang(f"{doing} took longer than {limit_s:g} s", fix="See the stacks at the end of each rank's log.")
+            timers[:] = [threading.Timer(limit_s, self.hang, [error])]
+            timers[0].daemon = True
+            timers[0].start()
+
+        try:
+            yield begin
+        finally:
+            for timer in timers:
+                timer.cancel()
 
     def _log_before_failure(self) -> int | None:
         # A beat needs a file, which a full disk may not have.

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from statistics import median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,12 +89,15 @@ def main() -> None:
     os._exit(0)  # gloo may abort in its destructors
 
 
-def measured(device: torch.device, ranks_here: int) -> list[Figures]:
+def measured(
+    device: torch.device, ranks_here: int, begin: Callable[[str], object] = lambda part: None
+) -> list[Figures]:
     """Return what each rank measures; all ranks of the process group call it.
 
     Args:
         device: This rank's.
         ranks_here: The ranks of each node.
+        begin: Called before each product and each all-reduce with its name in `PARTS`, equally often on all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -105,14 +109,15 @@ def measured(device: torch.device, ranks_here: int) -> list[Figures]:
     ]  # each rank makes all of them
     own = groups[node]
     numbers = torch.zeros(_NUMBERS if device.type == "cpu" else _GPU_NUMBERS, device=device)
-    product_s, has_multiplied = _product(device)
-    node_reduce_s = _timed(lambda: dist.all_reduce(numbers, group=own), device)
-    all_reduce_s = _timed(lambda: dist.all_reduce(numbers), device)
+    of_product, of_node, of_all_nodes = (partial(begin, part) for part in PARTS)
+    product_s, has_multiplied = _product(device, of_product)
+    node_reduce_s = _timed(lambda: dist.all_reduce(numbers, group=own), device, of_node)
+    all_reduce_s = _timed(lambda: dist.all_reduce(numbers), device, of_all_nodes)
     first = node * ranks_here
     are_right = [
         has_multiplied,
-        _sums(numbers, range(first, first + ranks_here), own),
-        _sums(numbers, range(num_ranks), None),
+        _sums(numbers, range(first, first + ranks_here), own, of_node),
+        _sums(numbers, range(num_ranks), None, of_all_nodes),
     ]
     wrong = next((part for part, is_right in zip(PARTS, are_right, strict=True) if not is_right), "")
     figures = Figures(rank, node, socket.gethostname(), product_s, node_reduce_s, all_reduce_s, wrong)
@@ -162,31 +167,33 @@ def _missing(store: torch.distributed.TCPStore, num_ranks: int, wait_s: float) -
     return missing
 
 
-def _product(device: torch.device) -> tuple[float, bool]:
+def _product(device: torch.device, begin: Callable[[], object]) -> tuple[float, bool]:
     """Return the time of a matrix product in seconds, and whether its numbers are right."""
     import torch
 
     side, dtype = (_SIDE, torch.float32) if device.type == "cpu" else (_GPU_SIDE, torch.bfloat16)
     left, right = torch.ones(2, side, side, device=device, dtype=dtype)
-    seconds = _timed(lambda: left @ right, device)
+    seconds = _timed(lambda: left @ right, device, begin)
     return seconds, bool((left @ right == side).all())  # a power of two: exact in each type
 
 
-def _sums(numbers: torch.Tensor, ranks: range, group: dist.ProcessGroup | None) -> bool:
+def _sums(numbers: torch.Tensor, ranks: range, group: dist.ProcessGroup | None, begin: Callable[[], object]) -> bool:
     """Return whether an all-reduce of the ranks' numbers, each its own from 1, gives their sum."""
     import torch.distributed as dist
 
     numbers.fill_(dist.get_rank() + 1)
+    begin()
     dist.all_reduce(numbers, group=group)
     return bool((numbers == sum(ranks) + len(ranks)).all())
 
 
-def _timed(work: Callable[[], object], device: torch.device) -> float:
+def _timed(work: Callable[[], object], device: torch.device, begin: Callable[[], object]) -> float:
     """Return the median time of a piece of work, after one that warms up, in seconds."""
     import torch
 
     times = []
     for _ in range(_REPEATS + 1):
+        begin()
         began_s = time.perf_counter()
         work()
         if device.type != "cpu":

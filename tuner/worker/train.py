@@ -72,6 +72,9 @@ from tuner.worker.stations import RankProcess, RunFiles
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
 from tuner.worker.trainer_types import BuiltTrainer
 
+_COMPARING_S = 60.0
+"""For one product or all-reduce of the comparison after a failure. The first ones connect the ranks of a node, and 256
+MiB may go over a slow network: 5 s at 1 Gbit/s."""
 _SLOW_ON_CPU = 3.0
 """Of the median: cores are shared with other programs, and a warning is for machines that are ill."""
 
@@ -176,9 +179,10 @@ def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device, ra
     Raises:
         MachineError: a rank computes wrong numbers.
     """
-    guard.heart.beat("comparing what the ranks compute")
     times = _SLOW_ON_CPU if device.type == "cpu" else speed.SLOW
-    for host, text, fix, is_wrong in speed.slow(speed.measured(device, ranks_here), times):
+    with guard.limited(_COMPARING_S) as begin:
+        of_all = speed.measured(device, ranks_here, begin)
+    for host, text, fix, is_wrong in speed.slow(of_all, times):
         if is_wrong:
             raise MachineError(text, where=host, fix=fix)
         if guard.rank.rank == 0:
