@@ -36,6 +36,20 @@ def test_a_folder_that_hangs_is_said_and_ends_the_ranks_and_this_node(
     assert "WARNING" in told and str(tmp_path) in told and f"error[{DiskError.code}]" in told
 
 
+def test_a_log_in_the_folder_that_hangs_holds_nothing_up(hangs: threading.Event, tmp_path: Path) -> None:
+    ended: list[object] = []
+
+    def hanging(_: str) -> None:
+        hangs.wait()
+
+    with shared_folder.watched(
+        tmp_path, 0.4, lambda: ended.append("ranks"), leave=ended.append, tell=hanging, look_s=0.01, say_s=0.2
+    ):
+        wait_until(lambda: len(ended) == 2)
+
+    assert ended == ["ranks", DiskError.exit_code]
+
+
 def test_a_folder_that_answers_again_ends_nothing_and_that_is_said(
     hangs: threading.Event, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

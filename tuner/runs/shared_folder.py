@@ -18,6 +18,7 @@ from tuner.errors import DiskError
 from tuner.progress import say
 
 _LOOK_S, _SAY_S = 10.0, 60.0
+_TELL_S = 1.0
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def watched(
     Args:
         limit_s: When it has not answered for so long, this process ends with the code of a disk error.
         kill: Ends the ranks of this node; it must ask nothing of the folder.
-        tell: Shows a line to the user; it must not write to the folder.
+        tell: Shows a line to the user. Where that goes into the folder too, it is left behind.
     """
     over = threading.Event()
     watching = threading.Thread(
@@ -68,15 +69,27 @@ def _watch(
             asking.join(min(look_s, 1.0))
             silent_s = time.monotonic() - asked_s
             if asking.is_alive() and silent_s >= limit_s:
-                tell(f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends.")
                 kill()
+                _aside(
+                    tell, f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends."
+                )
                 leave(DiskError.exit_code)
                 return
             if asking.is_alive() and time.monotonic() - said_s >= say_s:
                 said_s = time.monotonic()
-                tell(f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.")
+                _aside(
+                    tell,
+                    f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.",
+                )
         if said_s > asked_s and not over.is_set():
-            tell(f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
+            _aside(tell, f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
+
+
+def _aside(tell: Callable[[str], object], line: str) -> None:
+    """Show a line in a thread that may be left behind: standard error may be a file in the folder."""
+    telling = threading.Thread(target=tell, args=(line,), daemon=True, name="shared-folder-tell")
+    telling.start()
+    telling.join(_TELL_S)
 
 
 def _ask(folder: Path) -> None:
