@@ -432,6 +432,19 @@ def test_after_a_failure_all_go_on_in_the_next_launch(place: Place, tmp_path: Pa
     assert first.interruption() is None and second.interruption() is None
 
 
+def test_a_node_whose_ranks_do_not_end_is_named_again_and_again(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+    first.ended(137, "killed", "killed", None)
+    waiting = threading.Thread(target=first.await_ends)
+    waiting.start()
+
+    wait_until(lambda: sum("node 1 (" in line for line in place.said) == 2)
+
+    second.ended(137, "killed", "killed", None)
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
 def test_the_objection_of_one_node_is_what_node_0_hears(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path)
     second.ended(2, "wrong", "bad-data", "node 1 ended with code 2")

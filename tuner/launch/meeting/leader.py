@@ -20,6 +20,7 @@ from tuner.launch.meeting.part import (
     CALL,
     CALL_S,
     FOLDER,
+    LONGEST_PAUSE_S,
     LOST,
     MAX_NAME,
     MAX_TEXT,
@@ -137,15 +138,22 @@ class Leader(Meeting):
             return all(node.lost == (host, pid) for node in self._nodes.values())
 
     def await_ends(self) -> str | None:
-        """Wait until the ranks of every node that is still there have ended; return the first objection of one."""
+        """Wait aloud until the ranks of every node that is there have ended; return the first objection of one."""
+        began_s, pause_s = time.monotonic(), self.times.told
+        next_s = began_s + pause_s
         while True:
             with self.changed:
                 self.raise_error()
                 ran = [node for node in self._nodes.values() if node.launched == self.launched]
                 ends = [node.ended for node in ran if node.ended]
-                if all(node.ended or self._is_lost(node) for node in ran):
+                left = [node.who for node in ran if not (node.ended or self._is_lost(node))]
+                if not left:
                     return next((str(end["objection"]) for end in ends if end.get("objection")), None)
                 self.changed.wait(POLL_S)
+            if (now_s := time.monotonic()) >= next_s:
+                self._say(f"waiting for the ranks of {', '.join(left)} to end since {now_s - began_s:.0f} s")
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                next_s = now_s + pause_s
 
     def refuse(self, why: str) -> None:
         """Tell the other nodes that there is no other attempt."""

@@ -28,7 +28,7 @@ from tuner.runs.diagnose import OtherNode
 START_TIMEOUT_S = 600.0
 CALL_S = 5.0
 """To connect to an address."""
-_LONGEST_PAUSE_S = 120.0
+LONGEST_PAUSE_S = 120.0
 MAX_TEXTS, MAX_TEXT, MAX_NAME = 8, 2_000, 200
 _MAX_VALUE = 60
 _OF_ONE_NODE = ("--node-rank", "--master-addr")
@@ -275,7 +275,7 @@ class Meeting(ABC):
                 raise self._too_late(missing)
             if now_s >= next_s:
                 self._say(self._waiting(missing, now_s - began_s))
-                pause_s, has_told = min(2 * pause_s, _LONGEST_PAUSE_S), True
+                pause_s, has_told = min(2 * pause_s, LONGEST_PAUSE_S), True
                 next_s = now_s + pause_s
         waited_s = time.monotonic() - began_s
         if not missing and self.topology.leads:
