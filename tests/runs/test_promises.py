@@ -47,6 +47,14 @@ def test_each_promise_stands_beside_what_was_measured_and_is_missed_from_ten_per
     assert ledger.read(run).to_json()["promises"][0]["planned"] == 30 * GIB
 
 
+def test_tokens_of_a_checkpoint_from_another_directory_were_not_trained_here(run: RunDirectory) -> None:
+    of_rank_0 = beat(60.0, 20, Phase.FINISH, [], startup=39.0, steps=21.0)
+    write(run, run.path, of_rank_0, run.read_status(), started=at(0.0), planned=PLANNED, resume_step=10)
+    run.metrics.write_text(json.dumps({"step": 20, "loss": 1.0, "num_tokens": 2100}) + "\n")
+
+    assert kept(run)["tokens_per_second"].measured == pytest.approx(50.0)
+
+
 def test_the_memory_is_that_of_the_rank_with_the_most(run: RunDirectory) -> None:
     other = Beat(1, 8, "node-0", 9, "", 0.0, 0.0, peak_bytes=40 * GIB)
     (run.ranks / "1.beat").write_bytes(other.to_bytes())
@@ -82,6 +90,8 @@ def test_the_room_on_the_disk_counts_true_sizes_and_names_what_differs(run: RunD
     assert found["disk_bytes"].planned == 2 * (one + 1) + 1000
     assert found["disk_bytes"].measured == 2 * one + 500
     assert found["disk_bytes"].term == "the result"
+    (run.final / "model-2.safetensors").symlink_to("moved-away")
+    assert "disk_bytes" not in kept(run)
 
 
 def test_nothing_is_said_of_what_was_not_planned(run: RunDirectory) -> None:

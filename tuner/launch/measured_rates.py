@@ -84,12 +84,13 @@ def of(plan: Plan, folder: Path) -> Rates:
     config = plan.recipe.config
     _refuse_other_model(run_dir, config)
     _refuse_other_machines(record, plan)
-    measured_s, last = of_run.seconds_per_step, metrics.latest(run_dir)
-    tokens = last.get("num_tokens")
-    if not measured_s or not last.get("step") or not isinstance(tokens, int | float) or not tokens:
+    measured_s, began = of_run.seconds_per_step, of_run.attempts[0].began
+    tokens = metrics.num_tokens(run_dir, began)
+    if not measured_s or not tokens:
         raise RunDirectoryError("the run has not measured a step", where=folder, fix=_FIX)
     a_row = tokens_of_row(config)
-    per_step = plan.batch.global_batch * (a_row or tokens / last["step"] / record.batch.global_batch)
+    num_steps = metrics.latest(run_dir)["step"] - began
+    per_step = plan.batch.global_batch * (a_row or tokens / num_steps / record.batch.global_batch)
     promised, taken = record.planned or Planned(), _taken(plan)
     if promised.step_s and taken and a_row == tokens_per_sample(config):
         ratio: float | None = measured_s / promised.step_s

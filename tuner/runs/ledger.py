@@ -134,9 +134,10 @@ def read(run_dir: RunDirectory) -> Ledger:
         for place, attempt_facts in enumerate(facts)
     ]
     found = Ledger(tuple(_with_recoveries(attempts)))
-    *_, last = found.attempts
+    first, last = found.attempts[0], found.attempts[-1]
     of_last = last.seconds if last.state == "done" else {}
-    of_plan = promises.of(run_dir, found.seconds_per_step, found.seconds.get("useful", 0.0), of_last)
+    useful_s = found.seconds.get("useful", 0.0)
+    of_plan = promises.of(run_dir, found.seconds_per_step, useful_s, of_last, began=first.began)
     return replace(found, promises=of_plan)
 
 

@@ -104,6 +104,16 @@ def latest(run_dir: RunDirectory) -> Line:
     return newest
 
 
+def num_tokens(run_dir: RunDirectory, began: int = 0) -> float | None:
+    """Return the tokens of the steps after `began`, if all steps had as many; None: they are not known.
+
+    A run that resumed in a directory of its own counts on from the checkpoint, whose steps another one has taken.
+    """
+    last = latest(run_dir)
+    tokens, step = last.get("num_tokens"), last.get("step", 0)
+    return tokens * (step - began) / step if isinstance(tokens, int | float) and tokens and step > began else None
+
+
 def _lines(values: Iterable[object]) -> Iterator[Line]:
     return (line for line in values if isinstance(line, dict) and isinstance(line.get("step"), int))
 

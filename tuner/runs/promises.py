@@ -83,7 +83,7 @@ def line(promises: Sequence[Promise]) -> str:
 
 
 def of(
-    run_dir: RunDirectory, step_s: float | None, useful_s: float, of_last: Mapping[str, float]
+    run_dir: RunDirectory, step_s: float | None, useful_s: float, of_last: Mapping[str, float], *, began: int = 0
 ) -> tuple[Promise, ...]:
     """Return the promises of a run's last start that something was measured of.
 
@@ -91,14 +91,15 @@ def of(
         step_s: The mean time of its steps.
         useful_s: The time of all steps that count.
         of_last: What the time of the last attempt went into, as PARTS names it; empty if it is not done.
+        began: The step that the first attempt in this directory resumed from.
     """
     record, status = run_dir.run_or_none, run_dir.status_or_none
     if record is None or record.planned is None:
         return ()
     planned, pace = record.planned, run_dir.pace_or_none
     peak = max(beats.peak_bytes(run_dir), (status.peak_bytes if status else None) or 0)
-    tokens, wall_s = metrics.latest(run_dir).get("num_tokens"), sum(of_last.values())
-    speed = tokens / useful_s if isinstance(tokens, int | float) and useful_s else None
+    tokens, wall_s = metrics.num_tokens(run_dir, began), sum(of_last.values())
+    speed = tokens / useful_s if tokens and useful_s else None
     known = (
         ("peak_bytes", planned.peak_bytes, peak, None),
         ("step_s", planned.step_s, step_s, _of_step(planned, step_s, pace)),
@@ -145,7 +146,10 @@ def _on_disk(run_dir: RunDirectory, planned: Planned) -> tuple[float | None, str
     saved = next((one.path for one in checkpoints.listed(run_dir.checkpoints) if not one.problem), None)
     if saved is None or not run_dir.final.is_dir() or planned.disk_bytes is None:
         return None, None
-    one_bytes, result_bytes = _bytes(saved), _bytes(run_dir.final)
+    try:
+        one_bytes, result_bytes = _bytes(saved), _bytes(run_dir.final)
+    except OSError:  # somebody has moved a file away, or a part of it
+        return None, None
     number = planned.num_checkpoints or 0
     of_saves = number * abs(one_bytes - (planned.checkpoint_bytes or 0))
     term = "checkpoints" if of_saves > abs(result_bytes - (planned.result_bytes or 0)) else "the result"
