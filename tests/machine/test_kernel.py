@@ -43,6 +43,17 @@ def test_a_child_is_told_of_its_parents_end() -> None:
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
+def test_a_child_whose_parent_has_ended_before_it_could_ask_ends_at_once() -> None:
+    forked = "import os\nfrom tuner.machine.kernel import die_with_parent\n"
+    forked += "die_with_parent(parent={})\nprint('goes on')"
+
+    for parent, code, text in (("os.getppid()", 0, "goes on\n"), ("os.getpid()", 1, "")):
+        done = subprocess.run(
+            [sys.executable, "-c", forked.format(parent)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout) == (code, text)
+
+
 def test_a_forked_child_asks_for_it_without_the_loader_whose_lock_another_thread_may_have_held() -> None:
     done = subprocess.run([sys.executable, "-c", LOOKS_UP], cwd=ROOT, capture_output=True, text=True, check=True)
 

@@ -256,6 +256,9 @@ class _Watch:
     ) -> None:
         """Start a process and watch it; if that fails, end the processes that were started."""
         child: subprocess.Popen[bytes] | Forked | None = None
+        # A rank has nothing to save before its guard asks for another signal, and until it runs its own program a
+        # handler of this one would take SIGTERM and do nothing. torchrun ends its ranks at SIGTERM.
+        at_our_end = signal.SIGKILL if self.are_ranks else signal.SIGTERM
         try:
             if self.warm:
                 with _descriptor(stdout) as fd:
@@ -267,7 +270,7 @@ class _Watch:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, at_our_end, os.getpid()),
             )
         except OSError as error:
             self.kill_ranks()

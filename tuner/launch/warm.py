@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -111,7 +113,7 @@ class Warm:
         with theirs, contextlib.suppress(OSError), log.open("ab") as stream:
             self._process = subprocess.Popen(
                 command, env=dict(env), pass_fds=(fd,), stdout=stream, stderr=stream, start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
             )  # fmt: skip
             self._control, self._env, self._is_ready = own, env, False
 

@@ -36,10 +36,16 @@ _MAX_RECORD = 8192
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask for a signal to this process when its parent ends, however it ends."""
+def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """Ask for a signal to this process when its parent ends, however it ends.
+
+    Args:
+        parent: The parent that this process was forked from: if it has ended already, this process ends now.
+    """
     if _prctl:  # elsewhere nothing tells a child
         _prctl(_PR_SET_PDEATHSIG, number)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)  # effect: of a child that nobody waits for
 
 
 def short_spins(environ: Mapping[str, str]) -> dict[str, str]:
