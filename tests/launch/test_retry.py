@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,21 @@ def test_a_smaller_micro_batch_is_tried_with_the_same_global_batch(
     assert (facts["state"]["asked_batch"]["micro_batch"], facts["state"]["batch"]["micro_batch"]) == (2, 1)
     said = "--on-oom retry after gpu-out-of-memory: attempt 2 with micro-batch 1 x accumulation 8 (global batch 16) at "
     assert f"{said}deepspeed_zero2, from the start.\n" in capfd.readouterr().err
+
+
+def test_a_standard_error_that_nobody_reads_any_more_ends_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as unread:
+        monkeypatch.setattr(sys, "stderr", unread)
+        code = _run(monkeypatch, tmp_path / "run", "facts['batch']['micro_batch'] < 2")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            unread.close()
+
+    assert code == 0
 
 
 def test_every_attempt_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ nodes take over what it has written. `resuming` refuses the flag where no plan f
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from tuner.launch import preflight
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.topology import Topology
+from tuner.progress import say
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # asyncio, which a run of one node does not need
@@ -36,7 +36,7 @@ def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun | N
     while True:
         launch_id = meeting.wait(refused)
         if launch_id is None and not meeting.topology.leads:
-            print("The run is done. This node was not needed for it.", file=sys.stderr)
+            say("The run is done. This node was not needed for it.")
             return None
         there = meeting.place
         if launch_id:
@@ -49,7 +49,7 @@ def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun | N
             if there.num_nodes == meeting.topology.num_nodes:
                 raise
             refused.add(there.num_nodes)
-            print(f"--nnodes: it cannot go on with {there.num_nodes} nodes, so it waits: {error}", file=sys.stderr)
+            say(f"--nnodes: it cannot go on with {there.num_nodes} nodes, so it waits: {error}")
 
 
 def as_node_0_planned(resolved: ResolvedRun, run_dir: RunDirectory) -> ResolvedRun:
@@ -65,11 +65,9 @@ def _planned_for(resolved: ResolvedRun, topology: Topology) -> ResolvedRun:
     following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone(), topology)
     warnings = preflight.check(following)
     batch, new = following.batch, [line for line in (*following.notes, *warnings) if line not in resolved.notes]
-    print(
+    first = (
         f"--nnodes: {topology.describe()}, {following.level}, batch size {batch.global_batch} "
-        f"({batch.micro_batch} x {batch.accumulation} x {batch.ranks}).",
-        *new,
-        sep="\n",
-        file=sys.stderr,
+        f"({batch.micro_batch} x {batch.accumulation} x {batch.ranks})."
     )
+    say("\n".join((first, *new)))
     return following

@@ -8,7 +8,6 @@ of the next attempt, or tells the reason why there is none.
 from __future__ import annotations
 
 import contextlib
-import sys
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from tuner.launch.pins import Pins
 from tuner.launch.remedies import ON_OOM, lighter
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
+from tuner.progress import say
 from tuner.runs import attempts, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
@@ -69,7 +69,7 @@ def next_attempt(
             return None
         return _announced(resolved, _resolve_again(resolved, failure), RESTARTS)
     except (TunerError, _Refused) as error:
-        _print(f"{flag}: not possible: {error}")
+        say(f"{flag}: not possible: {error}")
     return None
 
 
@@ -111,7 +111,7 @@ def _with_other_nodes(
         elif isinstance(error, TunerError):
             meeting.fail(error)
         if not (objection and isinstance(error, _Refused)):  # the failure of this node is printed already
-            _print(f"{RESTARTS}: not possible: {error}")
+            say(f"{RESTARTS}: not possible: {error}")
     return None
 
 
@@ -196,7 +196,7 @@ def _tell_of_this_node(resolved: ResolvedRun) -> None:
     """Print what the failure may have come from; other warnings of the checks were told at the first start."""
     for found in node.is_well(resolved):
         if isinstance(found, str):
-            _print(f"WARNING: {found}")
+            say(f"WARNING: {found}")
 
 
 def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> ResolvedRun:
@@ -209,9 +209,5 @@ def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> Resolv
     )
     change = lighter_by if flag == ON_OOM else ""
     begin = following.resume.path.name if following.resume else "the start"
-    _print(f"{flag} after {attempts_so_far[-1].cause}: attempt {len(attempts_so_far) + 1}{change}, from {begin}.")
+    say(f"{flag} after {attempts_so_far[-1].cause}: attempt {len(attempts_so_far) + 1}{change}, from {begin}.")
     return following
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr)

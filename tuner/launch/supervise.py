@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,7 +88,7 @@ def run_ranks(
     swaps_to = swap_paths(resolved.final.config)
     with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
         for line in kept:
-            print(line, file=sys.stderr)
+            say(line)
         return run(
             render.argv(resolved),
             env,

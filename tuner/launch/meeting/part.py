@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ from tuner.errors import Hang, Option, TunerError, shortened, together
 from tuner.files import JsonObject, read_json_object, sha256
 from tuner.launch.meeting.secret_lines import GREETING_S, MAX_BYTES
 from tuner.machine.topology import Topology
-from tuner.progress import POLL_S
+from tuner.progress import POLL_S, say
 from tuner.runs.diagnose import OtherNode
 
 START_TIMEOUT_S = 600.0
@@ -169,7 +168,7 @@ class Meeting(ABC):
         key: bytes,
         names: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = say,
         times: Times = Times(),  # noqa: B008 (a tuple of numbers)
     ) -> None:
         self.times = times
