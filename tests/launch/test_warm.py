@@ -18,6 +18,8 @@ from tuner.launch import supervise
 from tuner.launch import warm as warm_module
 from tuner.launch.warm import Forked, Warm
 from tuner.machine.topology import STORE_FD
+from tuner.runs import beats
+from tuner.runs.beats import Beat, Phase
 from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory
 
@@ -163,14 +165,19 @@ print(len(told), flush=True)
 
 def test_when_it_is_killed_its_ranks_stop_and_the_attempt_has_failed(fork: Fork, warm: Warm, run: RunDirectory) -> None:
     assert warm._process
-    saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    at_work = Beat(0, os.getpid(), socket.gethostname(), 1, "step 1", 0.0, 0.0, phase=Phase.STEPS)
+    beats.path_of(run, 0).write_bytes(at_work.to_bytes())
+    saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(75)))\n"
     saves += f"os.kill({warm._process.pid}, signal.SIGKILL) if os.environ['RANK'] == '1' else 0\ntime.sleep(60)"
 
     code = supervise.run(
         argv(run), ENV, run, ranks=[{"RANK": str(rank), "CODE": saves} for rank in range(2)], grace_s=5, warm=warm
     )
 
+    assert beats.read(run)[0].phase == Phase.STEPS
     assert code == 1, "and not 75, which nobody would start again"
+    warm.begin(argv(run), ENV, run.ranks / "warm.log")
+    assert warm.is_gone, "what killed it, such as a lack of memory, may do so again"
 
 
 def test_a_supervisor_watches_forked_ranks_as_it_does_started_ones(fork: Fork, warm: Warm, run: RunDirectory) -> None:

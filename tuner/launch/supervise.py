@@ -304,20 +304,25 @@ class _Watch:
         """The children that have not ended, by their place."""
         return {number: child for number, child in enumerate(self.children) if number not in self.exits}
 
+    @property
+    def were_forked(self) -> bool:
+        return any(isinstance(child, Forked) for child in self.children)
+
     def prepare(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Once the ranks train, have the libraries loaded that those of a restart need."""
-        if self.warm and self.warm.is_gone and not self.ending_since_s:
+        # Ranks whose parent has ended are ending too, and what took its place would not know how.
+        if self.warm and self.warm.is_gone and not (self.ending_since_s or self.were_forked):
             first = beats.here(self.directory).get(0)
             if first and first.phase == Phase.STEPS:
                 self.warm.begin(argv, env, self.directory.ranks / "warm.log")
 
     def judge(self) -> None:
-        """See whether ranks that were forked have trained; else those of a restart are not."""
-        were_forked = any(isinstance(child, Forked) for child in self.children)
+        """See whether ranks that were forked have trained with their parent to the end; else no more are forked."""
+        were_forked = self.were_forked
         last_beats = beats.here(self.directory).values()
         self.are_orphans = were_forked and self.warm is not None and self.warm.is_gone
         have_trained = any(beat.phase == Phase.STEPS or beat.seconds.get(Phase.STEPS) for beat in last_beats)
-        if self.warm and were_forked and not (have_trained or self.received):
+        if self.warm and were_forked and (self.are_orphans or not (have_trained or self.received)):
             self.warm.distrust()
 
     def end(self) -> None:

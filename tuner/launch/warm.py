@@ -143,7 +143,7 @@ class Warm:
         return Forked(self, self._pids.pop()) if self._pids else None
 
     def distrust(self) -> None:
-        """End it for good: ranks that it had forked came to no step."""
+        """End it for good: ranks that it had forked came to no step, or ended with it."""
         self._has_failed = True
         self.close()
 
