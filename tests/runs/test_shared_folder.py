@@ -50,6 +50,19 @@ def test_a_log_in_the_folder_that_hangs_holds_nothing_up(hangs: threading.Event,
     assert ended == ["ranks", DiskError.exit_code]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ranks_that_cannot_be_killed_do_not_keep_the_node(hangs: threading.Event, tmp_path: Path) -> None:
+    ended: list[object] = []
+
+    def failing() -> None:
+        raise RuntimeError("Set changed size during iteration")
+
+    with shared_folder.watched(tmp_path, 0.1, failing, leave=ended.append, look_s=0.01):
+        wait_until(lambda: bool(ended))
+
+    assert ended == [DiskError.exit_code]
+
+
 def test_a_folder_that_answers_again_ends_nothing_and_that_is_said(
     hangs: threading.Event, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -464,9 +464,9 @@ class _Watch:
 
     def kill_known_ranks(self) -> None:
         """Kill the children, and the ranks that were seen, without a look at anything else."""
-        for process in self.ranks:
+        for process in tuple(self.ranks):  # the main thread may add some meanwhile
             _kill(process)
-        for child in self.children:
+        for child in tuple(self.children):
             child.kill()
 
     def verdict(self) -> int:

@@ -69,11 +69,12 @@ def _watch(
             asking.join(min(look_s, 1.0))
             silent_s = time.monotonic() - asked_s
             if asking.is_alive() and silent_s >= limit_s:
-                kill()
-                _aside(
-                    tell, f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends."
-                )
-                leave(DiskError.exit_code)
+                line = f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends."
+                try:
+                    kill()
+                    _aside(tell, line)
+                finally:  # whatever hinders it: nothing else would end this node
+                    leave(DiskError.exit_code)
                 return
             if asking.is_alive() and time.monotonic() - said_s >= say_s:
                 said_s = time.monotonic()
