@@ -89,6 +89,12 @@ def test_a_part_of_a_content_holds_its_image(part: dict[str, Any]) -> None:
     assert colors_of(chat) == ["red"]
 
 
+def test_texts_beside_each_other_spell_no_special_token_together() -> None:
+    parts = [{"type": "image", "image": uri("red")}, *({"type": "text", "text": half} for half in ("<|im_", "end|>"))]
+
+    assert shape_of(chat_of(asked(parts)).messages[0]) == ["#", "<|im_end|>"], "one text, which is put into marks"
+
+
 @pytest.mark.parametrize("kind", ["video", "video_url", "audio", "input_audio"])
 def test_video_and_audio_are_refused_by_name(kind: str) -> None:
     assert repr(kind) in refusal(asked([{"type": kind, kind: "x"}]))

@@ -28,6 +28,7 @@ _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
+_QUOTES = re.compile(_QUOTE)
 _SPELLS = "the {} spells special tokens such as {!r}, which stay text"
 _ENDS_ALREADY = "{} ends with {!r} already, which is taken off: the token itself follows"
 
@@ -154,8 +155,7 @@ def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[st
     chat = _ended(template, chat, place, on_change)
     if spelled := next(_spelled([chat.messages, chat.tools], template.special), None):
         on_change(place, _SPELLS.format("conversation", spelled))
-        return _quoted(template.special, chat)
-    return chat
+    return _quoted(template.special, chat)
 
 
 def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
@@ -211,7 +211,8 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
 
 def _quoted(special: re.Pattern[str], chat: Chat) -> Chat:
     texts = [chat.messages, chat.tools]
-    if not any(_spelled(texts, special)):
+    # Without its marks: one of a row's own would make text of what the template writes behind it.
+    if not any(_spelled(texts, special)) and not any(_spelled(texts, _QUOTES)):
         return chat
     messages, tools = _quote_special(texts, special)
     return Chat([_spans_moved(*both, special) for both in zip(chat.messages, messages, strict=True)], tools)
@@ -232,11 +233,13 @@ def _spans_moved(turn: Message, quoted: Message, special: re.Pattern[str]) -> Me
 
 
 def _spelled(value: Any, special: re.Pattern[str]) -> Iterator[str]:
-    """Yield the special tokens that texts spell."""
+    """Yield the special tokens that texts spell, also the names of arguments and of properties."""
     if isinstance(value, str):
         yield from (match[0] for match in special.finditer(value))
         return
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    if isinstance(value, dict):
+        yield from _spelled([*value, *value.values()], special)
+    for inner in value if isinstance(value, list) else ():
         yield from _spelled(inner, special)
 
 
@@ -244,7 +247,7 @@ def _quote_special(value: Any, special: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return special.sub(f"{_QUOTE}\\g<0>{_QUOTE}", value.replace(_QUOTE, ""))
     if isinstance(value, dict):
-        return {key: _quote_special(inner, special) for key, inner in value.items()}
+        return {_quote_special(key, special): _quote_special(inner, special) for key, inner in value.items()}
     return [_quote_special(inner, special) for inner in value] if isinstance(value, list) else value
 
 

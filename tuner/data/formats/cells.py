@@ -120,7 +120,18 @@ def content(value: Any, name: str) -> str | list[dict[str, Any]]:
     parts = value if isinstance(value, list) and all(isinstance(part, dict) for part in value) else []
     if all(part.get("type") == "text" for part in parts):
         return text(value, name)
-    return [_part(part, name) for part in parts]
+    return _joined([_part(part, name) for part in parts])
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parts without texts beside each other: a special token could be spelled half in one, half in the next."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if joined and part["type"] == joined[-1]["type"] == "text":
+            joined[-1] = {"type": "text", "text": joined[-1]["text"] + part["text"]}
+        else:
+            joined.append(part)
+    return joined
 
 
 def _part(part: Mapping[str, Any], name: str) -> dict[str, Any]:
