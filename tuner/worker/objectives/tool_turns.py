@@ -7,8 +7,11 @@ done takes part with a stand-in. Seen with TRL 1.16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from tuner.data import masks
 from tuner.data.encoder import Encoder
+from tuner.data.formats.cells import SURROGATE
 from tuner.data.rendering import text_of
 from tuner.data.sample import Chat, Message
 from tuner.rewards.tool_calls import Rollouts, calls_in
@@ -31,6 +35,7 @@ _BEFORE: tuple[Message, Message] = ({"role": "user", "content": "question"}, {"r
 
 def shorten(encoder: Encoder, max_tokens: int, text: str) -> str:
     """Return a text cut to some tokens, with a mark at its end that counts what was left out."""
+    text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)  # no tokenizer accepts half of a pair
 
     def ids_of(some: str) -> list[int]:
         ids: list[int] = encoder.library_object(
@@ -44,6 +49,24 @@ def shorten(encoder: Encoder, max_tokens: int, text: str) -> str:
     num_kept = max(0, max_tokens - len(ids_of(_MARK.format(len(ids)))))
     kept = encoder.decode(ids[:num_kept], exact=True).rstrip("\N{REPLACEMENT CHARACTER}")  # half of a character
     return kept + _MARK.format(len(ids) - num_kept)
+
+
+def parsed(parse: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    """Return what a tokenizer finds in a completion.
+
+    Raises:
+        ValueError: it is no call that can be answered, so that TRL takes it as text. TRL expects no other error: a list
+            in a thousand lists would end the run.
+    """
+    try:
+        found = parse(*given, **more)
+        copy.deepcopy(found)  # it recurses deepest: pickle and json take what it takes
+        text = json.dumps(found, ensure_ascii=False)
+    except Exception as error:  # of regular expressions, of JSON, of what the model has nested
+        raise ValueError(str(error)) from error
+    if SURROGATE.search(text):
+        raise ValueError("it spells half of a surrogate pair, which no tokenizer accepts")
+    return found
 
 
 class ToolTurns(MixedIn):
@@ -68,6 +91,8 @@ class ToolTurns(MixedIn):
         self.rollouts, self.encoder = rollouts, encoder
         if rollouts:
             self.tools = list(rollouts.schemas)
+            tokenizer = self.processing_class
+            tokenizer.parse_response = partial(parsed, tokenizer.parse_response)
             self.add_callback(_CloseTools(rollouts))
 
     def begun(self, inputs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
