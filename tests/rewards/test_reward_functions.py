@@ -56,6 +56,9 @@ def of_scalar(completions, **_):
 
 def constant(completions, **_):
     return [0.5 for one in completions]
+
+def too_large(completions, **_):
+    return [10**400 if one == "bad" else 1 for one in completions]
 """
 
 
@@ -135,6 +138,7 @@ def test_two_rewards_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("hangs", "took more than 2 s", 16),
         ("dies", "exit code 3", 21),
         ("not_a_number", "nan, which is no finite number", 26),
+        ("too_large", "000, which is no finite number", 38),
     )
 )
 def test_a_failure_costs_its_completion_alone_and_is_listed(name: str, problem: str, line: int) -> None:

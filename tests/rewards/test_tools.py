@@ -14,6 +14,7 @@ import pytest
 from tests.each import each
 from tuner.errors import ModelError, ToolError
 from tuner.recipes.schema.objectives.grpo import Grpo
+from tuner.rewards import isolated_process
 from tuner.rewards.built_in import text_of
 from tuner.rewards.isolated_process import CallFailure
 from tuner.rewards.tool_calls import Rollouts, ToolFailure, calls_in, described
@@ -181,6 +182,30 @@ def test_unknown_tools_wrong_arguments_and_too_many_calls_fail_and_are_listed(tm
         assert calls.table(1)["later"](text="é") == '{"said": "é"}', "a completion has calls of its own"
 
     assert [line["tool"] for line in listed(tmp_path)] == ["search", "add", "add", "add"]
+
+
+def test_tools_that_cannot_be_loaded_again_fail_and_are_listed(tmp_path: Path) -> None:
+    with rollouts(block(tmp_path), tmp_path) as calls:
+        calls.begin([{}])
+        (tmp_path / "my_tools.py").write_text("wrong(")
+        with pytest.raises(ToolFailure, match="SyntaxError"):
+            calls.table(0)["add"](a=1, b=2)
+
+    assert [line["tool"] for line in listed(tmp_path)] == ["add"]
+
+
+def test_a_file_of_failures_that_is_full_says_so_and_grows_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_process, "_MAX_LISTED", 300)
+    with rollouts(block(tmp_path, max_calls=50), tmp_path) as calls:
+        calls.begin([{}])
+        for _ in range(50):
+            with pytest.raises(ToolFailure):
+                calls.table(0)["x" * 5000](a="y" * 5000)
+
+    first, last = listed(tmp_path)
+    assert first["tool"].startswith("xx") and len(first["arguments"]) == 2000 and "full" in last["problem"]
 
 
 def test_each_completion_has_an_environment_and_one_that_hangs_ends_no_other(tmp_path: Path) -> None:

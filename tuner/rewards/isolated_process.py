@@ -28,13 +28,20 @@ from types import ModuleType
 from typing import Any
 
 from tuner.errors import MachineError, TunerError
-from tuner.files import JsonObject
+from tuner.files import JsonObject, append_line
 from tuner.machine import kernel
 from tuner.recipes.schema.rewards import file_of
 
 _PROGRAM = (
     "import importlib, sys; sys.path[:] = sys.argv.pop(1).split('\\n'); importlib.import_module(sys.argv.pop(1)).main()"
 )
+
+_MAX_TEXT = 2000
+_MAX_ERROR = 10_000
+"""Characters of an exception on its way to the rank."""
+_MAX_LISTED = 16 * 1024**2
+"""Bytes of a file of failures: a run of weeks whose calls fail fills no disk."""
+_FULL = "the file is full: what fails later is counted in metrics.jsonl alone"
 
 Answers = Callable[[JsonObject], JsonObject]
 """Answers a call in the process."""
@@ -52,6 +59,25 @@ class CallFailure(Exception):
     def __init__(self, problem: str, where: str, fix: str | None = None) -> None:
         super().__init__(problem, where)
         self.problem, self.where, self.fix = problem, where, fix
+
+
+def list_failure(file: Path, name: JsonObject, failure: CallFailure, **call: str) -> None:
+    """Append a failure to a file; from 16 MiB on nothing is listed, and the last line says so.
+
+    Args:
+        file: A line each.
+        name: Of what was called, with its key.
+        failure: Why it failed.
+        call: What it was called with; the beginning is listed.
+    """
+    size = file.stat().st_size if file.exists() else 0
+    if size > _MAX_LISTED:
+        return
+    line = name | {"problem": failure.problem[:_MAX_TEXT], "where": failure.where[:_MAX_TEXT]}
+    text = json.dumps(line | {key: value[:_MAX_TEXT] for key, value in call.items()})
+    append_line(file, text)
+    if size + len(text) + 1 > _MAX_LISTED:
+        append_line(file, json.dumps({"problem": _FULL}))
 
 
 class Isolated:
@@ -232,7 +258,8 @@ def _report(error: Exception) -> JsonObject:
     """Return the answer for an exception: its text, and the line of the user's code."""
     if isinstance(error, TunerError):
         return {"error": error.what, "where": error.where, "fix": error.fix, "code": error.code}
-    return {"error": f"{type(error).__name__}: {error}", "where": line_of(error), "fix": None, "code": None}
+    text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+    return {"error": text, "where": line_of(error), "fix": None, "code": None}
 
 
 def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:

@@ -6,16 +6,15 @@ trial calls every reward on the first rows: with the right answer, and with an e
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import Option, RewardError, TunerError
-from tuner.files import append_line
 from tuner.recipes.schema.rewards import (
     ContainsReward,
     EnvironmentReward,
@@ -25,13 +24,12 @@ from tuner.recipes.schema.rewards import (
     RewardBlock,
 )
 from tuner.rewards.built_in import Completion, Scores, built_in, text_of
-from tuner.rewards.isolated_process import CallFailure
+from tuner.rewards.isolated_process import CallFailure, list_failure
 from tuner.rewards.reward_process import IsolatedReward
 from tuner.runs.directory import RunDirectory
 
 _WINDOW, _LEAST = 1000, 100
 """Failures are counted among this many last completions; a run with fewer counts as if it had the second number."""
-_MAX_TEXT = 2000
 _ANSWER = "answer"
 """The column with the answer that a row was cut before."""
 _TRIAL_FIX = "Correct the function: it gets lists and returns a list with one number for each completion, or None."
@@ -137,12 +135,11 @@ class RewardFunction:
     def _list(self, failure: CallFailure, completion: Completion) -> None:
         """List a failure, and end the run if there are too many."""
         if self._failures:
-            line = {"name": self.__name__, "problem": failure.problem, "where": failure.where}
-            append_line(self._failures, json.dumps(line | {"completion": text_of(completion)[:_MAX_TEXT]}))
+            list_failure(self._failures, {"name": self.__name__}, failure, completion=text_of(completion))
         recent, most = sum(self._recent), self.block.max_failures
         if recent > most * max(len(self._recent), _LEAST):
             problem = f"the reward {self.__name__!r} failed on {recent} of the last {len(self._recent)} completions"
-            fix = f"Correct it: reward_failures.jsonl lists all. Or raise its timeout or its max_failures ({most:g})."
+            fix = f"Correct it: reward_failures.jsonl lists them. Or raise its timeout or its max_failures ({most:g})."
             raise RewardError(f"{problem}; the last time: {failure.problem}", where=failure.where, fix=fix)
 
     def close(self) -> None:
@@ -179,8 +176,9 @@ def _numbers(scores: object, count: int, place: str) -> list[float | CallFailure
 def _number(score: object, place: str) -> float | CallFailure | None:
     if score is None or isinstance(score, CallFailure):
         return score
-    if isinstance(score, int | float) and math.isfinite(score):
-        return float(score)
+    with suppress(OverflowError):  # an integer of 400 digits
+        if isinstance(score, int | float) and math.isfinite(score):
+            return float(score)
     return CallFailure(f"it returned {score!r}, which is no finite number", place)
 
 

@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tuner.errors import Key, ToolError
-from tuner.files import JsonObject, append_line
+from tuner.errors import Key, ToolError, TunerError
+from tuner.files import JsonObject
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.recipes.schema.tools import Tools
-from tuner.rewards.isolated_process import CallFailure
+from tuner.rewards.isolated_process import CallFailure, list_failure
 from tuner.rewards.tool_process import LOADING_S, IsolatedTools, same_names
 
-_MAX_TEXT = 2000
 ENVIRONMENT = "environment"
 """The reward that an environment gives."""
 
@@ -157,7 +156,11 @@ class Rollouts:
         """
         try:
             return self._shorten(self._result(index, name, arguments))
-        except CallFailure as failure:
+        except (CallFailure, TunerError) as error:
+            # A file that was changed since the start may not load again.
+            failure = (
+                error if isinstance(error, CallFailure) else CallFailure(str(error.what), str(error.where or name))
+            )
             self._list(name, arguments, failure)
             raise ToolFailure(self._shorten(failure.problem)) from failure
 
@@ -186,9 +189,8 @@ class Rollouts:
         self._list(name, arguments, CallFailure("the arguments are no JSON object", name))
 
     def _list(self, name: str, arguments: object, failure: CallFailure) -> None:
-        line = {"tool": name, "problem": failure.problem[:_MAX_TEXT], "where": failure.where}
-        given = json.dumps(arguments, default=str, ensure_ascii=False)[:_MAX_TEXT]
-        append_line(self._failures, json.dumps(line | {"arguments": given}))
+        given = json.dumps(arguments, default=str, ensure_ascii=False)
+        list_failure(self._failures, {"tool": name}, failure, arguments=given)
 
     def scores(self, _: object = None) -> list[float | CallFailure | None]:
         """Return what `get_reward` of each environment returns; of one that is gone, why."""
