@@ -236,6 +236,34 @@ reward(["p"], ["a" * 60])
 """
 
 
+STARTS = """
+import subprocess
+def starts(completions):
+    started = subprocess.Popen(["sleep", "600"])
+    return [started.pid for _ in completions]
+"""
+RANK = """
+import os, sys
+from pathlib import Path
+from tuner.recipes.schema.rewards import OwnReward
+from tuner.rewards import reward_functions
+
+(reward,) = reward_functions([OwnReward(type="starts.py:starts")], folder=Path("."))
+print(int(reward(["p"], ["x"])[0]), flush=True)
+os._exit(0)
+"""
+
+
+def test_what_a_function_has_started_ends_after_its_rank(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS)
+    with subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as rank:
+        assert rank.stdout
+        started = psutil.Process(int(rank.stdout.readline()))
+
+    _, alive = psutil.wait_procs([started], timeout=10)
+    assert not alive
+
+
 def test_a_reward_ends_with_its_rank_even_inside_a_pattern_without_end(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", PARENT]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:

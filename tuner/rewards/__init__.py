@@ -2,6 +2,7 @@
 
 built_in         the functions of the package's rewards
 isolated_process code of the user's in a process that a deadline ends: an endless loop or a crash ends it alone
+leftovers        ends what such code has started, after the rank's end
 reward_process   one reward in such a process
 reward_function  what the trainer calls, and the trial of every reward on the first rows before a run starts
 tool_process     the tools that the model calls, or one environment, in such a process

@@ -31,6 +31,7 @@ from tuner.errors import MachineError, TunerError
 from tuner.files import JsonObject, append_line
 from tuner.machine import kernel
 from tuner.recipes.schema.rewards import file_of
+from tuner.rewards import leftovers
 
 _PROGRAM = (
     "import importlib, sys; sys.path[:] = sys.argv.pop(1).split('\\n'); importlib.import_module(sys.argv.pop(1)).main()"
@@ -141,6 +142,7 @@ class Isolated:
             [*argv, str(fds[0])], stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True
         )
         end_of_child.close()
+        leftovers.watch(self._process.pid)
 
     def start(self) -> None:
         """Start the process, unless it runs. Errors as for a call."""
@@ -176,6 +178,7 @@ class Isolated:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # with what the user's function started
             self._process.wait()
+            leftovers.forget(self._process.pid)
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None

@@ -1,0 +1,54 @@
+"""Ends what code of the user's has started, when the rank that called it has ended, however it ended.
+
+The kernel ends the process of the code with its rank, and nothing else of its group: a shell that a tool has started
+would run on. So a process of its own, one for each rank, reads which groups there are until the rank's end of the pipe
+is closed, and kills those that are left.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+
+_PROGRAM = """
+import os, sys
+groups = set()
+for line in sys.stdin:
+    group = int(line)
+    groups.add(group) if group > 0 else groups.discard(-group)
+for group in groups:
+    try:
+        os.killpg(group, 9)
+    except OSError:
+        pass
+"""
+_process: subprocess.Popen[bytes] | None = None
+"""Of this process; a forked one writes into the same pipe, which is closed when both have ended."""
+
+
+def watch(group: int) -> None:
+    """Have a process group killed when this process has ended."""
+    global _process
+    if _process is None:
+        argv = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+        _process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # who reads what this process prints waits for no other
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+    _write(group)
+
+
+def forget(group: int) -> None:
+    """Have it left alone: it is over, and its number may become another's."""
+    _write(-group)
+
+
+def _write(number: int) -> None:
+    if _process is not None and _process.stdin is not None:
+        with suppress(OSError):  # it was killed: what the kernel ends is ended all the same
+            _process.stdin.write(f"{number}\n".encode())
