@@ -18,6 +18,7 @@ from tuner.data.encoder import Part
 from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
+from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
@@ -211,6 +212,21 @@ def test_a_span_where_the_template_writes_other_text_makes_the_row_bad() -> None
     with pytest.raises(DataError) as error:
         runs(said("user: q", "assistant: so on", t1={"spans": [[1, 4, 0.5]]}), template=changed)
     assert error.value.of_row
+
+
+@pytest.mark.parametrize("marked", [1, 2])
+def test_a_mark_of_calls_that_join_a_turn_is_one_of_the_whole_turn(marked: int) -> None:
+    turns = [
+        {"from": "human", "value": "q"},
+        {"from": "gpt", "value": "I look it up."},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {}}'},
+        {"from": "gpt", "value": "3"},
+    ]
+    turns[marked]["loss"] = True  # type: ignore[assignment]
+
+    chat = formats.read("sharegpt", {"conversations": turns}, "x", trained="marked")
+
+    assert isinstance(chat, Chat) and [turn.get("weight", 1) for turn in chat.messages[1:]] == [1, 0]
 
 
 def test_spans_stay_where_they_are_beside_special_tokens_that_stay_text() -> None:

@@ -99,7 +99,8 @@ def _joined(before: Message, call: Message, number: int) -> Message:
     if before.get("weight", 1) != call.get("weight", 1):
         raise Misfit(f"turn {number} is one turn of the assistant with the turn before it, and their weights differ")
     calls = [*before.get("tool_calls", ()), *call["tool_calls"]]
-    return {**before, "content": before["content"] + call["content"], "tool_calls": calls}
+    said = {"weight": call["weight"]} if "weight" in call else {}  # a mark of either is one of both
+    return {**before, **said, "content": before["content"] + call["content"], "tool_calls": calls}
 
 
 def _is_sharegpt(turn: Row) -> bool:
