@@ -18,6 +18,7 @@ from tuner.rewards import isolated_process
 from tuner.rewards.built_in import text_of
 from tuner.rewards.isolated_process import CallFailure
 from tuner.rewards.tool_calls import Rollouts, ToolFailure, calls_in, described
+from tuner.rewards.tool_process import IsolatedTools
 from tuner.rewards.tool_templates import known, refuse_unknown
 
 TOOLS = '''
@@ -192,6 +193,13 @@ def test_tools_that_cannot_be_loaded_again_fail_and_are_listed(tmp_path: Path) -
             calls.table(0)["add"](a=1, b=2)
 
     assert [line["tool"] for line in listed(tmp_path)] == ["add"]
+
+
+def test_a_time_limit_may_be_longer_than_any_run(tmp_path: Path) -> None:
+    tools = IsolatedTools(block(tmp_path, tool_timeout=1e9), environment=False)
+
+    assert tools({"do": "call", "name": "add", "arguments": {"a": 1, "b": 2}}) == {"result": "3"}
+    tools.end()
 
 
 def test_a_file_of_failures_that_is_full_says_so_and_grows_no_more(

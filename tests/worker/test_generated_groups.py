@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from trl.trainer import grpo_trainer
 from tests.each import each
 from tests.worker.test_every_objective import cache as cache
 from tests.worker.test_every_objective import recipe_of, trainer_of
-from tuner.worker.objectives.completions import Numbered, PromptBatches, Sampled, seed_of
+from tuner.worker.objectives.completions import NUMBER, Numbered, PromptBatches, Prompts, Sampled, seed_of
 
 
 def batches(num_rows: int, prompts: int, generations: int, ranks: int, epoch: int = 0) -> list[list[list[Numbered]]]:
@@ -31,6 +32,14 @@ def batches(num_rows: int, prompts: int, generations: int, ranks: int, epoch: in
         made.append(list(one))
         assert len(made[-1]) == len(one)
     return made
+
+
+def test_a_column_may_have_the_name_of_what_is_added_to_it() -> None:
+    prompts = Prompts([{"row": json.dumps({"prompt": "p", "number": 7, "prompt_ids": "x"}), "prompt_ids": [1]}])
+
+    row = prompts[Numbered(0, completion=3)]
+
+    assert (row["number"], row["prompt_ids"], row[NUMBER]) == (7, "x", 3)
 
 
 @given(some.integers(1, 30), some.integers(1, 6), some.integers(2, 8), some.integers(1, 4))

@@ -7,6 +7,7 @@ is closed, and kills those that are left.
 
 from __future__ import annotations
 
+import atexit
 import subprocess
 import sys
 from contextlib import suppress
@@ -40,6 +41,7 @@ def watch(group: int) -> None:
             bufsize=0,
             start_new_session=True,
         )
+        atexit.register(_end)
     _write(group)
 
 
@@ -48,7 +50,15 @@ def forget(group: int) -> None:
     _write(-group)
 
 
+def _end() -> None:
+    """Close the pipe of a process that does not end as ranks do, by `os._exit`."""
+    if _process is not None and _process.stdin is not None:
+        _process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # a process that was forked from this one has the pipe, too
+            _process.wait(timeout=1)
+
+
 def _write(number: int) -> None:
     if _process is not None and _process.stdin is not None:
-        with suppress(OSError):  # it was killed: what the kernel ends is ended all the same
+        with suppress(OSError, ValueError):  # it was killed, or this process ends
             _process.stdin.write(f"{number}\n".encode())

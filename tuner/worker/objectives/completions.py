@@ -54,6 +54,9 @@ _LISTED = 8
 """Completions of a step that completions.jsonl lists, from the start of the batch of all ranks."""
 _RESERVED = {"image", "images", "prompts", "completion", "completions", "completion_ids", "environment"}
 """Columns that TRL takes for something else."""
+PROMPT_IDS, NUMBER = "tuner.prompt_ids", "tuner.number"
+"""What tuner adds to a row; a column of the user's may be called `number`."""
+ADDED = frozenset({PROMPT_IDS, NUMBER})
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Prompts(Dataset):  # type: ignore[misc]
     def __getitem__(self, numbered: Numbered) -> dict[str, Any]:
         row = self.rows[numbered.row]
         columns = {key: value for key, value in json.loads(row["row"]).items() if key not in _RESERVED}
-        return {**columns, "prompt_ids": row["prompt_ids"], "number": numbered.completion}
+        return {**columns, PROMPT_IDS: row["prompt_ids"], NUMBER: numbered.completion}
 
 
 class PromptBatches(BatchSampler):  # type: ignore[misc]
@@ -212,11 +215,11 @@ class GeneratingTrainer(TunerTrainer):
 
     def _generate_and_score_completions(self, inputs: Sequence[Mapping[str, Any]]) -> Any:
         """Return TRL's completions, and list some of them."""
-        self._numbers = [row["number"] for row in inputs]
-        names = dict.fromkeys(key for row in inputs for key in row if key not in ("prompt_ids", "number"))
+        self._numbers = [row[NUMBER] for row in inputs]
+        names = dict.fromkeys(key for row in inputs for key in row if key not in ADDED)
         with self.consensus.generating() if self.consensus else nullcontext():
             inputs = self.begun(inputs)
-            self._ids = [row["prompt_ids"] for row in inputs]
+            self._ids = [row[PROMPT_IDS] for row in inputs]
             output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
         self.stop_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")

@@ -25,6 +25,7 @@ from tuner.data.rendering import text_of
 from tuner.data.sample import Chat, Message
 from tuner.rewards.tool_calls import Rollouts, calls_in
 from tuner.worker import compat
+from tuner.worker.objectives.completions import ADDED, PROMPT_IDS
 from tuner.worker.trainer_types import MixedIn
 
 _MARK = "\n[cut: {} tokens left out]"
@@ -100,7 +101,7 @@ class ToolTurns(MixedIn):
         self._turn = 0
         if self.rollouts is None:
             return inputs
-        rows = [{key: value for key, value in row.items() if key not in ("prompt_ids", "number")} for row in inputs]
+        rows = [{key: value for key, value in row.items() if key not in ADDED} for row in inputs]
         shown = self.rollouts.begin(rows)
         return [row if text is None else self._shown(row, text) for row, text in zip(inputs, shown, strict=True)]
 
@@ -108,7 +109,7 @@ class ToolTurns(MixedIn):
         assert self.encoder is not None, "it comes with the rollouts"
         *earlier, last = row["prompt"]
         messages = [*earlier, {**last, "content": f"{last['content']}{text}"}]
-        return {**row, "prompt": messages, "prompt_ids": self.encoder.prompt_ids(Chat(messages))}
+        return {**row, "prompt": messages, PROMPT_IDS: self.encoder.prompt_ids(Chat(messages))}
 
     # -- turns
 
