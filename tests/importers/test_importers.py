@@ -1063,6 +1063,11 @@ DIRECT = [
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: [assistant]}]", False),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}]", False),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}, {path: b.jsonl}]", True),
+    *(
+        (f"base_model: x\nsequence_len: 8\ndatasets: [{{path: a.jsonl, roles_to_train: {roles}}}]\n", inputs, differs)
+        for roles in ("[]", "[assistant]")
+        for inputs, differs in (("train_on_inputs: true", True), ("train_on_inputs: false", False))
+    ),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training: train}]", False),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training: learn}]", True),
     (

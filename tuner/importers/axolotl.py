@@ -228,7 +228,12 @@ def settle(t: Translation) -> None:
     setting = t.settings.get("train_on_inputs")
     if setting is None or setting.value is None:
         return
-    if setting.truth():
+    entries = t.value("datasets")
+    sets = entries if isinstance(entries, list) else []
+    if setting.truth() and any(isinstance(one, dict) and one.get("roles_to_train") is not None for one in sets):
+        why = "roles_to_train of a data set chooses other turns: remove one of them"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+    elif setting.truth():
         why = "Axolotl leaves out what the chat template writes between turns"
         shared_rules.trained_turns(t, setting, "everything", why)
     else:
