@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 
+from tests.data.conftest import make_tokenizer
 from tests.each import each
 from tuner.errors import ModelError, ToolError
 from tuner.recipes.schema.objectives.grpo import Grpo
@@ -19,7 +21,7 @@ from tuner.rewards.built_in import text_of
 from tuner.rewards.isolated_process import CallFailure
 from tuner.rewards.tool_calls import Rollouts, ToolFailure, calls_in, described
 from tuner.rewards.tool_process import IsolatedTools
-from tuner.rewards.tool_templates import known, refuse_unknown
+from tuner.rewards.tool_templates import known, refuse_changing, refuse_unknown
 
 TOOLS = '''
 import os, sys, time
@@ -252,6 +254,14 @@ def test_the_templates_that_work_are_trls() -> None:
     with pytest.raises(ModelError, match="qwen2_5, qwen3"):
         refuse_unknown("{{ messages }}")
     refuse_unknown("{{ messages }}", {"the tokenizer's": "own"})
+
+
+def test_a_template_that_writes_a_call_otherwise_once_its_result_follows_is_refused() -> None:
+    qwen3 = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    refuse_changing(make_tokenizer(qwen3))  # TRL has another for it
+    refuse_changing(make_tokenizer("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
+    with pytest.raises(ModelError, match="qwen2_5, qwen3"):
+        refuse_changing(make_tokenizer("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"))
 
 
 def test_the_calls_of_a_completion_are_told_with_their_results() -> None:

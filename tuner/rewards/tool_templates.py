@@ -5,9 +5,14 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import trl
-from trl.chat_template_utils import add_response_schema
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+)
 
 from tuner.errors import Key, ModelError
 from tuner.files import read_text
@@ -28,10 +33,27 @@ def refuse_unknown(template: object, response_template: object = None) -> None:
     """
     if response_template is not None or _is_known(template):
         return
-    message = f"TRL cannot read calls of tools from this chat template; it knows those of {', '.join(known())}"
+    raise _refusal("TRL cannot read calls of tools from this chat template")
+
+
+def refuse_changing(tokenizer: Any) -> None:
+    """Refuse a tokenizer whose chat template writes a call otherwise once its result follows; TRL has others for some.
+
+    Raises:
+        ModelError: it names the templates that work.
+    """
+    try:
+        if is_chat_template_prefix_preserving(tokenizer):
+            return
+        get_training_chat_template(tokenizer)
+    except Exception as error:  # a template is a program, and TRL knows of no other
+        raise _refusal("this chat template writes a call otherwise, or fails, once its result follows") from error
+
+
+def _refusal(problem: str) -> ModelError:
     near = Key("model.chat_template", str(_FOLDER / "qwen3.jinja"))
     fix = f"Use a model that has one of them, or train with one, such as {near}."
-    raise ModelError(message, where="model.chat_template", fix=fix)
+    return ModelError(f"{problem}; those that work: {', '.join(known())}", where="model.chat_template", fix=fix)
 
 
 @cache
