@@ -197,6 +197,16 @@ def test_tools_that_cannot_be_loaded_again_fail_and_are_listed(tmp_path: Path) -
     assert [line["tool"] for line in listed(tmp_path)] == ["add"]
 
 
+def test_a_run_that_is_asked_to_stop_calls_no_more_tools(tmp_path: Path) -> None:
+    with rollouts(block(tmp_path, tool_timeout=100.0), tmp_path) as calls:
+        calls.begin([{}])
+        calls.is_asked_to_stop = lambda: True
+        with pytest.raises(ToolFailure):
+            calls.table(0)["fails"](how="hangs")
+
+    assert not listed(tmp_path)
+
+
 def test_a_time_limit_may_be_longer_than_any_run(tmp_path: Path) -> None:
     tools = IsolatedTools(block(tmp_path, tool_timeout=1e9), environment=False)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,16 @@ def test_completions_are_listed_with_their_calls_and_rewarded_for_the_last_answe
     calls = [line["calls"] for line in lines if line["calls"]]
     assert len(calls) == 2 and calls[0][0]["tool"] == "add" and calls[0][0]["arguments"] == {"a": 1, "b": 2}
     assert calls[0][0]["result"].startswith("3<|im_end|>")
+
+
+def test_tools_hear_that_their_rank_is_asked_to_stop(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _, _ = made(tmp_path, monkeypatch)
+
+    assert not trainer.rollouts.is_asked_to_stop()
+    trainer.consensus = SimpleNamespace(is_asked_to_stop=True)
+    assert trainer.rollouts.is_asked_to_stop()
 
 
 def test_a_result_is_cut_with_a_mark_that_counts_what_was_left_out(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ class Rollouts:
         self._are_over: list[str] = []
         """Why the environment of a completion is gone; empty: it is there."""
         self._num_calls: list[int] = []
+        self.is_asked_to_stop: Callable[[], bool] = lambda: False
+        """Whether the run leaves these completions: each call that hangs would take as long as a stop may take."""
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Begin a completion for each row; return what the environments add to their prompts.
@@ -154,6 +156,8 @@ class Rollouts:
         Raises:
             ToolFailure: it failed; the failure is listed.
         """
+        if self.is_asked_to_stop():
+            raise ToolFailure("the run stops")  # nobody reads it
         try:
             return self._shorten(self._result(index, name, arguments))
         except (CallFailure, TunerError) as error:

@@ -121,6 +121,11 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self.interrupts and self.guard.can_stop_at_a_step and self._sums(self.guard.stop_requested)[0]:
             raise Interrupted
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether this rank was asked to leave a validation or a generation; `stop_together` does it."""
+        return self.interrupts and self.guard.can_stop_at_a_step and self.guard.stop_requested
+
     def generating(self) -> AbstractContextManager[None]:
         """Return a context for completions that are generated, and their rewards: it has a time limit of its own.
 
@@ -133,8 +138,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
         It asks this rank alone, for the ranks generate different numbers of tokens; `stop_together` follows.
         """
-        stops = self.interrupts and self.guard.can_stop_at_a_step and self.guard.stop_requested
-        return torch.full((len(input_ids),), stops, dtype=torch.bool, device=input_ids.device)
+        return torch.full((len(input_ids),), self.is_asked_to_stop, dtype=torch.bool, device=input_ids.device)
 
     def hear(self, loss: torch.Tensor) -> None:
         """Note the loss of a micro-batch; at the last one of a step, start to sum up the losses of all ranks."""

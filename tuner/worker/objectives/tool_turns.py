@@ -92,6 +92,7 @@ class ToolTurns(MixedIn):
         self.rollouts, self.encoder = rollouts, encoder
         if rollouts:
             self.tools = list(rollouts.schemas)
+            rollouts.is_asked_to_stop = lambda: self.consensus is not None and self.consensus.is_asked_to_stop
             tokenizer = self.processing_class
             tokenizer.parse_response = partial(parsed, tokenizer.parse_response)
             self.add_callback(_CloseTools(rollouts))
