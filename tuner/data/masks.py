@@ -153,9 +153,10 @@ def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:
 def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
     """Return a conversation whose special tokens will all be those of the template."""
     chat = _ended(template, chat, place, on_change)
-    if spelled := next(_spelled([chat.messages, chat.tools], template.special), None):
+    texts = [chat.messages, chat.tools]
+    if spelled := next(_spelled(texts, template.special), None):
         on_change(place, _SPELLS.format("conversation", spelled))
-    return _quoted(template.special, chat)
+    return _marked(template.special, chat) if spelled or _holds_marks(texts) else chat
 
 
 def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
@@ -200,7 +201,8 @@ def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequ
 
 def quoted(tokenizer: Any, chat: Chat) -> Chat:
     """Put marks around special tokens that a row's text spells out, so that `encode_rendered` keeps them as text."""
-    return _quoted(templates.special_tokens(tokenizer), chat)
+    special, texts = templates.special_tokens(tokenizer), [chat.messages, chat.tools]
+    return _marked(special, chat) if any(_spelled(texts, special)) or _holds_marks(texts) else chat
 
 
 def encode_rendered(tokenizer: Any, text: str) -> list[int]:
@@ -209,12 +211,13 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
     return list(ids)
 
 
-def _quoted(special: re.Pattern[str], chat: Chat) -> Chat:
-    texts = [chat.messages, chat.tools]
-    # Without its marks: one of a row's own would make text of what the template writes behind it.
-    if not any(_spelled(texts, special)) and not any(_spelled(texts, _QUOTES)):
-        return chat
-    messages, tools = _quote_special(texts, special)
+def _holds_marks(texts: Sequence[Any]) -> bool:
+    """Return whether a row's text holds a mark of its own, which would make text of what the template writes then."""
+    return any(_spelled(texts, _QUOTES))
+
+
+def _marked(special: re.Pattern[str], chat: Chat) -> Chat:
+    messages, tools = _quote_special([chat.messages, chat.tools], special)
     return Chat([_spans_moved(*both, special) for both in zip(chat.messages, messages, strict=True)], tools)
 
 
