@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -195,6 +197,17 @@ def test_tools_that_cannot_be_loaded_again_fail_and_are_listed(tmp_path: Path) -
             calls.table(0)["add"](a=1, b=2)
 
     assert [line["tool"] for line in listed(tmp_path)] == ["add"]
+
+
+def test_a_process_that_reads_no_more_blocks_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_process, "_IN_PIPE_S", 0.2)
+    tools = IsolatedTools(block(tmp_path), environment=False)
+    tools.start()
+    assert tools._process
+    os.kill(tools._process.pid, signal.SIGSTOP)
+
+    with pytest.raises(CallFailure, match="SIGKILL"):
+        tools({"do": "call", "name": "add", "arguments": {"a": "1" * 10_000_000, "b": 2}})
 
 
 def test_a_run_that_is_asked_to_stop_calls_no_more_tools(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,6 +40,8 @@ _PROGRAM = (
 _MAX_TEXT = 2000
 _MAX_WAIT_S = 1e6
 """`poll` takes no more than 24 days; a recipe may say 1e9 for no limit."""
+_IN_PIPE_S = 5.0
+"""Seconds that a call and its answer may take in the pipe, beside the time limit."""
 _MAX_ERROR = 10_000
 """Characters of an exception on its way to the rank."""
 _MAX_LISTED = 16 * 1024**2
@@ -120,9 +123,18 @@ class Isolated:
         """
         self.start()
         assert self._pipe is not None, "it was started"
-        with suppress(OSError):  # the process has ended: the answer says how
-            self._pipe.send_bytes(json.dumps(call, default=str).encode())
-        answer = self._answer(limit_s or self._timeout_s, "one call")
+        limit_s = min(limit_s or self._timeout_s, _MAX_WAIT_S)
+        message = json.dumps(call, default=str).encode()
+        # A process that reads no more, or writes half of an answer, would block this one in the pipe.
+        deadline = threading.Timer(limit_s + _IN_PIPE_S, self._kill)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            with suppress(OSError):  # the process has ended: the answer says how
+                self._pipe.send_bytes(message)
+            answer = self._answer(limit_s, "one call")
+        finally:
+            deadline.cancel()
         if "error" in answer:
             raise CallFailure(str(answer["error"]), answer["where"] or self.place, answer["fix"])
         return answer
@@ -150,7 +162,7 @@ class Isolated:
         self.spawn()
         if self._is_loaded:
             return
-        answer = self._answer(self._start_s, "importing it")
+        answer = self._answer(min(self._start_s, _MAX_WAIT_S), "importing it")
         if "error" in answer:
             self.end()
             error = MachineError if answer["code"] == MachineError.code else self._error
@@ -161,7 +173,7 @@ class Isolated:
         """Return the answer of the process; end it if it does not answer in time."""
         assert self._pipe is not None and self._process is not None, "it was started"
         try:
-            if self._pipe.poll(min(limit_s, _MAX_WAIT_S)):
+            if self._pipe.poll(limit_s):
                 answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
                 return answer
         except (EOFError, OSError):
@@ -172,11 +184,15 @@ class Isolated:
         self.end()
         raise CallFailure(f"{work} took more than {limit_s:g} s (its timeout)", self.place)
 
+    def _kill(self) -> None:
+        if (process := self._process) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what the user's function started
+
     def end(self) -> None:
         """End the process; the next call starts it again."""
+        self._kill()
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # with what the user's function started
             self._process.wait()
             leftovers.forget(self._process.pid)
         if self._pipe is not None:
