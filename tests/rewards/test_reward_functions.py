@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter
 from tests.each import each
 from tuner.errors import RewardError
 from tuner.recipes.schema.rewards import Rewards
-from tuner.rewards import RewardFunction, reward_functions
+from tuner.rewards import RewardFunction, leftovers, reward_functions
 from tuner.rewards.reward_function import TrialRow, trial_mistakes
 
 OWN = """
@@ -262,6 +263,20 @@ def test_what_a_function_has_started_ends_after_its_rank(tmp_path: Path) -> None
 
     _, alive = psutil.wait_procs([started], timeout=10)
     assert not alive
+
+
+def test_a_forked_process_writes_into_no_file_that_has_the_number_of_the_pipe(tmp_path: Path) -> None:
+    leftovers.watch(2**22)  # no process has this number
+    leftovers.forget(2**22)
+    assert leftovers._process and leftovers._process.stdin
+    number = leftovers._process.stdin.fileno()
+    if (pid := os.fork()) == 0:
+        os.dup2(os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY), number)
+        leftovers.forget(2**22)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+    assert (tmp_path / "other").read_text() == ""
 
 
 def test_a_reward_ends_with_its_rank_even_inside_a_pattern_without_end(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ is closed, and kills those that are left.
 from __future__ import annotations
 
 import atexit
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,7 +26,7 @@ for group in groups:
         pass
 """
 _process: subprocess.Popen[bytes] | None = None
-"""Of this process; a forked one writes into the same pipe, which is closed when both have ended."""
+"""Of this process; one that is forked from it has its own."""
 
 
 def watch(group: int) -> None:
@@ -54,8 +55,20 @@ def _end() -> None:
     """Close the pipe of a process that does not end as ranks do, by `os._exit`."""
     if _process is not None and _process.stdin is not None:
         _process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # a process that was forked from this one has the pipe, too
+        with suppress(subprocess.TimeoutExpired):
             _process.wait(timeout=1)
+
+
+def _let_go() -> None:
+    """Close the pipe in a forked process: later its number may be that of another file there."""
+    global _process
+    if _process is not None and _process.stdin is not None:
+        _process.stdin.close()
+        _process.returncode = 0  # it is no child of this process
+    _process = None
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _write(number: int) -> None:
