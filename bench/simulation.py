@@ -53,7 +53,7 @@ from trl.trainer.utils import add_fused_lm_head
 from bench.gpu_loss import as_on_a_gpu
 from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, without_autocast
 from tuner.models.attention import register
-from tuner.models.compat import repeat_heads_on_old_gpus
+from tuner.models.compat import name_parts, repeat_heads_on_old_gpus
 from tuner.models.compat_experts import fused_in, has_experts, open_to_peft, pack, packed_in
 from tuner.models.load import limit_input_gradients
 from tuner.models.vision import lora_targets
@@ -165,6 +165,7 @@ def build(job: Job) -> Any:
     register()
     model: Any = auto.from_config(job.config, dtype=job.dtype, attn_implementation=job.attention)
     model.tie_weights()
+    name_parts(model)
     model.config.use_cache = False
     if job.quantization:
         _quantize(model, job)

@@ -322,3 +322,27 @@ def test_a_pattern_names_the_models_of_the_table(tuner: Tuner) -> None:
 
 def test_the_table_refuses_a_level_because_it_tries_all(tuner: Tuner) -> None:
     assert tuner("plan", "qwen3_8b", "--gpu", "rtx4090", "--deepspeed", "zero2").code == 2
+
+
+def test_a_level_that_the_launch_would_refuse_does_not_fit(tuner: Tuner) -> None:
+    arguments = ("llama2_7b_lora_alpaca_e3", "--gpus", "8", "--gpu", "a100-80g", "--ds", "autotp_size=2")
+    levels = plan(tuner, *arguments)["presets"]
+    of_lamb = plan(tuner, FULL, "--gpus", "8", "--gpu", "h200", "--set", "optimizer.type=Lamb")["presets"]
+
+    assert {name for name, level in levels.items() if level["fits"]} == {
+        f"deepspeed_zero{stage}" for stage in (1, 2, 3)
+    }
+    assert all(level["fits"] == (level["refused"] is None) for level in levels.values())
+    assert {name for name, level in of_lamb.items() if level["refused"]} == {*of_lamb} - {"none"}
+    (verdicts,) = [line.split() for line in tuner("plan", *arguments).out.splitlines() if line.startswith("fits")]
+    assert verdicts == ["fits", "refused", "yes", "yes", "yes", "refused", "refused", "yes"]
+
+
+def test_a_compiled_model_with_the_loss_in_chunks_does_not_fit_at_zero_3(tuner: Tuner) -> None:
+    compiled = ("--set", "torch_compile=True", "--set", "train_cfg.loss=chunked")
+    levels = plan(tuner, FULL, "--gpus", "8", "--gpu", "h200", *compiled)["presets"]
+
+    assert {name for name, level in levels.items() if level["refused"]} == {
+        "deepspeed_zero3",
+        "deepspeed_zero3_offload",
+    }

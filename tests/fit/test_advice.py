@@ -10,6 +10,7 @@ import pytest
 
 from tests.fit.recipes import lightest
 from tuner.errors import DsKey
+from tuner.fit import advice
 from tuner.fit.advice import changes, levels
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, choose
 from tuner.fit.gpu_catalog import GPUS
@@ -198,3 +199,25 @@ def test_before_offloading_the_changes_that_need_none_are_named() -> None:
 
     assert "quantization" in first.flags and first.level == "none"
     assert not any(Level.of_preset(change.level, 1).offload_optimizer for change in others)
+
+
+def test_no_change_is_advised_that_the_launch_would_refuse() -> None:
+    split = lightest("llama2_70b_full_alpaca_e3", "autotp_size=2")
+    refused = ("none", "deepspeed_zero2_offload", "deepspeed_zero3_offload")
+    assert split.architecture is not None
+
+    advised = changes(split, split.architecture, Machines(8, 80 * GIB, host_bytes=4000 * GIB), refused)
+
+    assert advised and not [one for one in advised if "adapter" in one.flags or one.level in refused]
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_no_disk_is_proposed_for_experts_in_4_bits(monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
+    recipe = lightest("qwen3_30b_a3b_qlora_alpaca_e1").with_values({"quantization.experts": packs})
+    machines = Machines(1, 400 * GIB, nvme_path="/mnt/disk")
+    monkeypatch.setattr(advice, "_best", lambda *_, **__: None)
+    assert recipe.architecture is not None
+
+    on_disk = [one for one in changes(recipe, recipe.architecture, machines) if "nvme" in one.flags]
+
+    assert bool(on_disk) is not packs

@@ -193,7 +193,7 @@ def _print(report: Report, plan: Plan) -> None:
     say_table(_memory_rows(report, plan.chosen), bold=bold)
     if plan.chosen:
         say(wrapped(f"chosen: {plan.chosen.fit.level}, {plan.chosen.split}"))
-    for line in _advice(report):
+    for line in (*_refusals(report), *_advice(report)):
         say(wrapped(line))
     if price := report.price:
         say(
@@ -211,6 +211,13 @@ def _print(report: Report, plan: Plan) -> None:
     if plan.recipe.config.objective.facts.generates:
         say(wrapped("Times and traffic are without the generation of completions."))
     say(wrapped(_ESTIMATES), dim=True)
+
+
+def _refusals(report: Report) -> Iterator[str]:
+    """Yield why a run at some levels would be refused, whether they fit or not."""
+    for reason in dict.fromkeys(error.what for error in report.refused.values()):
+        names = [catalog.short_name(level) for level, error in report.refused.items() if error.what == reason]
+        yield f"{', '.join(names)} would be refused: {reason}."
 
 
 def _advice(report: Report) -> Iterator[str]:
@@ -255,10 +262,13 @@ def _memory_rows(report: Report, chosen: Candidate | None) -> Iterator[list[str]
         ("host", [fit.peak.host_bytes for fit in fits]),
     ):
         yield [title, *(f"{size / 2**30:.1f}" for size in totals)]
-    yield ["fits", *map(_verdict, fits)]
+    of_levels = [_verdict(level.fit, refused=level.level in report.refused) for level in report.levels]
+    yield ["fits", *of_levels, *([_verdict(chosen.fit)] if chosen else [])]
 
 
-def _verdict(fit: Fit) -> str:
+def _verdict(fit: Fit, *, refused: bool = False) -> str:
+    if refused:
+        return "refused"
     if fit.fits:
         return "yes"
     return "no" if fit.spare_gpu_bytes < 0 else "no: host"

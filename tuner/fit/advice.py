@@ -5,7 +5,7 @@ Every answer is checked by the arithmetic of `estimate`; nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from tuner.errors import DsKey, Key, Option, Text, options
@@ -13,7 +13,7 @@ from tuner.fit.candidates import Candidate, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.step_time import Operations
-from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
+from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, four_bit_experts, tensor_parallel
 from tuner.recipes.schema.architecture import Architecture
 from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
@@ -56,51 +56,74 @@ def fit_of_preset(recipe: RecipeConfig, architecture: Architecture, machines: Ma
     return fit_on(recipe, architecture, preset, Level.of_preset(preset, architecture.hidden_size), machines)
 
 
-def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
+def changes(
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str] = ()
+) -> list[Change]:
     """Return the changes that make a level fit, the cheapest first; those that cost nothing go into all others.
 
     Changes after which a level fits without offloading come before all others, and are all that is returned if the
     recipe itself fits by offloading.
+
+    Args:
+        refused: The names of levels that a run of this recipe may not take.
     """
-    found = [*_changes(recipe, architecture, machines, offload=False)]
-    if _best(recipe, architecture, machines):
+    found = [*_changes(recipe, architecture, machines, refused, offload=False)]
+    if _best(recipe, architecture, machines, refused):
         return found
     known = {(change.description, change.flags) for change in found}
-    more = _changes(recipe, architecture, machines, offload=True)
+    more = _changes(recipe, architecture, machines, refused, offload=True)
     return [*found, *(change for change in more if (change.description, change.flags) not in known)]
 
 
-def _changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool) -> list[Change]:
+def _changes(
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str], *, offload: bool
+) -> list[Change]:
     free, flags = recipe, _NOTHING
     for description, step in _FREE:
         changed = step(free)
         if changed is None:
             continue
         free, flags = changed[0], options(flags, changed[1])
-        if best := _best(free, architecture, machines, offload=offload):
+        if best := _best(free, architecture, machines, refused, offload=offload):
             return [Change(description, flags, best.level, machines)]
-    return list(_costly(free, architecture, machines, flags, offload=offload))
+    return list(_costly(free, architecture, machines, refused, flags, offload=offload))
 
 
 def _costly(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option, *, offload: bool
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    refused: Collection[str],
+    flags: Option,
+    *,
+    offload: bool,
 ) -> Iterator[Change]:
     for description, step in _COSTLY:
         changed = step(recipe)
-        if changed and (best := _best(changed[0], architecture, machines, offload=offload)):
+        if not changed or not _is_allowed(changed[0], machines):
+            continue
+        if best := _best(changed[0], architecture, machines, refused, offload=offload):
             yield Change(description, options(flags, changed[1]), best.level, machines)
     for way in (_shorter, _more_gpus):
-        if change := way(recipe, architecture, machines, flags, offload=offload):
+        if change := way(recipe, architecture, machines, refused, flags, offload=offload):
             yield change
-    if offload and (on_disk := _on_disk(recipe, architecture, machines, flags)):
+    if offload and (on_disk := _on_disk(recipe, architecture, machines, refused, flags)):
         yield on_disk
 
 
-def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option) -> Change | None:
+def _is_allowed(recipe: RecipeConfig, machines: Machines) -> bool:
+    """Return whether a run of a changed recipe may start, with split layers and with experts in 4 bits."""
+    of_experts = four_bit_experts.problems(recipe) if recipe.packs_experts else ()
+    return not any((*tensor_parallel.refusals(recipe, machines.world_size), *of_experts))
+
+
+def _on_disk(
+    recipe: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str], flags: Option
+) -> Change | None:
     """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
-    if not machines.nvme_path:
-        return None
     preset = next(rung for rung in presets.rungs() if rung.offloaded == OFFLOADS)
+    if not machines.nvme_path or preset.name in refused or recipe.packs_experts:  # `refuse_disks`
+        return None
     to_disk = {"device": "nvme", "nvme_path": machines.nvme_path}
     zero = {**preset.config[ZERO], **dict.fromkeys(OFFLOADS, to_disk)}
     level = Level.of_config({**preset.config, ZERO: zero}, architecture.hidden_size)
@@ -118,9 +141,16 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
 
 
-def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines, *, offload: bool = True) -> Fit | None:
+def _best(
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    refused: Collection[str],
+    *,
+    offload: bool = True,
+) -> Fit | None:
     """Return the level to take with the recipe's own split; None if none fits."""
-    fits = levels(recipe, architecture, machines)
+    fits = [fit for fit in levels(recipe, architecture, machines) if fit.level not in refused]
     choice = choose(
         [Candidate(recipe, fit, Operations(), None) for fit in fits if fit.zero.stage or machines.world_size == 1]
     )
@@ -177,12 +207,18 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 
 
 def _shorter(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option, *, offload: bool
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    refused: Collection[str],
+    flags: Option,
+    *,
+    offload: bool,
 ) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
         changed = recipe.with_values({"train_dataloader.dataset.max_length": length})
-        if best := _best(changed, architecture, machines, offload=offload):
+        if best := _best(changed, architecture, machines, refused, offload=offload):
             flags = options(flags, Key("train_dataloader.dataset.max_length", length))
             description = f"samples of at most {length} tokens"
             if pixels := _most_pixels(recipe, architecture, length):
@@ -205,7 +241,13 @@ def _most_pixels(recipe: RecipeConfig, architecture: Architecture, length: int) 
 
 
 def _more_gpus(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: Option, *, offload: bool
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    refused: Collection[str],
+    flags: Option,
+    *,
+    offload: bool,
 ) -> Change | None:
     """Double the GPUs of one node to 8, then the nodes, until a level fits; each node then has the same number."""
     machines = machines._replace(uneven_ranks=0)
@@ -214,7 +256,7 @@ def _more_gpus(
             machines = machines._replace(gpus_per_node=min(8, machines.gpus_per_node * 2))
         else:
             machines = machines._replace(num_nodes=machines.num_nodes * 2)
-        if best := _best(recipe, architecture, machines, offload=offload):
+        if best := _best(recipe, architecture, machines, refused, offload=offload):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from tuner.errors import TunerError
 from tuner.fit.estimate import fit_on, frozen_bytes
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.operations import of_step
@@ -93,11 +94,14 @@ class Comparison(NamedTuple):
         candidates: Of each level those with the split that needs the least memory are first.
         taken: Of `choice`, or the one that comes nearest to fitting.
         choice: None if nothing fits.
+        refused: Why a run at a level would be refused with this recipe, by the level's name. Such a level is counted,
+            and never taken.
     """
 
     candidates: tuple[Candidate, ...]
     taken: Candidate
     choice: Choice | None
+    refused: Mapping[str, TunerError]
 
 
 def candidates(

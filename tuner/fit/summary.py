@@ -6,13 +6,13 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 from tuner import paths
-from tuner.errors import ModelError, Option
+from tuner.errors import ModelError, Option, TunerError
 from tuner.fit import advice, operations, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
@@ -59,6 +59,7 @@ class Report(NamedTuple):
     Args:
         config: The recipe with the split of the level to take.
         levels: Each level with its best split.
+        refused: Why a run at some of them would be refused, by the level's name.
         choice: The level to take; None if nothing fits.
         tokens_per_step: Of all ranks; every split has as many.
         price: What so many tokens a step cost at the level to take; None if that is little, or not known.
@@ -70,6 +71,7 @@ class Report(NamedTuple):
     parameters: Parameters
     machines: Machines
     levels: list[Candidate]
+    refused: Mapping[str, TunerError]
     choice: Choice | None
     changes: list[Change]
     steps: list[Step]
@@ -104,6 +106,7 @@ def make(
     """
     architecture = known_architecture(config)
     choice, levels = compared.choice, best_of_levels(compared.candidates)
+    possible = [one for one in levels if one.level not in compared.refused]
     offloads = choice is None or choice.taken.fit.offloads
     ranks = data_parallel_ranks(config, machines.world_size)
     tokens = config.split.samples * tokens_per_sample(config) * ranks
@@ -115,10 +118,11 @@ def make(
         parameters=count(config, architecture),
         machines=machines,
         levels=levels,
+        refused=compared.refused,
         choice=choice,
         # Of the split with the least memory, which is the first.
-        changes=changes(compared.candidates[0].config, architecture, machines) if offloads else [],
-        steps=_steps(config, architecture, machines, levels, cluster, assumed),
+        changes=changes(compared.candidates[0].config, architecture, machines, compared.refused) if offloads else [],
+        steps=_steps(config, architecture, machines, possible, cluster, assumed),
         tokens_per_step=tokens,
         price=_price(choice.taken, architecture, machines, timed, tokens) if choice and timed else None,
     )
@@ -233,7 +237,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "split": report.config.split._asdict(),
         "tokens_per_step": report.tokens_per_step,
         "price_of_step": report.price._asdict() if report.price else None,
-        "presets": {best.level: {"split": best.split._asdict(), **best.fit.to_json()} for best in report.levels},
+        "presets": {best.level: _level_json(best, report.refused.get(best.level)) for best in report.levels},
         "recommended": report.recommended.level if report.recommended else None,
         "runner_up": _candidate_json(report.choice.runner_up) if report.choice and report.choice.runner_up else None,
         "changes": [
@@ -241,6 +245,11 @@ def to_json(report: Report) -> dict[str, Any]:
         ],
         "communication": {step.level: _step_json(step) for step in report.steps},
     }
+
+
+def _level_json(best: Candidate, refused: TunerError | None) -> dict[str, Any]:
+    value = {"split": best.split._asdict(), **best.fit.to_json(), "refused": refused and refused.what}
+    return value | {"fits": best.fit.fits and refused is None}
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:

@@ -5,7 +5,7 @@ What the user named stays, and narrows the choice: a DeepSpeed config leaves one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ class LevelAndSplit:
         compared: Every split of the named config, or of every level; None if the memory is not known.
         choice: Why the level is taken; None where the user named it, the memory is not known, or nothing fits.
         of_presets: Every split of the levels that `auto` may choose, without `--ds`; None if no plan shows them.
+        refused: The names of those that no run of this recipe may take, with `--ds`.
     """
 
     document: Document
@@ -61,6 +62,7 @@ class LevelAndSplit:
     choice: Choice | None = None
     of_presets: Comparison | None = None
     buckets: Buckets | None = None
+    refused: Collection[str] = ()
 
     @property
     def fit(self) -> Fit | None:
@@ -109,7 +111,9 @@ class _Open(NamedTuple):
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
         config, hardware = self.lightest, self.machines.hardware
         batch = Batch(*config.split[:2], self.ranks)
-        final = merge(replace(self.recipe, config=config), document, batch, self.precision, hardware, buckets)
+        recipe = replace(self.recipe, config=config)
+        final = merge(recipe, document, batch, self.precision, hardware, buckets)
+        refuse_compiled_chunks(recipe, final)
         return Level.of_config(final.config)
 
     def ways(self, document: Document) -> tuple[Level, ...]:
@@ -177,7 +181,19 @@ def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, 
         choice=None if named else choice,
         of_presets=of_presets if compares else None,
         buckets=inputs.large if is_large else None,
+        refused=_refused(inputs) if named else compared.refused,
     )
+
+
+def _refused(inputs: _Open) -> set[str]:
+    """Return the names of the levels that `auto` may choose, and this recipe not."""
+    found = set[str]()
+    for name, document in inputs.rungs().items():
+        try:
+            inputs.level(document)
+        except TunerError:
+            found.add(name)
+    return found
 
 
 def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Buckets | None:
@@ -195,7 +211,7 @@ def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Bu
 
 def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
     """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
-    levels, impossible = _levels(inputs, documents, architecture)
+    levels, refused = _levels(inputs, documents, architecture)
     machines = inputs.sizes
 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
@@ -208,12 +224,12 @@ def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, 
     every = [candidate for name in levels for candidate in count(name, inputs.splits)]
     if inputs.config.may_recompute_some_layers:
         every = [*every, *_with_fewer_layers(every, architecture.num_hidden_layers, count)]
-    allowed = [candidate for candidate in every if candidate.level not in impossible]
+    allowed = [candidate for candidate in every if candidate.level not in refused]
     shards = len(documents) > 1 and machines.world_size > 1
     choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
     # Of equals the lightest split, which is the first.
     taken = choice.taken if choice else max(allowed, key=lambda candidate: candidate.fit.room)
-    return Comparison(tuple(every), taken, choice)
+    return Comparison(tuple(every), taken, choice, refused)
 
 
 def _with_fewer_layers(
@@ -247,14 +263,14 @@ def _with_fewer_layers(
 
 def _levels(
     inputs: _Open, documents: Mapping[str, Document], architecture: Architecture
-) -> tuple[dict[str, tuple[Level, ...]], set[str]]:
-    """Return what each way to run a level costs, and those that this recipe cannot use, as one its optimizer lacks.
+) -> tuple[dict[str, tuple[Level, ...]], dict[str, TunerError]]:
+    """Return what each way to run a level costs, and why this recipe cannot use some, as one its optimizer lacks.
 
     Raises:
         DeepSpeedConfigError, MachineError: no level can be used.
     """
     levels: dict[str, tuple[Level, ...]] = {}
-    errors = {}
+    errors: dict[str, TunerError] = {}
     for name, document in documents.items():
         try:
             levels[name] = inputs.ways(document)
@@ -265,7 +281,7 @@ def _levels(
             levels[name] = (Level.of_preset(name, architecture.hidden_size),)
     if len(errors) == len(documents):
         raise next(iter(errors.values()))
-    return levels, {*errors}
+    return levels, errors
 
 
 def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Split]) -> str:

@@ -124,7 +124,8 @@ def planned_machines(flags: MachineFlags, environ: Mapping[str, str]) -> RunMach
         kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, Option("gpu_memory")), (0, 0))
     else:
         kind = known_gpu(gpu) if gpu else None
-    one_node = node(here, gpus, kind)
+    # Machines that are named are not here: nothing is known against their compiler.
+    one_node = node(here._replace(has_compiler=True) if kind else here, gpus, kind)
     if not one_node.smallest_gpu_bytes:
         problem = f"the memory of {one_node.maker} accelerators is unknown"
         raise UsageError(problem, where=Option("gpu_memory"), fix=f"Set it: {Option('gpu_memory', '64GB')}.")

@@ -65,7 +65,7 @@ def _changes(level_and_split: LevelAndSplit, fit: Fit) -> list[Change]:
     assert level_and_split.compared is not None
     config = level_and_split.compared.candidates[0].config
     assert config.architecture is not None
-    return advice.changes(config, config.architecture, fit.machines)
+    return advice.changes(config, config.architecture, fit.machines, level_and_split.refused)
 
 
 def warning(fit: Fit | None) -> str | None:

@@ -69,15 +69,17 @@ class Plan(NamedTuple):
 
     def _levels(self) -> list[tuple[object, ...]]:
         """Return a row for each level, as `_HEAD` names its cells."""
-        levels = [level.fit for level in self.report.levels] if self.report else []
-        fits = [*levels, *([self.chosen.fit] if self.chosen else [])]
+        levels = (
+            [(level.fit, level.level in self.report.refused) for level in self.report.levels] if self.report else []
+        )
+        fits = [*levels, *([(self.chosen.fit, False)] if self.chosen else [])]
         return [
             (
                 catalog.short_name(fit.level),
                 *(f"{size / sizes.GIB:.1f}" for size in (fit.peak.gpu_bytes, fit.spare_gpu_bytes, fit.peak.host_bytes)),
-                Mark("fits" if fit.fits else "does not fit", fit.fits),
+                Mark("refused" if refused else "fits" if fit.fits else "does not fit", fit.fits and not refused),
             )
-            for fit in fits
+            for fit, refused in fits
         ]
 
     def _lines(self) -> list[str]:

@@ -24,11 +24,12 @@ def refuse(config: RecipeConfig) -> None:
     Raises:
         TunerError: the recipe asks for it.
     """
-    if found := next(_problems(config), None):
+    if found := next(problems(config), None):
         raise found
 
 
-def _problems(config: RecipeConfig) -> Iterator[TunerError]:
+def problems(config: RecipeConfig) -> Iterator[TunerError]:
+    """Yield what of a recipe does not work, or was not tried, with experts in 4 bits."""
     cfg = config.train_cfg
     if cfg.gradient_checkpointing is False:
         key = "train_cfg.gradient_checkpointing"
