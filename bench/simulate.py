@@ -186,6 +186,7 @@ QWEN_2_5_VL_3B = {
 MINIMAX = {"model_type": "minimax", "num_hidden_layers": 4, "num_local_experts": 4}
 MINIMAX_M2 = {"model_type": "minimax_m2", "num_hidden_layers": 4, "num_local_experts": 16}
 GLM_5 = {"model_type": "glm_moe_dsa", "num_hidden_layers": 5, "n_routed_experts": 16}
+DEEPSEEK_V4 = {"model_type": "deepseek_v4", "num_hidden_layers": 4, "n_routed_experts": 16}
 AFMOE = {"model_type": "afmoe", "num_hidden_layers": 5, "num_experts": 16}
 """Models that no formula describes, with few layers and experts; transformers' classes have the other sizes."""
 MODELS: dict[str, dict[str, Any]] = {
@@ -193,6 +194,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MiniMax M2": MINIMAX_M2,
     "GLM-5": GLM_5,
     "AFMoE": AFMOE,
+    "DeepSeek V4": DEEPSEEK_V4,
     "LLaVA 1.5 7B": LLAVA_7B,
     "Qwen2.5-VL 3B": QWEN_2_5_VL_3B,
     "Llama 2 7B": LLAMA_2_7B,
@@ -326,10 +328,13 @@ IMAGES = (
 """Models that read images: 4 of 576 tokens in a row."""
 
 
-MEASURED = tuple(
-    Point(model, method, zero, tokens=2048, recompute=recompute)
-    for model in ("MiniMax", "MiniMax M2", "GLM-5", "AFMoE")
-    for method, zero, recompute in (("full", 3, True), ("lora", 2, False))
+MEASURED = (
+    *(
+        Point(model, method, zero, tokens=2048, recompute=recompute)
+        for model in ("MiniMax", "MiniMax M2", "GLM-5", "AFMoE")
+        for method, zero, recompute in (("full", 3, True), ("lora", 2, False))
+    ),
+    Point("DeepSeek V4", "lora", 2, tokens=512, recompute=False),
 )
 """The same of models that the plan measures."""
 

@@ -346,3 +346,14 @@ def test_a_compiled_model_with_the_loss_in_chunks_does_not_fit_at_zero_3(tuner: 
         "deepspeed_zero3",
         "deepspeed_zero3_offload",
     }
+
+
+def test_a_model_that_cannot_be_measured_has_no_numbers_and_the_reason(tuner: Tuner, tmp_path: Path) -> None:
+    facts = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+    facts |= {"intermediate_size": 64, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "model_type": "minimax"}))
+
+    value = plan(tuner, "tiny_full_sample_e1", "--model", str(tmp_path), "--gpus", "2", "--gpu", "h100")
+
+    assert value["parameters"] is None
+    assert any("this test measures nothing" in warning for warning in value["warnings"])

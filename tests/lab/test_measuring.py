@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,75 @@ def test_a_process_that_ends_without_an_answer_is_a_reason(monkeypatch: pytest.M
     monkeypatch.setattr(measured.sys, "executable", "/bin/false")
 
     assert "exit code 1" in measured._run({"facts": {}})["why"]
+
+
+@pytest.mark.parametrize("answer", ["[1]", "no JSON", '{"x": NaN}'])
+def test_an_answer_that_is_no_object_is_a_reason(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout=f"a library's line\n{answer}\n", stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+    assert measured._run({"facts": {}}).keys() == {"why"}
+    assert "-P" in commands[0], "else Python imports the code of the current folder"
+
+
+def test_without_a_library_nothing_is_measured_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "version_of", lambda name: None if name == "torch" else "1.0")
+
+    found = measured.measurement_of(lightest("tiny_full_sample_e1").model, Architecture.model_validate(LLAMA))
+
+    assert found.architecture is None and "torch" in found.text
+
+
+@pytest.mark.parametrize("broken", ["half", "layer without a kind", "curve without a point", "another user's"])
+def test_a_kept_file_that_is_broken_or_of_another_user_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    runs: list[Any] = []
+
+    def run(job: Any) -> Any:
+        runs.append(job)
+        return answer(json.dumps(LLAMA))
+
+    monkeypatch.setattr(measured, "_run", run)
+    model = lightest("tiny_full_sample_e1").model.model_copy(update={"path": str(folder_of(tmp_path, LLAMA))})
+    first = measured.measurement_of(model, None)
+    (kept,) = (tmp_path / "cache" / "measured").iterdir()
+    text = kept.read_text()
+    if broken == "half":
+        kept.write_text(text[: len(text) // 2])
+    elif broken == "another user's":
+        monkeypatch.setattr(os, "getuid", lambda: kept.stat().st_uid + 1)
+        monkeypatch.setattr(Path, "stat", stat_of_another(Path.stat))
+    else:
+        value = json.loads(text)
+        value["measured"] |= {"layers": [7]} if broken == "layer without a kind" else {"shared": []}
+        kept.write_text(json.dumps(value))
+
+    assert measured.measurement_of(model, None) == first and len(runs) == 2
+
+
+def stat_of_another(stat: Any) -> Any:
+    """Return `Path.stat` where no file is root's."""
+
+    def found(path: Path, **options: Any) -> Any:
+        facts = [*stat(path, **options)]
+        facts[4] = facts[4] or 1000
+        return os.stat_result(facts)
+
+    return found
+
+
+def test_a_folder_whose_config_names_attention_of_the_hub_is_not_measured(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {**LLAMA, "attn_implementation": "someone/kernels"})
+
+    with pytest.raises(measuring.Unmeasurable, match="someone/kernels"):
+        measuring.measure({"path": str(folder)})
 
 
 def test_a_run_on_gpus_is_planned_with_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tuner.fit import advice, operations, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
 from tuner.fit.levels import Fit, Level, Machines
-from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
+from tuner.fit.parameters import Parameters, active_parameters, count, has_formula, num_parameters
 from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
@@ -171,8 +171,8 @@ def known_architecture(config: RecipeConfig) -> Architecture:
 
 
 def unknown_size(config: RecipeConfig) -> ModelError | None:
-    """Return why a named model's memory cannot be worked out, or None where there is an architecture to ask."""
-    if config.model.path is None or config.architecture:
+    """Return why a named model's memory cannot be worked out, or None where it can."""
+    if config.model.path is None or (config.architecture and has_formula(config.architecture)):
         return None
     try:
         known_architecture(config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,6 +16,7 @@ from tuner import paths, remote_code
 from tuner.errors import TunerError
 from tuner.files import JsonObject, dump_json, load_json, make_folder, read_bytes, read_text, sha256, write_text
 from tuner.hooks import Measurement
+from tuner.machine.libraries import version_of
 from tuner.progress import shown
 from tuner.recipes import model_facts
 from tuner.recipes.schema import Model
@@ -26,7 +26,8 @@ from tuner.recipes.schema.measured import Measured
 _VERSION = 1
 """Of what is kept: it grows when `measuring` measures something else."""
 _LIBRARIES = ("torch", "transformers", "peft")
-_LONGEST_S = 600
+_LONGEST_S = 120
+"""The plan waits for it."""
 _FOLDER = "measured"
 
 
@@ -42,15 +43,18 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
         folder = None  # the recipe says otherwise
     if folder is None and architecture is None:
         return Measurement(None, "its config.json is not here")
+    if missing := [name for name in _LIBRARIES if version_of(name) is None]:
+        return Measurement(None, f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here")
     try:
         job = _job(model, folder, architecture)
         file = paths.cache(os.environ) / _FOLDER / f"{_key(job, folder)}.json"
+        kept = _read(file)
+        options = {} if kept else _trusted(model)
     except (TunerError, OSError) as error:
         return Measurement(None, str(error))
-    kept = _read(file)
     if kept is None:
         with shown(f"Measuring {model.path} on meta tensors"):
-            found = _run(job | _trusted(model))
+            found = _run(job | options)
         if why := found.get("why"):
             return Measurement(None, str(why))
         kept = _checked(found)
@@ -82,13 +86,14 @@ def _key(job: JsonObject, folder: Path | None) -> str:
     """Return a hash of all that decides what is measured: config.json, the model's own code, the libraries."""
     config = sha256(read_bytes(folder / "config.json")) if folder else dump_json(job["facts"])
     code = remote_code.code_in(folder) if folder and job["trusts"] else None
-    versions = [metadata.version(name) for name in _LIBRARIES]
+    versions = [version_of(name) for name in _LIBRARIES]
     return sha256(dump_json([_VERSION, config, code and code.hash, versions]).encode())[:32]
 
 
 def _run(job: JsonObject) -> JsonObject:
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-m", "tuner.lab.measuring"]
+    # -P: without it Python would import what the current folder has, which may be the model's.
+    command = [sys.executable, "-P", "-m", "tuner.lab.measuring"]
     try:
         done = subprocess.run(
             command, input=dump_json(job), env=environ, capture_output=True, text=True, timeout=_LONGEST_S, check=False
@@ -99,22 +104,27 @@ def _run(job: JsonObject) -> JsonObject:
     if done.returncode or not lines:
         last = (done.stderr.splitlines() or ["it said nothing"])[-1]
         return {"why": f"the process ended with exit code {done.returncode}: {last}"}
-    found: JsonObject = load_json(lines[-1])  # libraries print before it
-    return found
+    try:
+        found = load_json(lines[-1])  # libraries print before it
+    except ValueError as error:
+        return {"why": f"its answer is no JSON: {error}"}
+    return found if isinstance(found, dict) else {"why": "its answer is no object"}
 
 
 def _checked(found: JsonObject) -> tuple[Architecture, Measured] | None:
     try:
         return Architecture.model_validate(found["architecture"]), Measured.model_validate(found["measured"])
-    except (KeyError, ValidationError):
+    except (KeyError, TypeError, ValidationError):
         return None
 
 
 def _read(file: Path) -> tuple[Architecture, Measured] | None:
-    """Return what is kept; None where nothing is, or something else."""
+    """Return what is kept; None where nothing is, or something else, or the file is another user's."""
     try:
+        if file.stat().st_uid not in (0, os.getuid()):
+            return None
         return _checked(load_json(read_text(file)))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         return None
 
 

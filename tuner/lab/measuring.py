@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.initialization import no_init_weights
 
 import tuner.models  # noqa: F401  registers InternLM
+from tuner.data import limits
 from tuner.files import JsonObject
 from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, attention_of, without_autocast
 from tuner.recipes.model_facts import ODD_LINEARS
@@ -114,7 +115,8 @@ def main() -> None:
     began = time.monotonic()
     job = json.load(sys.stdin)
     try:
-        model = measure(job)
+        with limits.memory():
+            model = measure(job)
     except Exception as error:
         where = _place_of(error)
         json.dump(
@@ -143,6 +145,9 @@ def measure(job: JsonObject) -> JsonObject:
         config = AutoConfig.from_pretrained(path, local_files_only=True, **options)
     else:
         config = AutoConfig.for_model(**job["facts"])
+    for half in (config, config.get_text_config()):
+        if "/" in attention_of(half):  # transformers takes it for a repository of kernels, which is code
+            raise Unmeasurable(f"its config.json names attention of the hub, {attention_of(half)!r}")
     trusts = bool(options["trust_remote_code"])
     memory = Memory()
     with without_autocast(torch.bfloat16), memory, GpuKernels(memory, (8, 0)):

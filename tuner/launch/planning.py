@@ -19,6 +19,7 @@ from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch
 from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
+from tuner.recipes.merging import Kind
 from tuner.recipes.recipe import Recipe
 from tuner.zero.recipe_values import is_auto
 
@@ -129,6 +130,9 @@ def make(
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
     report = None
     if unknown := summary.unknown_size(config):
+        typed = decided.recipe.origins.get("architecture.model_type")
+        if typed and typed.place.kind is Kind.FLAG:
+            raise unknown
         warnings = [Text(f"the memory is not known: {unknown.what}. {marked(unknown.fix or '')}".strip()), *warnings]
     elif machines.hardware.gpus:
         summary.known_architecture(config)

@@ -5,10 +5,11 @@
 
 from bisect import bisect_left
 from itertools import pairwise
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Curve = tuple[tuple[int, float], ...]
+Curve = Annotated[tuple[tuple[int, float], ...], Field(min_length=1)]
 """Bytes a token, by the tokens of a row that attend to each other: sorted, at least one."""
 
 
@@ -81,6 +82,12 @@ class Measured(_Measured):
     """Names of the router and of the expert's gate, up and down layers, if PEFT adapts them."""
     seconds: float = 0.0
     """That the measurement took."""
+
+    @model_validator(mode="after")
+    def _each_layer_has_a_kind(self) -> Self:
+        if not all(0 <= kind < len(self.kinds) for kind in self.layers):
+            raise ValueError("a layer is of no kind")
+        return self
 
 
 def at(curve: Curve, row: int) -> float:
