@@ -280,3 +280,18 @@ def test_a_family_with_a_formula_has_as_many_parameters_when_it_is_measured(fact
 
 def test_small_models_cover_untied_heads() -> None:
     assert small("llama") in OF_FAMILIES
+
+
+@pytest.mark.parametrize(("layers", "by_facts"), [(3, False), (5, True)])
+def test_a_fact_that_the_recipe_has_otherwise_than_config_json_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, by_facts: bool
+) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    jobs: list[dict[str, Any]] = []
+    monkeypatch.setattr(measured, "_run", lambda job: (jobs.append(job), {"why": "asked"})[1])
+    model = lightest("tiny_full_sample_e1").model.model_copy(update={"path": str(folder_of(tmp_path, LLAMA))})
+
+    measured.measurement_of(model, Architecture.model_validate({**LLAMA, "num_hidden_layers": layers}))
+
+    (job,) = jobs
+    assert ("facts" in job) is by_facts

@@ -39,8 +39,8 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
         architecture: What is known of it; a model without files here is measured by that.
     """
     folder = model_facts.folder_of(model.path, model.revision) if model.path else None
-    if folder and architecture and model_facts.read_type(folder) != architecture.model_type:
-        folder = None  # the recipe says otherwise
+    if folder and architecture and _contradicts(architecture, folder):
+        folder = None  # the recipe's own facts count
     if folder is None and architecture is None:
         return Measurement(None, "its config.json is not here")
     if missing := [name for name in _LIBRARIES if version_of(name) is None]:
@@ -64,6 +64,19 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
     facts, measured = kept
     whole = (architecture or facts).with_measured(measured)
     return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
+
+
+def _contradicts(architecture: Architecture, folder: Path) -> bool:
+    """Return whether a recipe has a fact of config.json otherwise, as after `--set architecture.KEY=VALUE`."""
+    facts = model_facts.read_architecture(folder)
+    if facts is None:
+        return model_facts.read_type(folder) != architecture.model_type
+    try:
+        of_folder = Architecture.model_validate(facts)
+    except ValidationError:
+        return True
+    both = of_folder.model_fields_set & architecture.model_fields_set
+    return any(getattr(architecture, key) != getattr(of_folder, key) for key in both)
 
 
 def _job(model: Model, folder: Path | None, architecture: Architecture | None) -> JsonObject:

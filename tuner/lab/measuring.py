@@ -27,6 +27,7 @@ import tuner.models  # noqa: F401  registers InternLM
 from tuner.data import limits
 from tuner.files import JsonObject
 from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, attention_of, without_autocast
+from tuner.models.compat import offer_kernels
 from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.schema.measured import Curve, Experts, Layers, Linear, Measured, at
 
@@ -112,6 +113,7 @@ def main() -> None:
     import logging
 
     logging.disable(logging.WARNING)
+    offer_kernels()  # none: those of GPUs take no meta tensors
     began = time.monotonic()
     job = json.load(sys.stdin)
     try:
