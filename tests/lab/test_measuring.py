@@ -23,7 +23,7 @@ from tests.machine.gpus import A100, machine
 from tests.models.brought import BROUGHT, brought
 from tuner.fit.activations import layer_bytes, of_recipe
 from tuner.fit.families import FAMILIES
-from tuner.fit.parameters import active_parameters, built, num_parameters
+from tuner.fit.parameters import active_parameters, built, count, num_parameters
 from tuner.hooks import Measurement
 from tuner.lab import measured, measuring
 from tuner.recipes.schema.architecture import Architecture
@@ -295,3 +295,12 @@ def test_a_fact_that_the_recipe_has_otherwise_than_config_json_is_measured(
 
     (job,) = jobs
     assert ("facts" in job) is by_facts
+
+
+def test_measured_experts_in_4_bits_are_counted_as_such() -> None:
+    found = measure(AutoConfig.for_model("minimax", **BROUGHT["minimax"]).to_dict())
+    packed = lightest("tiny_qlora_sample_e1", "quantization.experts=True").with_values({"architecture": found})
+    whole = packed.with_values({"quantization.experts": False})
+
+    assert not found.num_experts and packed.packs_experts and not whole.packs_experts
+    assert count(packed, found).quantized > count(whole, found).quantized

@@ -191,7 +191,7 @@ def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, Option] | None:
     if recipe.quantization:
         return None
     changed, flags = _lora(recipe) or (recipe, _NOTHING)
-    has_experts = bool(recipe.architecture and recipe.architecture.num_experts)
+    has_experts = recipe.architecture is not None and recipe.architecture.is_mixture
     flag = Key("quantization", {"bits": 4, **({"experts": True} if has_experts else {})})
     return changed.with_values({"quantization": Quantization(experts=has_experts)}), options(flags, flag)
 

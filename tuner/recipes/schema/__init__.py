@@ -631,7 +631,7 @@ class RecipeConfig(Block):
     @property
     def packs_experts(self) -> bool:
         """Whether the experts of a mixture are stored in 4 bits; of a model that nobody described only a rank knows."""
-        is_mixture = bool(self.architecture and self.architecture.num_experts)
+        is_mixture = self.architecture is not None and self.architecture.is_mixture
         return is_mixture and self.quantization is not None and self.quantization.packs_experts
 
     @property

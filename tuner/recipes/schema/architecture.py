@@ -265,6 +265,12 @@ class Architecture(Block):
         """What was measured of a model that no formula describes; it is in no file of a recipe."""
         return self._measured
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the model is a mixture of experts, by its facts or by what was measured."""
+        of_layers = self._measured.kinds if self._measured else ()
+        return bool(self.num_experts) or any(layers.experts for layers in of_layers)
+
     def with_measured(self, measured: Measured) -> "Architecture":
         """Return the same facts with what was measured."""
         copied = self.model_copy()
