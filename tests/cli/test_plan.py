@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.command import Tuner
 from tests.machine.gpus import A100, V100, machine
+from tuner.hooks import Measurement
 from tuner.machine import hardware
 
 FULL = "llama2_7b_full_alpaca_e3"
@@ -357,3 +358,30 @@ def test_a_model_that_cannot_be_measured_has_no_numbers_and_the_reason(tuner: Tu
 
     assert value["parameters"] is None
     assert any("this test measures nothing" in warning for warning in value["warnings"])
+
+
+def test_the_longest_rows_are_those_of_levels_that_a_run_may_take(tuner: Tuner) -> None:
+    arguments = ("llama2_7b_lora_alpaca_e3", "--gpus", "2", "--gpu", "h100", "--max-context")
+    whole, split = (plan(tuner, *arguments, *more)["max_context"] for more in ((), ("--set", "autotp_size=2")))
+
+    assert {row["level"] for row in whole["as_it_is"]} > {row["level"] for row in split["as_it_is"]}
+    assert {row["level"] for row in split["as_it_is"]} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
+
+
+def test_the_longest_rows_of_a_model_without_a_formula_are_those_that_were_measured(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def measurement_of(model: Any, known: Any) -> Measurement:
+        asked.append(known.model_type)
+        return Measurement(None, "not measured here")
+
+    monkeypatch.setattr("tuner.hooks.measurement_of", measurement_of)
+    facts = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+    facts |= {"intermediate_size": 64, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "model_type": "minimax"}))
+
+    done = tuner("plan", "tiny_full_sample_e1", "--model", str(tmp_path), "--gpu", "h100", "--max-context")
+
+    assert asked == ["minimax"] and done.code != 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,7 +105,7 @@ def command(
     The GPUs need not be here: --gpus, --gpu and --nodes name others. With --deepspeed or --ds, the table also shows
     that config.
     """
-    from tuner.launch import measured_rates, planning, trainable
+    from tuner.launch import level_and_split, measured, measured_rates, planning, trainable
     from tuner.launch.machines import MachineFlags, planned_machines
 
     flags = MachineFlags(**picked(MachineFlags._fields, changes))
@@ -126,7 +126,9 @@ def command(
         _refuse_levels(deepspeed, changed, shows="--max-context")
         machines = planned_machines(flags, os.environ)
         precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
-        _show_longest(loaded, machines.to_fit(precision), machines.name, as_json=as_json)
+        loaded = measured.with_measurement(loaded)
+        refused = level_and_split.refused(loaded, machines, precision)
+        _show_longest(loaded, machines.to_fit(precision), machines.name, refused, as_json=as_json)
         return
     on_cpus = measured_rates.cpus_of(measured_in, flags) if measured_in else None
     plan = planning.make(loaded, flags, os.environ, deepspeed, on_cpus)
@@ -148,14 +150,16 @@ def _refuse_levels(deepspeed: str | None, changed: Overrides, *, shows: str) -> 
         raise UsageError("both choose levels", where=f"{shows} and --deepspeed", fix=fix)
 
 
-def _show_longest(loaded: Recipe, machines: Machines, machine_name: str, *, as_json: bool) -> None:
+def _show_longest(
+    loaded: Recipe, machines: Machines, machine_name: str, refused: Collection[str], *, as_json: bool
+) -> None:
     """Print the longest rows that fit: with the recipe as it is, and with tiled MLPs and offloaded activations."""
     architecture = summary.known_architecture(loaded.config)
     flags = " ".join(f"--set {name}=True" for name in summary.SETTINGS)
     whole = summary.with_everything(loaded.config)
-    longest = {"as_it_is": summary.longest(loaded.config, architecture, machines)}
+    longest = {"as_it_is": summary.longest(loaded.config, architecture, machines, refused)}
     if whole != loaded.config:
-        longest["with_everything"] = summary.longest(whole, architecture, machines)
+        longest["with_everything"] = summary.longest(whole, architecture, machines, refused)
     if as_json:
         values = {name: [vars(row) for row in rows] for name, rows in longest.items()}
         say_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes})

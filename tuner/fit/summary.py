@@ -6,7 +6,7 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -289,16 +289,22 @@ class Longest:
     tokens: int
 
 
-def longest(config: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Longest]:
+def longest(
+    config: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str] = ()
+) -> list[Longest]:
     """Return the longest row at each level for each size that the ranks and the heads divide by.
 
     One row a micro-batch, recomputed, with flash attention and the loss in chunks: each needs the least memory. Tiled
     MLPs and offloaded activations are as the recipe has them.
+
+    Args:
+        refused: The names of levels that are left out.
     """
     shares = config.objective.facts.packs and architecture.model_type in TESTED_TYPES
     shares = shares and config.train_cfg.autotp_size == 1
     each = sizes(architecture, machines.world_size) if shares else [1]
-    every = product(presets.rungs(has_disk=bool(machines.nvme_path)), each)
+    rungs = [rung for rung in presets.rungs(has_disk=bool(machines.nvme_path)) if rung.name not in refused]
+    every = product(rungs, each)
     return [Longest(rung.name, size, _tokens(config, architecture, machines, rung.name, size)) for rung, size in every]
 
 

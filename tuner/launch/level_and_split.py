@@ -185,6 +185,16 @@ def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, 
     )
 
 
+def refused(recipe: Recipe, machines: RunMachines, precision: Precision) -> set[str]:
+    """Return the names of the levels that `auto` may choose, and a run of this recipe may not, with any split.
+
+    Raises:
+        RecipeError: the ranks cannot share samples as the recipe says.
+    """
+    ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
+    return _refused(_Open(recipe, machines, precision, None, ranks, [shares.UNSAID]))
+
+
 def _refused(inputs: _Open) -> set[str]:
     """Return the names of the levels that `auto` may choose, and this recipe not."""
     found = set[str]()

@@ -18,6 +18,7 @@ from tuner.errors import ModelError, Option, RecipeError, UsageError
 from tuner.files import JsonObject
 from tuner.fit import summary
 from tuner.fit.parameters import num_parameters
+from tuner.launch import measured
 from tuner.launch.machines import MachineFlags, RunMachines, planned_machines
 from tuner.machine import hardware
 from tuner.machine.hardware import decide_precision
@@ -222,6 +223,7 @@ def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Over
         except RecipeError as error:  # a method that this model does not support
             problems[method] = error.what
             continue
+        recipe = measured.with_measurement(recipe)
         architecture = summary.known_architecture(recipe.config)
         on = machines.to_fit(decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware))
         limit = architecture.max_position_embeddings or _LONGEST
