@@ -209,3 +209,14 @@ def test_a_candidate_is_resolved_in_memory_and_its_values_say_whose_they_are(tmp
     assert config.train_cfg.max_steps == 3
     assert run.recipe.origins["train_cfg.loss"].source == "tuner tune"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_level_is_tried_that_the_launch_would_refuse() -> None:
+    gpus = machine(*[H200] * 4)._replace(has_compiler=True)
+    base = made("torch_compile=True", "train_cfg.loss=chunked", recipe="qwen3_8b_full_alpaca_e3", hardware=gpus)
+
+    best = Candidate(base.recipe.config.split, "deepspeed_zero1", "chunked")
+
+    levels = {name for name, _ in tune._levels(base.level_and_split, best)}
+
+    assert levels == {"deepspeed_zero2"} and "deepspeed_zero3" in base.level_and_split.refused

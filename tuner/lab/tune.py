@@ -243,7 +243,8 @@ def _levels(plan: LevelAndSplit, best: Candidate) -> Iterator[tuple[str, Split]]
 
     Where the memory is not known, each has the fastest split so far.
     """
-    others = [rung.name for rung in presets.rungs() if rung.stage and not rung.offloaded and rung.name != best.level]
+    in_memory = [rung.name for rung in presets.rungs() if rung.stage and not rung.offloaded]
+    others = [name for name in in_memory if name != best.level and name not in plan.refused]
     compared = plan.of_presets or plan.compared
     if compared is None:
         yield from ((name, best.split) for name in others)
