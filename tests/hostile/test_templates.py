@@ -75,9 +75,12 @@ _RUNS = re.compile(
     r"\b(render_jinja_template|apply_chat_template|get_training_chat_template|_?compile_jinja\w*|from_string)\("
 )
 """What renders or compiles a chat template in transformers, TRL and jinja2."""
-_MAY = {"data/rendering.py", "data/compat_templates.py", "data/token_estimate.py", "rewards/reward_process.py"}
-"""The one function, what tells it the date, an estimate that loads no library, within the same limits, and a process of
-its own that a deadline ends."""
+_MAY = {
+    *("data/rendering.py", "data/compat_templates.py", "data/token_estimate.py"),
+    *("rewards/reward_process.py", "rewards/tool_templates.py"),
+}
+"""The one function, what tells it the date, an estimate that loads no library, within the same limits, a process of its
+own that a deadline ends, and TRL's check of a template with calls, which `worker.encoders` gives the same limits."""
 
 
 def test_one_function_runs_chat_templates() -> None:

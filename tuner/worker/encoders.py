@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 
+from tuner.data import limits
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import processor_of, tokenizer_of
@@ -44,5 +45,6 @@ def with_tools(encoder: TextEncoder, config: RecipeConfig) -> TextEncoder:
 
     tokenizer = encoder.tokenizer
     refuse_unknown(tokenizer.chat_template, getattr(tokenizer, "response_template", None))
-    refuse_changing(tokenizer)
+    with limits.memory(), limits.processor_time(TimeoutError("the chat template takes too long")):
+        refuse_changing(tokenizer)
     return replace(encoder, tools=described(tools).schemas)

@@ -151,7 +151,7 @@ class Leader(Meeting):
                     return next((str(end["objection"]) for end in ends if end.get("objection")), None)
                 self.changed.wait(POLL_S)
             if (now_s := time.monotonic()) >= next_s:
-                self._say(f"waiting for the ranks of {', '.join(left)} to end since {now_s - began_s:.0f} s")
+                self.say(f"waiting for the ranks of {', '.join(left)} to end since {now_s - began_s:.0f} s")
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 next_s = now_s + pause_s
 

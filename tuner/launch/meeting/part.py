@@ -172,7 +172,7 @@ class Meeting(ABC):
         times: Times = Times(),  # noqa: B008 (a tuple of numbers)
     ) -> None:
         self.times = times
-        self.topology, self.key, self._timeout_s, self._say = topology, key, start_timeout_s, say
+        self.topology, self.key, self._timeout_s, self.say = topology, key, start_timeout_s, say
         self.names = names
         self.port = port_of(topology)
         self.instance = os.urandom(16).hex()
@@ -273,7 +273,7 @@ class Meeting(ABC):
             if is_late:
                 raise self._too_late(missing)
             if now_s >= next_s:
-                self._say(self._waiting(missing, now_s - began_s))
+                self.say(self._waiting(missing, now_s - began_s))
                 pause_s, has_told = min(2 * pause_s, LONGEST_PAUSE_S), True
                 next_s = now_s + pause_s
         waited_s = time.monotonic() - began_s
@@ -282,9 +282,9 @@ class Meeting(ABC):
         if missing:
             without = ", ".join(f"{name} ({state})" for name, state in missing[:MAX_TEXTS])
             here = f"{len(self.members)} of {self.topology.num_nodes} nodes are there after {waited_s:.0f} s"
-            self._say(f"{here}: the run goes on without {without}.")
+            self.say(f"{here}: the run goes on without {without}.")
         elif has_told:
-            self._say(f"All {len(self.members)} nodes are there after {waited_s:.0f} s.")
+            self.say(f"All {len(self.members)} nodes are there after {waited_s:.0f} s.")
         return launch_id
 
     @property
