@@ -273,7 +273,6 @@ KINDS = (
     Point("Llama 3 8B", "lora", 0, ranks=1, gpu="T4", tokens=2048),
     Point("Llama 3 8B", "qlora", 3, recompute=False),
     Point("Qwen 3 30B-A3B", "qlora", 2),
-    Point("gpt-oss 20B", "qlora", 3, tokens=2048),
 )
 """Every kind of run once. `tests/fit/test_simulated.py` takes them with few layers."""
 POINTS = (
@@ -303,6 +302,7 @@ POINTS = (
     Point("Qwen 3 30B-A3B", "qlora", 3),
     Point("Mixtral 8x7B", "qlora", 3),
     Point("gpt-oss 20B", "qlora", 2, tokens=2048),
+    Point("gpt-oss 20B", "qlora", 3, tokens=2048),
 )
 
 

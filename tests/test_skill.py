@@ -115,7 +115,10 @@ def test_the_json_of_a_command_has_the_keys_that_the_skill_names(
 
 @pytest.mark.long
 @pytest.mark.parametrize("words", [one for one in JSON_KEYS if one.split()[0] in ("list", "check", "data", "doctor")])
-def test_the_json_of_a_slow_command_has_the_keys_that_the_skill_names(words: str) -> None:
+def test_the_json_of_a_slow_command_has_the_keys_that_the_skill_names(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')
     Path("folder").mkdir()
     Path("folder/config.json").write_text(json.dumps(read_part("models", "qwen3_8b").values["architecture"]))

@@ -40,8 +40,8 @@ _SETS = {
 def examples() -> dict[str, str | None]:
     """Return each family with the name of a part; None: it has none, and is what a user brings."""
     found: dict[str, str | None] = {}
-    for name in catalog.names("models"):
-        facts = read_part("models", name).values.get("architecture")
+    parts = {name: read_part("models", name).values.get("architecture") for name in catalog.names("models")}
+    for name, facts in sorted(parts.items(), key=lambda part: "vision_config" in (part[1] or ())):  # text alone first
         if facts:
             found.setdefault(facts["model_type"], name)
     return dict(sorted({**dict.fromkeys(BROUGHT), **found}.items()))

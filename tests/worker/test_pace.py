@@ -129,5 +129,4 @@ def test_a_rank_that_is_really_slowed_is_named(level: str, tmp_path: Path) -> No
     told = run.pace_or_none
     assert told and {one.rank for one in told.slow} == {1}, told  # another process may hold it up less for a while
     assert told.slow[0].ratio > 1.5 and told.slow[0].part == "computing"
-    assert told.ranks[0].waiting_s > told.ranks[1].waiting_s
     assert "rank 1 on" in done.text
