@@ -97,8 +97,13 @@ def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Ten
     return torch.cat([row[None, :length] for row, length in zip(found, LENGTHS, strict=True)], dim=1)
 
 
+CHOOSE_TOKENS = {"deepseek_v32", "glm_moe_dsa"}
+"""An indexer chooses the tokens that they attend to. It keeps samples apart in these rows. Longer ones were not tried,
+so they are padded."""
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
-@each(sorted(KINDS.keys() | BROUGHT.keys()), every=2)
+@each(sorted((KINDS.keys() | BROUGHT.keys()) - CHOOSE_TOKENS), every=2)
 def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
 
