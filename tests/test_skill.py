@@ -94,31 +94,21 @@ _PRINTED = (
     "list",
     "runs",
 )
+_SLOW = ("check", "data", "doctor")
+_TRIED = [
+    pytest.param(words, marks=[pytest.mark.long] if words.split()[0] in _SLOW else [])
+    for words in JSON_KEYS
+    if words.split()[0] in (*_PRINTED, *_SLOW)
+]
 
 
-@pytest.mark.parametrize("words", [one for one in JSON_KEYS if one.split()[0] in _PRINTED])
+@pytest.mark.parametrize("words", _TRIED)
 def test_the_json_of_a_command_has_the_keys_that_the_skill_names(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: x/y\n")
 
-    Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')
-    Path("folder").mkdir()
-    Path("folder/config.json").write_text(json.dumps(read_part("models", "qwen3_8b").values["architecture"]))
-    written_run(Path("work_dirs/run"))
-
-    found = printed(words)
-    assert set(JSON_KEYS[words]) - set(found) == set()
-    assert found["version"] == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("words", [one for one in JSON_KEYS if one.split()[0] in ("list", "check", "data", "doctor")])
-def test_the_json_of_a_slow_command_has_the_keys_that_the_skill_names(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')
     Path("folder").mkdir()
     Path("folder/config.json").write_text(json.dumps(read_part("models", "qwen3_8b").values["architecture"]))

@@ -27,7 +27,7 @@ from tuner.errors import MachineError, Stopped, TunerError, UsageError, together
 from tuner.machine.hostfile import MEETING, NODE, Host
 from tuner.machine.kernel import INSISTING, heard
 from tuner.machine.topology import DEFAULT_PORT
-from tuner.progress import POLL_S
+from tuner.progress import POLL_S, say
 from tuner.recipes.catalog import VARIABLE
 
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "ServerAliveCountMax=3")
@@ -230,12 +230,6 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     return next(iter(addresses.split()[1:]), "")
 
 
-def _tell(line: str) -> None:
-    """Print a line on standard error, if anybody reads it."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
-
-
 def run(launch: Launch, address: str) -> int:
     """Start all hosts, print their output, and return the exit code of the first one that failed."""
     lines = [launch.of(number, address) for number in range(len(launch.hosts))]
@@ -279,10 +273,10 @@ class _Replacements:
             if self.awaits(node) and node not in self._sought:
                 self._sought.add(node)
                 others = " or ".join(host.name for host in self._spare if number) or "no spare host"
-                _tell(f"{node.name} is lost. Its node {number} is started again there or on {others}.")
+                say(f"{node.name} is lost. Its node {number} is started again there or on {others}.")
                 threading.Thread(target=self._seek, args=(number, node), daemon=True).start()
             elif host := self._found.pop(node, None):
-                _tell(f"node {number} is started again on {host.name}.")
+                say(f"node {number} is started again on {host.name}.")
                 node.end()
                 line = self._launch.of(number, self._address, again=host)
                 self._nodes[number] = _Node(host, self._launch.on(host), line)
@@ -375,7 +369,7 @@ class _Node:
     def give_up(self) -> None:
         """End ssh, and say so, if the host still runs."""
         if self.is_running:
-            _tell(f"{self.name} does not end; its processes may be left there.")
+            say(f"{self.name} does not end; its processes may be left there.")
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
@@ -398,4 +392,4 @@ class _Node:
         for thread in self.shown:
             thread.join(timeout=_ANSWER_S)
         if self.is_lost:
-            _tell(f"{self.name}: connection lost.")
+            say(f"{self.name}: connection lost.")
